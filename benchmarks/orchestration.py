@@ -29,7 +29,7 @@ from agreement import require_equal
 
 from infini_llama.flows.server import api_for_serve
 from infini_llama.tasks.records.metrics import StartTime
-from infini_llama.tasks.runs.run_folder import read_resolved, resolved_path, write_resolved
+from infini_llama.tasks.runs.run_folder import read_resolved, write_resolved
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
 Case = Callable[[str], dict[str, Any]]
@@ -83,7 +83,7 @@ def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> 
         f"--nproc-per-node={given.plan.nproc_per_node}",
         "--module",
         "infini_llama.tasks.train.worker",
-        str(resolved_path(attempt)),
+        str(attempt),
     ]
     plan = {key: value for key, value in given.plan.env.items() if value != "***"}
     return timed(command, run / "metrics.jsonl", environment | plan)

@@ -10,12 +10,12 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, attempts, number_of, read_resolved
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempts, read_resolved
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.storage.record_files import read_lines, with_checksum
 
-# Parts of the wall time, by the phase of `worker.heartbeat` that is counted to each.
+# Parts of the wall time, by the phase of a heartbeat that is counted to each.
 PHASE_OF = {
     "start_up": "start",
     "compile": "compile",
@@ -60,7 +60,7 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
         now: when it starts, seconds since 1970.
     """
     spent = dict.fromkeys(PARTS, 0.0)
-    records = {record.attempt: record for record in attempts(run)}
+    records = {record.attempt: record for record in read_attempts(run)}
     found = [_attempt(folder, records.get(number_of(folder))) for folder in attempt_folders(run)]
     begun = [attempt for attempt in found if attempt is not None]
     later = [attempt.from_step for attempt in begun[1:]] + ([] if from_step is None else [from_step])

@@ -29,8 +29,8 @@ from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
-    attempts,
     number_of,
+    read_attempts,
     read_metrics,
     size_of,
 )
@@ -110,7 +110,7 @@ class RunRecord:
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
         """Those whose line can be read."""
-        return attempts(self.folder)
+        return read_attempts(self.folder)
 
     @cached_property
     def committed(self) -> list[checkpoints.Checkpoint]:

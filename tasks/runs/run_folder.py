@@ -226,7 +226,7 @@ def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
     append_line(run.attempts, record, run.id)
 
 
-def attempts(run: RunFolder) -> list[AttemptRecord]:
+def read_attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
     return read_lines(run.attempts, AttemptRecord, run.id)
 

@@ -19,24 +19,22 @@ from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
     attempt_folders,
-    attempts,
     cut_metrics,
     number_of,
+    read_attempts,
     remove_staging,
     write_resolved,
 )
-from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.runs.status import Outcome, classify, read_statuses
 from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_files import unreadable
 from infini_llama.tasks.train.hangs import HangDetector, Hung
 from infini_llama.tasks.train.launch import Workers, start
 from infini_llama.tasks.train.progress import Progress
-from infini_llama.tasks.train.resolve import grace_period
+from infini_llama.tasks.train.stopping import stop_workers
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
-ENDING_SECONDS = 5.0  # that this process takes after its workers
 # Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
 RESERVE, RESERVE_BYTES = "reserve", 2**16
 
@@ -46,7 +44,7 @@ def new_invocation() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
 
-def attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
+def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
     """One torchrun, from its start to its end.
 
     Args:
@@ -127,6 +125,8 @@ def prepare(resolved: ResolvedRun) -> Path:
     """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step."""
     run = RunFolder(resolved.run_dir)
     remove_staging(run)
+    # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable from here on: a command that is
+    # killed before only repeats the attempt that fails, and decides again.
     run.write(run.lineage, resolved.lineage)
     number = record_killed_attempts(run) + 1
     cut_metrics(run, resolved.from_step)
@@ -152,7 +152,7 @@ def record_killed_attempts(run: RunFolder) -> int:
         number of the newest attempt.
     """
     begun = set(map(number_of, attempt_folders(run)))
-    recorded = {record.attempt for record in attempts(run)}
+    recorded = {record.attempt for record in read_attempts(run)}
     message = "the command was killed"
     if fault := unreadable(run.attempts, AttemptRecord, run.id):
         log.warning("%s; its contents are skipped.", fault)
@@ -206,10 +206,10 @@ def supervise(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_p
         raise
     except Exception as raised:
         log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        stop(resolved, workers)
+        stop_workers(resolved, workers)
         fault = raised
     except BaseException as raised:
-        stop(resolved, workers)
+        stop_workers(resolved, workers)
         stop_request = raised
     finally:
         workers.end()
@@ -239,46 +239,3 @@ def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll:
         each_poll()
         if not ended:
             time.sleep(POLL_SECONDS)
-
-
-def stop(resolved: ResolvedRun, workers: Workers) -> None:
-    """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
-
-    What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
-    as often as it comes.
-    """
-    requested = time.monotonic()
-    while True:
-        try:
-            return request_stop(resolved, workers)
-        except Exception:
-            raise
-        except BaseException:
-            if time.monotonic() - requested > ONE_REQUEST_SECONDS:
-                log.warning("second signal received: exiting now; the newest valid checkpoint remains")
-                return
-
-
-def request_stop(resolved: ResolvedRun, workers: Workers) -> None:
-    """Stop the workers within the grace period that the run needs."""
-    runtime = resolved.config.runtime
-    try:
-        grace = grace_period(RunFolder(resolved.run_dir), runtime)
-    except (OSError, ValueError):  # metrics.jsonl cannot be read just now
-        grace = runtime.grace_period
-    log.warning("stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace)
-    request_time_to_stop(grace)
-    workers.stop(grace)
-
-
-def request_time_to_stop(seconds: float) -> None:
-    """Request of systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    microseconds = int((seconds + ENDING_SECONDS) * 1e6)
-    path = "\0" + address[1:] if address.startswith("@") else address
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-        notify.connect(path)
-        notify.sendall(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}".encode())
-        log.info("asked systemd for %.0f s to stop", seconds + ENDING_SECONDS)

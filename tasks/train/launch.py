@@ -14,19 +14,18 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint, RankStatus
-from infini_llama.tasks.runs.run_folder import resolved_path
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
-ENDING_SECONDS = 60.0  # that srun may take to end its step on all nodes
+SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
 
 def start(
     attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig, grace_period: float, lock_fds: list[int]
 ) -> "Workers":
-    """Start the workers of the job in `attempt_dir`.
+    """Start the workers of the attempt in `attempt_dir`.
 
     Args:
         settings: section `environment` of the configuration.
@@ -73,7 +72,7 @@ def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint | None
         command.append("--standalone")
     else:
         command += ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={plan.port}"]
-    module = ["--module", "infini_llama.tasks.train.worker", str(resolved_path(attempt_dir))]
+    module = ["--module", "infini_llama.tasks.train.worker", str(attempt_dir)]
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
@@ -98,7 +97,7 @@ def srun(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) 
     return [*command, *settings.srun_options, *node]
 
 
-def worker_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
+def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
     """The environment of torchrun: this process's and `variables`, without PET_*, which torchrun would read as its own options."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     return (
@@ -126,7 +125,7 @@ def spawn(
     Raises:
         ConfigError: the program is not installed.
     """
-    environment = worker_environment(variables, grace_period)
+    environment = torchrun_environment(variables, grace_period)
     if shutil.which(command[0], path=environment.get("PATH", "")) is None:
         raise ConfigError(
             f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; run this on a machine of the Slurm "
@@ -220,7 +219,7 @@ class SrunWorkers(Workers):
         if self.poll() is None:
             send(self.process.pid, signal.SIGTERM)
             try:
-                self.process.wait(ENDING_SECONDS)
+                self.process.wait(SRUN_END_SECONDS)
             except subprocess.TimeoutExpired:
                 send(self.process.pid, signal.SIGKILL)
                 self.process.wait()
@@ -228,7 +227,7 @@ class SrunWorkers(Workers):
             step = (self.attempt_dir / STEP).read_text(encoding="utf-8")
         except OSError:  # no node had started
             return
-        until = time.monotonic() + ENDING_SECONDS
+        until = time.monotonic() + SRUN_END_SECONDS
         while time.monotonic() < until and step in _slurm("squeue", "--steps", "--noheader", "--format=%i").split():
             _slurm("scancel", "--signal=KILL", step)
             time.sleep(0.5)

@@ -21,15 +21,15 @@ from infini_llama.tasks.records.status import Endpoint
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
-    attempts,
     number_of,
+    read_attempts,
     read_resolved,
     resolved_path,
 )
 from infini_llama.tasks.runs.status import classify
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.exec_wrapper import LAUNCHER
-from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, worker_environment
+from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, torchrun_environment
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
     await_endpoint,
@@ -74,13 +74,13 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
     led, since = False, time.monotonic()
     while True:
         is_led = (run.path / "lease").exists()  # the leader removes it when it ends, unless it is killed
-        newest, ends = _open_attempt(run), attempts(run)
+        newest, ends = _open_attempt(run), read_attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
             endpoint = changed(endpoint, address=master_addr or endpoint.address)
             if _is_reachable(endpoint, since):
                 taken.add(newest)
-                log.info("%s exited with %d on this node", newest.name, take_part(newest, endpoint))
+                log.info("%s exited with %d on this node", newest.name, join_attempt(newest, endpoint))
                 since = time.monotonic()
                 led = True
         elif last is not None and led and not newest and (last in FINAL or not (is_led or last in TRANSIENT)):
@@ -98,7 +98,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 def _open_attempt(run: RunFolder) -> Path | None:
     """The newest attempt, if its end is not on record."""
     folders = [folder for folder in attempt_folders(run) if resolved_path(folder).exists()]
-    recorded = {record.attempt for record in attempts(run)}
+    recorded = {record.attempt for record in read_attempts(run)}
     return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
 
 
@@ -121,7 +121,7 @@ def _is_reachable(endpoint: Endpoint, since: float) -> bool:
         return False
 
 
-def take_part(attempt_dir: Path, endpoint: Endpoint) -> int:
+def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     """Run this node's workers of one attempt; returns an exit code.
 
     Raises:
@@ -162,7 +162,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     if plan.nnodes > 1:
         endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun(attempt_dir, plan, endpoint, is_host)
-    environment = worker_environment(node_environment(plan, endpoint), resolved.grace_period)
+    environment = torchrun_environment(node_environment(plan, endpoint), resolved.grace_period)
     environment[LAUNCHER] = str(os.getpid())
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN

@@ -12,21 +12,22 @@ from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.durations import count
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, JsonValue
-from infini_llama.configs.schema import DataConfig, PipelineConfig, RuntimeConfig, TrainingConfig
+from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset, LineageStage
-from infini_llama.tasks.records.metrics import MetricsLine, StartTime, TrainLine, ValidationLine
+from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts, read_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
+from infini_llama.tasks.train.stopping import grace_period
 
 log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)
@@ -34,7 +35,7 @@ POLICIES = resume_policies(TrainingConfig)
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
 
 
-def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
+def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
     """Decide what the run `config.runtime.name` is, and write lineage.json and config.yaml; or refuse the folder.
 
     Raises:
@@ -63,7 +64,7 @@ def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> 
         resumed_from=before.resumed_from if before else None,
     )
     if before:
-        _refuse_another(run, before, lineage)
+        _check_same_run(run, before, lineage)
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_stages(config.data, lineage)
@@ -73,7 +74,7 @@ def bind(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> 
     return lineage
 
 
-def resolve_run(
+def plan_attempt(
     config: PipelineConfig,
     dataset: DatasetRef,
     plan: EnvironmentPlan,
@@ -84,7 +85,7 @@ def resolve_run(
     """The next attempt of a run.
 
     Args:
-        lineage: of `bind`, or as the last attempt's end has changed it.
+        lineage: of `claim_run`, or as the last attempt's end has changed it.
 
     Raises:
         ConfigError: runtime.resume names no checkpoint of this run.
@@ -114,9 +115,9 @@ def resolve_run(
     )
 
 
-def resolve_again(before: ResolvedRun, lineage: Lineage | None = None) -> ResolvedRun:
+def plan_next_attempt(before: ResolvedRun, lineage: Lineage | None = None) -> ResolvedRun:
     """The attempt after `before`, from the newest checkpoint; where the end of that one has changed it, with this lineage."""
-    return resolve_run(
+    return plan_attempt(
         before.config,
         before.dataset,
         before.plan,
@@ -128,7 +129,7 @@ def resolve_again(before: ResolvedRun, lineage: Lineage | None = None) -> Resolv
 
 def is_retry(run: RunFolder, invocation: str) -> bool:
     """Whether this command has made an attempt before."""
-    return any(record.invocation == invocation for record in attempts(run))
+    return any(record.invocation == invocation for record in read_attempts(run))
 
 
 def source_weights(data: DataConfig) -> dict[str, float] | None:
@@ -211,7 +212,7 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
     )
 
 
-def _refuse_another(run: RunFolder, before: Lineage, now: Lineage) -> None:
+def _check_same_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
     """Refuse what would be another run; log what makes the run another one than began."""
     changed = _differences(_compared(before), _compared(now), "train")
     refused = [
@@ -256,22 +257,3 @@ def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan)
             plan.world_size,
         )
     return state.step
-
-
-def stop_seconds(lines: list[MetricsLine]) -> float:
-    """Seconds from a request to the last rank's end, by the slowest of what these lines have measured.
-
-    The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
-    as much again, since the next one may be slower. 0 before anything was measured.
-    """
-    steps = [line for line in lines if isinstance(line, TrainLine)]
-    step = max((line.step_time for line in steps), default=0.0)
-    save = max((line.save_time for line in steps), default=0.0)
-    write = max((line.save_write_time for line in steps), default=0.0)
-    evaluation = max((line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0)
-    return 1.5 * (step + evaluation + save + 2 * max(write, save))
-
-
-def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
-    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more."""
-    return max(runtime.grace_period, stop_seconds(read_metrics(run)))

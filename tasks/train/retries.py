@@ -1,6 +1,6 @@
 """What follows an attempt that did not finish, by its exit code (docs/resume.md).
 
-`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `failure`: for every other end, the
+`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `error_of`: for every other end, the
 exception that leaves the stage. `Retries`: whether and when the caller, Prefect or `pipeline.run`, enters the stage again after it.
 """
 
@@ -16,7 +16,7 @@ from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.status import Outcome
-from infini_llama.tasks.train.resolve import resolve_again
+from infini_llama.tasks.train.resolve import plan_next_attempt
 
 LONGEST_DELAY = 600.0
 log = logging.getLogger("infini_llama.train")
@@ -30,7 +30,7 @@ def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
     """
     if outcome.code == ExitCode.PREEMPTED:
         log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
-        return resolve_again(resolved)
+        return plan_next_attempt(resolved)
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
         changed = _with_smaller_micro_batch(resolved)
@@ -39,10 +39,10 @@ def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
         changed = _rolled_back(resolved, outcome.error)
     else:
         changed = None
-    return None if changed is None else resolve_again(resolved, changed)
+    return None if changed is None else plan_next_attempt(resolved, changed)
 
 
-def failure(outcome: Outcome) -> PipelineError:
+def error_of(outcome: Outcome) -> PipelineError:
     """The exception for an attempt after which this stage makes no other."""
     if outcome.code == ExitCode.INVALID_CONFIG:
         return ConfigError(outcome.message)

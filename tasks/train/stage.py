@@ -21,9 +21,10 @@ from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
-from infini_llama.tasks.train.attempt import attempt
-from infini_llama.tasks.train.resolve import bind, grace_period, is_retry, resolve_run
-from infini_llama.tasks.train.retries import failure, next_attempt
+from infini_llama.tasks.train.attempt import run_attempt
+from infini_llama.tasks.train.resolve import claim_run, is_retry, plan_attempt
+from infini_llama.tasks.train.retries import error_of, next_attempt
+from infini_llama.tasks.train.stopping import grace_period
 
 log = logging.getLogger("infini_llama.train")
 LOG_AGAIN_SECONDS = 60.0  # seconds between two lines about the same wait
@@ -57,9 +58,9 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
-    with take(run, config.runtime, each_poll) as (lock, poll):
+    with hold_run(run, config.runtime, each_poll) as (lock, poll):
         plan = environment.plan
-        lineage = bind(config, dataset, plan)
+        lineage = claim_run(config, dataset, plan)
         run.write(run.environment, environment.record)
         if RunRecord(run.path).result:
             if config.runtime.resume == "never" and not is_retry(run, invocation):
@@ -68,13 +69,13 @@ def train(
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
         is_local = config.environment.launcher == "local"
-        with locked(gpus_of(environment.record.facts, plan) if is_local else [], poll) as gpus:
-            resolved = resolve_run(config, dataset, plan, lineage, invocation, verify_on_read)
+        with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], poll) as gpus:
+            resolved = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
             return attempts_until_finished(resolved, (lock, *gpus), poll)
 
 
 @contextmanager
-def take(
+def hold_run(
     run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
 ) -> Generator[tuple[Lock, Callable[[], None]]]:
     """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
@@ -107,12 +108,12 @@ def attempts_until_finished(resolved: ResolvedRun, locks: Sequence[Lock], each_p
         as `train`.
     """
     while True:
-        outcome = attempt(resolved, locks, each_poll)
+        outcome = run_attempt(resolved, locks, each_poll)
         if outcome.kind == "done":
             return write_summary(RunFolder(resolved.run_dir))
         following = next_attempt(resolved, outcome)
         if following is None:
-            raise failure(outcome)
+            raise error_of(outcome)
         resolved = following
 
 
@@ -137,7 +138,7 @@ def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
+def hold_gpus(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
     """Inside, no other run of this user computes on these GPUs; waits for one that does.
 
     Args:
@@ -147,10 +148,10 @@ def locked(gpus: list[str], each_wait: Callable[[], None], folder: Path | None =
     """
     folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{os.getuid()}"
     with contextlib.ExitStack() as locks:
-        yield [_take(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
+        yield [_hold_gpu(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
 
 
-def _take(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
+def _hold_gpu(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
     seconds = 0.0
     while True:
         try:

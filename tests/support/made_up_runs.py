@@ -11,7 +11,7 @@ from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.resolve import bind
+from infini_llama.tasks.train.resolve import claim_run
 from support.records import make_plan
 
 LINEAGE = {
@@ -85,7 +85,7 @@ def make_run(
     dataset = DatasetRef.from_json(reference)
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
-    bind(config, dataset, make_plan())
+    claim_run(config, dataset, make_plan())
     records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
     for step in range(20, steps + 1, 20):
         loss = 6.1 - step / 100

@@ -13,7 +13,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
-from infini_llama.tasks.train.resolve import bind
+from infini_llama.tasks.train.resolve import claim_run
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.records import make_plan
@@ -50,7 +50,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         shape = LlamaConfig.from_dict(fields)
-        lineage = bind(config, DatasetRef.from_json(reference), make_plan())
+        lineage = claim_run(config, DatasetRef.from_json(reference), make_plan())
         run.write(run.lineage, lineage.model_copy(update={"model": shape}))
         made = Llama(shape)
         with torch.no_grad():

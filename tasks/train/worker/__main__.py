@@ -38,7 +38,7 @@ def log_to(path: Path) -> None:
 
 def main() -> int:
     die_with_parent()
-    attempt_dir = Path(sys.argv[1]).parent
+    attempt_dir = Path(sys.argv[1])
     rank = int(os.environ.get("RANK", "0"))  # without one, the patch `rendezvous` makes this worker the only one
     log_to(attempt_dir / f"rank-{rank}.log")
     try:

@@ -36,7 +36,7 @@ from infini_llama.tasks.train.worker.strategies.optimizer import gate_reach, set
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
-Outcome = Literal["done", "preempted"]
+FitEnd = Literal["done", "preempted"]
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -113,7 +113,7 @@ class Trainer:
             resolved.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
         )
 
-    def fit(self) -> Outcome:
+    def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
         self._warm_up()  # before loading
         self.checkpointer.load_into(self.state, self.resolved.resume_from)

@@ -16,7 +16,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_resolved
-from infini_llama.tasks.train.resolve import bind, resolve_run
+from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
 from support.stages import preprocess
@@ -126,11 +126,11 @@ class Bench:
         reference = self.references[cell["epoch"]]
         plan = resolve(config, self.facts)
         dataset = DatasetRef.from_json(reference)
-        lineage = bind(config, dataset, plan)
+        lineage = claim_run(config, dataset, plan)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)
-        resolved = resolve_run(config, dataset, plan, lineage, invocation="", verify_on_read=False)
+        resolved = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
         cut_metrics(run, resolved.from_step)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)

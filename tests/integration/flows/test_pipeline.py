@@ -7,7 +7,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.flows import pipeline
-from infini_llama.tasks.runs.run_folder import RunFolder, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local
 from support.made_up_runs import add_checkpoint
 
@@ -28,7 +28,7 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
     folder = RunFolder(tmp_path / "runs" / "twice")
     with pytest.raises(TrainFailed, match="no worker started"):
         pipeline.run(parse_config(settings))
-    first, second = attempts(folder)
+    first, second = read_attempts(folder)
     assert first.invocation == second.invocation
     add_checkpoint(folder, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):

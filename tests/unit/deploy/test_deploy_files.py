@@ -9,7 +9,7 @@ import yaml
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.flows.settings import SERVER, WORKER
-from infini_llama.tasks.train.attempt import ENDING_SECONDS
+from infini_llama.tasks.train.stopping import COMMAND_END_SECONDS
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -73,7 +73,7 @@ def test_every_long_running_service_has_a_health_check():
 
 
 def test_a_worker_may_take_longer_to_stop_than_its_runs():
-    allowed = RuntimeConfig().grace_period + ENDING_SECONDS
+    allowed = RuntimeConfig().grace_period + COMMAND_END_SECONDS
     assert int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s")) > allowed
     (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
     assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > allowed

@@ -13,10 +13,10 @@ from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts
 from infini_llama.tasks.runs.status import Outcome, read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, attempt, record_attempt, record_killed_attempts
+from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.retries import Retries
 from support.made_up_runs import LINEAGE
 from support.records import make_plan, make_resolved
@@ -59,7 +59,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
-        return attempt(make_resolved(run.path, config), (), each_poll)
+        return run_attempt(make_resolved(run.path, config), (), each_poll)
 
     return make
 
@@ -81,7 +81,7 @@ def test_ranks_that_hang_since_another_one_failed_do_not_hide_its_failure(run, m
 
     monkeypatch.setattr(local, "torchrun", command)
     config = parse_config({"data": {"source": "python-stdlib"}, "runtime": {"hang_timeout": 0.1}})
-    outcome = attempt(make_resolved(run.path, config, plan=make_plan(nproc_per_node=2)), (), lambda: None)
+    outcome = run_attempt(make_resolved(run.path, config, plan=make_plan(nproc_per_node=2)), (), lambda: None)
     assert (outcome.code, outcome.culprit) == (71, 0)
 
 
@@ -98,7 +98,7 @@ def test_an_error_of_the_supervisor_is_retried(run, train):
     with pytest.raises(ValueError) as fault:
         train(spoil)
     assert Retries(1, 0.0, lambda: 0).delay_after(fault.value) == 0.0
-    record = attempts(run)[-1]
+    record = read_attempts(run)[-1]
     assert (record.kind, record.code, record.step) == ("failed", 70, 3), "and the workers have saved"
     assert "ValueError" in record.message
     attempt_dir = run.path / "logs" / "attempt-01"
@@ -120,7 +120,7 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
 
     with pytest.raises(Preempted, match="was stopped"):
         train(spoil)
-    assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75)
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75)
 
 
 def test_a_request_before_the_first_step_is_no_failure(run, train):
@@ -129,7 +129,7 @@ def test_a_request_before_the_first_step_is_no_failure(run, train):
 
     with pytest.raises(Preempted, match="no checkpoint yet"):
         train(interrupt)
-    record = attempts(run)[-1]
+    record = read_attempts(run)[-1]
     assert (record.kind, record.code, record.checkpoint_step) == ("preempted", 75, 0)
 
 
@@ -150,7 +150,7 @@ def test_a_repeated_request_is_one(run, train):
             train(ask_twice)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (attempts(run)[-1].kind, attempts(run)[-1].code) == ("preempted", 75), "its workers have saved"
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75), "its workers have saved"
 
 
 def full(*arguments: object) -> None:
@@ -168,14 +168,14 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
     record_attempt(resolved, attempt_dir, Outcome("failed", 70, "no space"))
-    assert [record.message for record in attempts(run)] == ["no space"]
+    assert [record.message for record in read_attempts(run)] == ["no space"]
 
 
 def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.train.attempt.write_resolved", full)
     with pytest.raises(OSError, match="No space"):
         train()
-    assert record_killed_attempts(run) == 0 and attempts(run) == []
+    assert record_killed_attempts(run) == 0 and read_attempts(run) == []
 
 
 def test_a_rank_on_a_full_disk_reports_why_it_ended(tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, 
 
     with pytest.raises(Preempted):
         train(stop_when_up)
-    assert [record.attempt for record in attempts(run)] == [1, 2, 3]
+    assert [record.attempt for record in read_attempts(run)] == [1, 2, 3]
 
 
 def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
@@ -229,13 +229,13 @@ def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))
     assert record_killed_attempts(run) == 4
-    assert [record.attempt for record in attempts(run)] == [2, 4]
-    assert record_killed_attempts(run) == 4 and len(attempts(run)) == 2
+    assert [record.attempt for record in read_attempts(run)] == [2, 4]
+    assert record_killed_attempts(run) == 4 and len(read_attempts(run)) == 2
 
 
 def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"environment\.launcher=srun"):
         train(environment={"launcher": "srun"})
-    (record,) = attempts(run)
+    (record,) = read_attempts(run)
     assert (record.attempt, record.kind, record.code) == (1, "failed", 64)

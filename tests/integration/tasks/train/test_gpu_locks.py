@@ -9,7 +9,7 @@ import pytest
 
 from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train.stage import gpus_of, locked
+from infini_llama.tasks.train.stage import gpus_of, hold_gpus
 from support.records import make_plan
 
 HOLD = """
@@ -36,7 +36,7 @@ def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplo
             waits.append(time.monotonic())
             owner.kill()
 
-        with locked(["a", "b"], each_wait, tmp_path) as locks:
+        with hold_gpus(["a", "b"], each_wait, tmp_path) as locks:
             assert len(locks) == 2 and waits
             with pytest.raises(Exception, match="process"), Lock(path):
                 pass
@@ -55,7 +55,7 @@ def test_a_wait_ends_on_a_stop_request(tmp_path):
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with Lock(tmp_path / "gpu-a.lock"), pytest.raises(KeyboardInterrupt), locked(["b", "a"], stop, tmp_path):
+    with Lock(tmp_path / "gpu-a.lock"), pytest.raises(KeyboardInterrupt), hold_gpus(["b", "a"], stop, tmp_path):
         raise AssertionError("it has a GPU that another one holds")
     with Lock(tmp_path / "gpu-b.lock"):
         pass

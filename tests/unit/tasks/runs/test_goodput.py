@@ -8,7 +8,7 @@ import pytest
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, write_resolved
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_resolved
 from infini_llama.tasks.storage.locks import this_machine
 from support.records import make_resolved
 
@@ -51,7 +51,9 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
 
 def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
     run, read = RunFolder(tmp_path), []
-    monkeypatch.setattr("infini_llama.tasks.runs.goodput.attempts", lambda of: read.append(of) or attempts(of))
+    monkeypatch.setattr(
+        "infini_llama.tasks.runs.goodput.read_attempts", lambda of: read.append(of) or read_attempts(of)
+    )
     for number in (1, 2, 3):
         story(run, number, number * 10.0, 0, [], 5.0, "preempted")
     assert goodput(run).down == 10.0 and len(read) == 1

@@ -8,8 +8,8 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, attempts, cut_metrics, read_metrics
-from infini_llama.tasks.train.resolve import bind
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
+from infini_llama.tasks.train.resolve import claim_run
 from support.records import make_dataset, make_plan, make_resolved
 
 DATASET = make_dataset()
@@ -21,13 +21,13 @@ def config_in(home: Path, **sections: dict) -> PipelineConfig:
 
 
 def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplog):
-    bind(config_in(tmp_path), DATASET, make_plan())
-    bind(config_in(tmp_path, train={"log_every": 3}), DATASET, make_plan())
+    claim_run(config_in(tmp_path), DATASET, make_plan())
+    claim_run(config_in(tmp_path, train={"log_every": 3}), DATASET, make_plan())
     assert not caplog.text
-    bind(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
+    claim_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
     assert "train.document_masking: False before, True now" in caplog.text
     with pytest.raises(ConfigError, match=r"train\.seed: 1234 before, 1 now"):
-        bind(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
+        claim_run(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
 
 
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
@@ -36,7 +36,7 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
     dataset = make_dataset(curriculum=[{"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}])
     configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
-    begun, resumed = (bind(config, dataset, make_plan()) for config in configs)
+    begun, resumed = (claim_run(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
     resolved = make_resolved(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
     assert resolved.shorter_rows == (("short", 50 * configs[1].train.global_batch_size),)
@@ -49,7 +49,7 @@ def test_a_line_cut_short_costs_only_itself(tmp_path):
         file.write('{"attempt": 2, "mess')
     append_attempt(run, AttemptRecord(attempt=3, kind="failed", code=70))
     append_attempt(run, AttemptRecord(attempt=4, kind="failed", code=70))
-    assert [record.attempt for record in attempts(run)] == [1, 3, 4]
+    assert [record.attempt for record in read_attempts(run)] == [1, 3, 4]
 
 
 def train_line(step: int) -> str:

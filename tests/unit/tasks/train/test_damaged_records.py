@@ -19,7 +19,7 @@ from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
     attempt_folders,
-    attempts,
+    read_attempts,
     write_resolved,
 )
 from infini_llama.tasks.storage.artifacts import Damaged
@@ -130,19 +130,19 @@ def test_an_altered_line_is_not_read(run, caplog):
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
     whole = run.attempts.read_text()
     run.attempts.write_text(whole.replace("25.0", "75.0"))
-    assert [record.attempt for record in attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
+    assert [record.attempt for record in read_attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
     run.attempts.write_text(whole)
     run.lineage.write_text(json.dumps(LINEAGE | {"run_id": "another"}))
-    assert attempts(run) == [], "the lines are of another run"
+    assert read_attempts(run) == [], "the lines are of another run"
 
 
 def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
     append_attempt(run, AttemptRecord(attempt=1, kind="failed", code=70))
     fields = json.loads(run.attempts.read_text())
     run.attempts.write_text(json.dumps({"crc32": fields.pop("crc32")} | fields) + "\n")
-    assert attempts(run) == [] and f"{run.attempts}: line 1 " in caplog.text
+    assert read_attempts(run) == [] and f"{run.attempts}: line 1 " in caplog.text
     run.attempts.write_text(json.dumps(fields) + "\n")  # as one who changes it on purpose does
-    assert len(attempts(run)) == 1
+    assert len(read_attempts(run)) == 1
 
 
 def test_an_altered_configuration_of_a_run_is_named(run, caplog):
@@ -207,8 +207,8 @@ def test_a_damaged_line_of_attempts_is_named_and_rebuilt(run, caplog, line):
     add_attempt(run, 1)
     add_attempt(run, 2)
     assert record_killed_attempts(run) == 2
-    assert [(record.attempt, record.code) for record in attempts(run)] == [(1, 0), (2, 70)]
-    assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in attempts(run)[-1].message
+    assert [(record.attempt, record.code) for record in read_attempts(run)] == [(1, 0), (2, 70)]
+    assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in read_attempts(run)[-1].message
 
 
 def test_invalid_utf_8_lines_are_bad_lines(run):

@@ -3,7 +3,7 @@
 import pytest
 
 from infini_llama.configs.errors import ExitCode
-from infini_llama.tasks.runs.outcome import Outcome
+from infini_llama.tasks.runs.status import Outcome
 from infini_llama.tasks.train.attempt import Watched, decide
 
 DONE = Outcome("done", ExitCode.FINISHED, "finished", 8)

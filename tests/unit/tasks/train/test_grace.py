@@ -6,8 +6,7 @@ import socket
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.attempt import request_time_to_stop
-from infini_llama.tasks.train.resolve import grace_period, stop_seconds
+from infini_llama.tasks.train.stopping import grace_period, notify_systemd, stop_seconds
 
 STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
 SAVED = STEP | {"step": 2, "save_time": 4.0, "save_write_time": 10.0}
@@ -31,5 +30,5 @@ def test_systemds_stop_timeout_is_extended(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        request_time_to_stop(39.0)
+        notify_systemd(39.0)
         assert systemd.recv(200) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=44000000"

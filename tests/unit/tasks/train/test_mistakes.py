@@ -14,7 +14,7 @@ from infini_llama.tasks.records.plan import PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
-from infini_llama.tasks.train.resolve import resolve_run
+from infini_llama.tasks.train.resolve import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.made_up_runs import add_checkpoint
 from support.records import make_dataset, make_lineage, make_plan
@@ -33,7 +33,7 @@ def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_siz
     runtime = {"home": str(home), "name": "mine", "resume": resume}
     config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "runtime": runtime})
     lineage = make_lineage(config, make_dataset())
-    return resolve_run(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
+    return plan_attempt(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
 
 
 @pytest.mark.parametrize(

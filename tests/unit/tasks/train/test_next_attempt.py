@@ -13,7 +13,7 @@ from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.runs.status import Outcome
-from infini_llama.tasks.train.resolve import resolve_again
+from infini_llama.tasks.train.resolve import plan_next_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
 from support.made_up_runs import add_checkpoint
@@ -80,7 +80,7 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun)
 
 def test_a_rollback_to_before_the_named_checkpoint_starts_anew(run, begun):
     named = str(checkpoint_path(run.checkpoints, 30))
-    attempt = resolve_again(begun(runtime={"resume": named}))
+    attempt = plan_next_attempt(begun(runtime={"resume": named}))
     assert attempt.from_step == 30
     assert diverged(attempt, 3, 40).resume_from is None
 

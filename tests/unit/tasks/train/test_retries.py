@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
 from infini_llama.tasks.runs.status import Outcome
-from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, failure
+from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, error_of
 
 
 def policy(limit=3, first_delay=5.0, steps=(0,)):
@@ -31,7 +31,7 @@ def test_retried(error):
 
 @pytest.mark.parametrize(("code", "delay"), [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (76, 5.0)])
 def test_an_attempt_that_failed_or_hung_is_retried_and_no_other(code, delay):
-    error = failure(Outcome("failed", code, "x"))
+    error = error_of(Outcome("failed", code, "x"))
     assert error.exit_code == code and policy().delay_after(error) == delay
 
 

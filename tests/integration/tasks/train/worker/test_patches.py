@@ -16,7 +16,7 @@ def test_a_worker_started_by_hand_applies_and_reports_the_rendezvous_patch(tmp_p
     write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "resolved.json")]
+    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     log = tmp_path / "rank-0.log"
     assert json.loads((tmp_path / "status-0.json").read_text())["state"] == "failed", "there is no backend 'none'"
@@ -32,7 +32,7 @@ def test_a_worker_that_cannot_start_leaves_a_status(tmp_path, damaged, code):
     write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=["no-such-patch"])))
     if damaged:
         (tmp_path / "resolved.json").write_text("{}")
-    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path / "resolved.json")]
+    command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path)]
     ended = subprocess.run(command, env=os.environ | {"RANK": "1"}, capture_output=True, check=False, timeout=240)
     status = json.loads((tmp_path / "status-1.json").read_text())
     assert (status["state"], status["code"], ended.returncode) == ("failed", code, code)

@@ -10,7 +10,7 @@ from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.resolve import bind, resolve_run
+from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
@@ -31,7 +31,9 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
         dataset, plan = DatasetRef.from_json(reference), make_plan()
-        resolved = resolve_run(config, dataset, plan, bind(config, dataset, plan), invocation="", verify_on_read=False)
+        resolved = plan_attempt(
+            config, dataset, plan, claim_run(config, dataset, plan), invocation="", verify_on_read=False
+        )
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
         heartbeat = Heartbeat(attempt_dir, 0)

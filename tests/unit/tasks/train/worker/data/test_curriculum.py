@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.resolve import bind
+from infini_llama.tasks.train.resolve import claim_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from support.records import make_dataset, make_plan, make_resolved
 from support.stages import lookup, plan, preprocess, reference_for, verify
@@ -78,7 +78,7 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
 
     def shorter_rows(home: str, stages: list[dict], **changes) -> tuple[tuple[str, int], ...]:
         settings = config(str(tmp_path / home), curriculum=stages, **changes)
-        lineage = bind(settings, dataset, make_plan())
+        lineage = claim_run(settings, dataset, make_plan())
         return make_resolved(tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage).shorter_rows
 
     shares = [length | {"until": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
