@@ -69,6 +69,21 @@ class TrainFailed(PipelineError):
         self.exit_code, self.retryable = exit_code, retryable
 
 
+class Diverged(PipelineError):
+    """Training cannot go on from its weights.
+
+    Attributes:
+        first_skip: the first step whose update was skipped, or after which the weights were not finite: a rollback starts before it.
+        samples: consumed when training gave up.
+    """
+
+    exit_code = ExitCode.DIVERGED
+
+    def __init__(self, message: str, first_skip: int, samples: int) -> None:
+        super().__init__(f"{message}; lower train.learning_rate, or look at the samples named in the log.")
+        self.first_skip, self.samples = first_skip, samples
+
+
 class Preempted(PipelineError):
     """Training was stopped on request, with a checkpoint where it had done a step; the same command resumes."""
 

@@ -36,7 +36,7 @@ TEXTS = {"minLength", "maxLength", "pattern"}
 Schema = dict[str, Any]
 
 
-def changed(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
+def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
     """The configuration with what a form sent.
 
     Raises:

@@ -57,7 +57,7 @@ def flow_processes(variable: str = "") -> dict[int, UUID]:
             environment = (process / "environ").read_bytes()
         except OSError:  # it has ended meanwhile, or belongs to another user
             continue
-        run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f-]{36})", environment)
+        run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", environment)
         if run and variable.encode() in environment:
             runs[int(process.name)] = UUID(run[1].decode())
     return runs

@@ -40,18 +40,17 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
 
 def has_finished(config: PipelineConfig) -> bool:
-    """Whether the run has finished with this very configuration, and its dataset is the one of today's text."""
-    settings = resolved(config)
-    run = RunFolder(settings.runtime.home / "runs" / settings.runtime.name)
+    """Whether the run has finished with this very configuration, which is resolved, and its dataset is the one of today's text."""
+    run = RunFolder(config.runtime.home / "runs" / config.runtime.name)
     if not run.lineage.exists():
         return False
     try:
         record = RunRecord(run.path)
-        if record.result is None or record.config != without_secrets(settings).model_dump(
+        if record.result is None or record.config != without_secrets(config).model_dump(
             mode="json", exclude={"deployment"}
         ):
             return False
-        dataset = lookup(settings.data, settings.runtime.home)
+        dataset = lookup(config.data, config.runtime.home)
         return dataset is not None and dataset.path == record.lineage.dataset.path
     except Damaged:  # the run itself reports and repairs it
         return False
@@ -79,11 +78,11 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
             from infini_llama.tasks.evaluate.stage import evaluate_trained  # with torch, only needed here
 
             evaluations = evaluate_trained(summary.paths.run, config.evaluate)
-        return with_pages(summary, evaluations)
+        return finish(summary, evaluations)
 
 
-def with_pages(summary: RunSummary, evaluations: Evaluations | None) -> PipelineResult:
-    """The result of a finished run, once its page and loss curve are written beside it."""
+def finish(summary: RunSummary, evaluations: Evaluations | None) -> PipelineResult:
+    """Write the page and the loss curve of a run that has ended, unless they are there and still true; returns its result."""
     if not summary.already_finished or evaluations is not None or not summary.paths.report.exists():
         write_report(summary.paths.run)
     return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations})

@@ -17,10 +17,10 @@ from prefect.runtime import deployment, flow_run
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
-from infini_llama.flows.form import AsConfig, PipelineFlow, changed
+from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import resolved, run_name
-from infini_llama.flows.pipeline import with_pages
+from infini_llama.flows.pipeline import finish
 from infini_llama.flows.scheduled import Changes, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.formatting import RunPage
@@ -74,7 +74,7 @@ def pretrain(
         return skipped
     _crash_tasks_of_killed_process()
     config = with_schedule(config, schedules or {})
-    config = resolved(changed(config, changes) if changes else config, flow_run.scheduled_start_time)
+    config = resolved(with_changes(config, changes) if changes else config, flow_run.scheduled_start_time)
     config = restored(with_blocks(config, _secret))
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
@@ -99,7 +99,7 @@ def pretrain(
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
-            return with_pages(summary, evaluations).to_json()
+            return finish(summary, evaluations).to_json()
 
 
 def _crash_tasks_of_killed_process() -> None:

@@ -13,13 +13,13 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
-from infini_llama.flows.naming import find, home_folder, resolved, usable_home
+from infini_llama.flows.naming import find, home_folder, resolved
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    config = load_config(arguments.config, arguments.overrides)
+    config = resolved(load_config(arguments.config, arguments.overrides))  # once: a name may contain {time}
     if arguments.dry_run:
         return dry_run(config)
     if joined := _joins(config):
@@ -27,7 +27,7 @@ def run(arguments: Namespace) -> Answer:
     from infini_llama.flows.pipeline import has_finished, run
     from infini_llama.flows.server import api_for_run, has_api, log_into, prepare_client
 
-    home = usable_home(config.runtime.home, "runtime.home")
+    home = config.runtime.home
     prepare_client(home)
     # A server of its own would start only to record that there was nothing to do.
     if arguments.no_prefect or (not has_api() and has_finished(config)):
@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> Answer:
 
 
 def dry_run(config: PipelineConfig) -> Answer:
-    """Show what `run` would do: the resolved configuration, the plan, the parameters, and what is complete on disk."""
+    """Show what `run` would do: the configuration, which is resolved, the plan, the parameters, and what is complete on disk."""
     import yaml
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
@@ -54,10 +54,9 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.record import RunRecord
 
-    settings = resolved(config)
-    home = settings.runtime.home
-    folder = home / "runs" / settings.runtime.name
-    dataset = lookup(settings.data, home)
+    home = config.runtime.home
+    folder = home / "runs" / config.runtime.name
+    dataset = lookup(config.data, home)
     run = RunRecord(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -65,9 +64,9 @@ def dry_run(config: PipelineConfig) -> Answer:
         "state": "new" if run is None else run.state,
         "step": 0 if run is None else run.step,
     }
-    shown = without_secrets(settings).model_dump(mode="json", exclude={"deployment"})
-    plan = plan_of(settings).masked().to_json()
-    estimated = estimate(settings)
+    shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
+    plan = plan_of(config).masked().to_json()
+    estimated = estimate(config)
     record: JsonObject = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": cached}
     simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
@@ -150,21 +149,20 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
 
-    config = load_config(arguments.config, arguments.overrides)
+    config = resolved(load_config(arguments.config, arguments.overrides))
     if joined := _joins(config):
         return joined
-    settings = resolved(config)
-    check_requirements(settings)
+    check_requirements(config)
     if arguments.dataset is not None:
-        reference = reference_for(config.data, find(arguments.dataset, "datasets"), settings.runtime.home)
+        reference = reference_for(config.data, find(arguments.dataset, "datasets"), config.runtime.home)
     else:
-        reference = lookup(config.data, settings.runtime.home)
+        reference = lookup(config.data, config.runtime.home)
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
             "or name one with --dataset."
         )
-    summary = verify_and_train(settings, reference)
+    summary = verify_and_train(config, reference)
     return summary.to_json(), summary_text(summary)
 
 
@@ -175,9 +173,8 @@ def join(arguments: Namespace) -> Answer:
 
 
 def _joins(config: PipelineConfig) -> Answer | None:
-    """Join the run instead of leading it, if this node's rank is not 0."""
-    settings = resolved(config)
-    environment, runtime = settings.environment, settings.runtime
+    """Join the run instead of leading it, if this node's rank is not 0; `config` is resolved."""
+    environment, runtime = config.environment, config.runtime
     if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
         return None
     address = None if environment.master_addr == "auto" else environment.master_addr

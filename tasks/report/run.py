@@ -69,8 +69,8 @@ def write_report(path: Path) -> tuple[Path, Path]:
 def loss_picture(run: RunRecord) -> Path:
     """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
     picture, metrics = run.path / "loss.png", run.path / "metrics.jsonl"
-    is_new = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
-    if not is_new:
+    is_current = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
+    if not is_current:
         save_picture(loss_chart(run), picture)
     return picture
 

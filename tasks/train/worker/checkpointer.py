@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
+from infini_llama.configs.errors import Diverged
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
@@ -24,7 +25,6 @@ from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
-from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
 from infini_llama.tasks.train.worker.strategies.native import replica_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy

@@ -21,6 +21,7 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
     """A model whose initial weights depend on train.seed alone, which becomes torch's global seed."""
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
+    model.z_loss = train.z_loss
     save_memory(model, train, plan.loss_chunk)
     init_gates(model, train)
     return model
@@ -37,7 +38,6 @@ def init_gates(model: Llama, train: TrainingConfig) -> None:
 def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:
     """Set what a step computes in parts, and which activations it computes again instead of keeping them."""
     model.loss_chunk = loss_chunk
-    model.z_loss = train.z_loss
     model.checkpoint_activations(train.activation_checkpointing)
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from infini_llama.configs.errors import ExitCode, PipelineError, no_space
+from infini_llama.configs.errors import Diverged, ExitCode, PipelineError, no_space
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.status import write_status
 from infini_llama.tasks.train.worker.callbacks.profiler import dump_gpu_memory, memory
-from infini_llama.tasks.train.worker.callbacks.update_policy import Diverged
 from infini_llama.tasks.train.worker.preflight import preflight
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
@@ -37,7 +36,7 @@ def exit_code(error: BaseException) -> int:
         out_of_memory = "out of memory" in str(error)
     if out_of_memory or "can't allocate memory" in str(error):  # torch on a CPU
         return ExitCode.OUT_OF_MEMORY
-    return ExitCode.DIVERGED if isinstance(error, Diverged) else ExitCode.UNEXPECTED
+    return ExitCode.UNEXPECTED
 
 
 def peer_lost(error: BaseException) -> bool:
@@ -70,7 +69,8 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
         phase=heartbeat.phase,
         sample_rows=None if rows is None else tuple(rows),
         memory=bytes_used,
-        **(error.details if isinstance(error, Diverged) else {}),
+        first_skip=error.first_skip if isinstance(error, Diverged) else None,
+        samples=error.samples if isinstance(error, Diverged) else None,
     )
 
 

@@ -24,7 +24,7 @@ from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.samples import Samples, texts_of
+from infini_llama.tasks.train.worker.callbacks.samples import Samples, sample_texts
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
@@ -61,7 +61,7 @@ class Trainer:
         state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint contains.
         strategy: model and optimizer, spread over the ranks.
         data: the global batches of the run.
-        callbacks: everything that is not the step, in this order after each step.
+        callbacks: called between the steps, in this order; a step itself asks `policy` for the loss scale and for spikes.
         checkpointer: saves and loads all of these.
     """
 
@@ -115,7 +115,7 @@ class Trainer:
 
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
-        self._warm_up()  # before loading
+        self._warm_up()
         self.checkpointer.load_into(self.state, self.resolved.resume_from)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
@@ -172,7 +172,8 @@ class Trainer:
         """One throw-away forward and backward, and with train.compile the comparison with eager execution.
 
         DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum gradients in another order than the
-        uninterrupted one.
+        uninterrupted one. All of this comes before the checkpoint is loaded: every attempt compares with the same initial weights, and
+        DeepSpeed, which discards gradients by an update of rate 0 and zeroes the moments after it, would lose what was loaded.
         """
         train, strategy = self.resolved.config.train, self.strategy
 
@@ -211,7 +212,7 @@ class Trainer:
                 weights_sha256=weights,
                 optimizer_sha256=moments,
                 checkpoint_digest=checkpoints.verify(checkpoints.checkpoint_path(run.checkpoints, step), False).digest,
-                samples=tuple(texts_of(resolved, model)),
+                samples=tuple(sample_texts(model, resolved.dataset_path, resolved.config.train)),
             )
             run.write(run.result, result)
         self.ranks.barrier()

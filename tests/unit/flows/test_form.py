@@ -6,7 +6,7 @@ from prefect.utilities.callables import parameter_schema
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.flows.form import SHORT, changed, form
+from infini_llama.flows.form import SHORT, form, with_changes
 from infini_llama.flows.pretrain import pretrain
 
 CONFIG = parse_config({"data": {"source": "python-stdlib"}, "train": {"max_steps": 60, "warmup_steps": 5}})
@@ -14,27 +14,27 @@ UNTOUCHED = {"name": "run", "files": [], "max_steps": 60, "attention": "softmax"
 
 
 def test_a_form_that_is_sent_untouched_changes_nothing():
-    assert changed(CONFIG, UNTOUCHED) == CONFIG
+    assert with_changes(CONFIG, UNTOUCHED) == CONFIG
 
 
 def test_the_first_section_and_an_opened_one_are_applied():
-    settings = changed(CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}})
+    settings = with_changes(CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}})
     assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_steps) == ("mine", 0.01, 7)
     assert settings.train.max_steps == 60, "keys that are not sent stay as deployed"
 
 
 def test_a_length_in_another_unit_and_text_from_files_replace_what_is_deployed():
-    epochs = changed(CONFIG, UNTOUCHED | {"train": {"num_epochs": 2.0}})
+    epochs = with_changes(CONFIG, UNTOUCHED | {"train": {"num_epochs": 2.0}})
     assert (epochs.train.max_steps, epochs.train.num_epochs) == (None, 2.0)
-    steps = changed(epochs, {"max_steps": 40})
+    steps = with_changes(epochs, {"max_steps": 40})
     assert (steps.train.max_steps, steps.train.num_epochs) == (40, None)
-    assert changed(CONFIG, {"files": ["*.txt"]}).data.source == "files"
+    assert with_changes(CONFIG, {"files": ["*.txt"]}).data.source == "files"
 
 
 @pytest.mark.parametrize("changes", [{"tran": {}}, {"max_steps": 0}, {"train": {"nope": 1}}])
 def test_values_outside_the_allowed_range_are_refused(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
-        changed(CONFIG, changes)
+        with_changes(CONFIG, changes)
 
 
 def test_the_deployed_values_are_the_forms_defaults_and_its_own_schema_allows_them():

@@ -1,5 +1,6 @@
 """The home folder, and what is resolved for one run: its full name and an absolute home."""
 
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DeploymentConfig
+from infini_llama.flows import naming, pipeline
+from infini_llama.flows.cli.main import main
 from infini_llama.flows.naming import home_folder, resolved, run_name
 
 
@@ -41,6 +44,28 @@ def test_a_run_name_contains_the_scheduled_local_time(monkeypatch):
         monkeypatch.delenv("TZ")
         time.tzset()
     assert run_name("plain", due) == "plain"
+
+
+def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(tmp_path, monkeypatch, capsys):
+    class Clock(datetime):
+        """Each look is a second later."""
+
+        looks = 0
+
+        @classmethod
+        def now(cls, tz=None):
+            cls.looks += 1
+            return datetime(2026, 1, 2, 12, 0, cls.looks)
+
+    def refuse(config):
+        raise ConfigError(f"the run is {config.runtime.name}")
+
+    monkeypatch.setattr(naming, "datetime", Clock)
+    monkeypatch.setattr(pipeline, "refuse_blocks", refuse)
+    config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{time}", "home": str(tmp_path)}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["run", str(tmp_path / "config.json"), "--no-prefect"]) == ConfigError.exit_code
+    assert "the run is a-120001" in capsys.readouterr().err
 
 
 def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path, monkeypatch):

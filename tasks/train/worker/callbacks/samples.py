@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.resolved_run import ResolvedRun
@@ -35,26 +36,21 @@ class Samples(Callback):
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
-            self.metrics.writer.samples(state.step, list(train.sample_prompts), texts_of(self.resolved, model))
+            texts = sample_texts(model, self.resolved.dataset_path, train)
+            self.metrics.writer.samples(state.step, list(train.sample_prompts), texts)
         self.strategy.model.train()
         self.ranks.barrier()
 
 
-def texts_of(resolved: ResolvedRun, model: Llama) -> list[str]:
-    """The texts for train.sample_prompts; none without prompts."""
-    train = resolved.config.train
+def sample_texts(model: Llama, dataset: Path, train: TrainingConfig) -> list[str]:
+    """Each of train.sample_prompts with its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
+
+    The same train.seed gives the same texts; each is what its prompt alone would give.
+    """
     if not train.sample_prompts:
         return []
-    return sample_texts(model, resolved.dataset_path, list(train.sample_prompts), train.sample_tokens, train.seed)
-
-
-def sample_texts(model: Llama, dataset: Path, prompts: list[str], max_new_tokens: int, seed: int) -> list[str]:
-    """Each prompt with its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
-
-    The same seed gives the same texts; each is what its prompt alone would give.
-    """
     end_of_text = verified_manifest(dataset).content.eos_id
-    writer = Writer(model.eval(), read_tokenizer(dataset), prompts, end_of_text)
-    for _ in writer.write(max_new_tokens, Sampling(temperature=0.8, top_k=50, seed=seed)):
+    writer = Writer(model.eval(), read_tokenizer(dataset), list(train.sample_prompts), end_of_text)
+    for _ in writer.write(train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed)):
         pass
-    return [prompt + text for prompt, text in zip(prompts, writer.texts, strict=True)]
+    return [prompt + text for prompt, text in zip(train.sample_prompts, writer.texts, strict=True)]

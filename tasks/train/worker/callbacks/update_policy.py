@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
@@ -19,19 +20,6 @@ FIRST_SCALE, LOWEST_SCALE = 2.0**16, 1.0
 GROWTH_INTERVAL = 2000
 log = logging.getLogger("infini_llama.worker")
 WINDOW = 100  # steps over which skipped updates are counted
-
-
-class Diverged(Exception):
-    """Training cannot go on from its weights; `details` say where a rollback starts.
-
-    Args:
-        first_skip: the first step whose update was skipped, or after which the weights were not finite.
-        samples: consumed by then.
-    """
-
-    def __init__(self, message: str, first_skip: int, samples: int) -> None:
-        super().__init__(f"{message}; lower train.learning_rate, or look at the samples named in the log.")
-        self.details = {"first_skip": first_skip, "samples": samples}
 
 
 class LossScaler:

@@ -27,14 +27,14 @@ def to_batch(
         targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
         documents: int32 [b, L], the document of each input, which becomes the batch's third part. None: there is none.
     """
-    rows = moved(tokens, device)
+    rows = to_device(tokens, device)
     labels = rows[:, 1:]
     if targets is not None:
-        labels = labels.masked_fill(~moved(targets, device), IGNORE_INDEX)
-    return (rows[:, :-1], labels) if documents is None else (rows[:, :-1], labels, moved(documents, device))
+        labels = labels.masked_fill(~to_device(targets, device), IGNORE_INDEX)
+    return (rows[:, :-1], labels) if documents is None else (rows[:, :-1], labels, to_device(documents, device))
 
 
-def moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The array as a tensor on `device`, copied to a GPU from pinned memory while the GPU computes."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
@@ -179,8 +179,8 @@ class Prefetch:
         # A batch built for a position that is never reached is dropped.
         self.ahead = {first: self.ahead.get(first) or self.threads.submit(self._build, first) for first in needed}
         built = self.ahead.pop(samples).result()
-        moved = [tuple(part.to(self.device, non_blocking=True) for part in batch) for batch in built.micro_batches]
-        return GlobalBatch(moved, built.targets)
+        on_device = [tuple(part.to(self.device, non_blocking=True) for part in batch) for batch in built.micro_batches]
+        return GlobalBatch(on_device, built.targets)
 
     def _build(self, samples: int) -> GlobalBatch:
         built = list(self.batches.micro_batches(samples, torch.device("cpu")))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.evaluate.stage import evaluate, filler_tokens
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.report.dataset import measured_dataset
@@ -72,7 +73,7 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     if name in READ_BY_MODEL:
         output = str(tmp_path / "exported")
         readers += [lambda: load_run(run), lambda: export(run, Path(output), "latest", "float32", "5GB")]
-        readers += [lambda: sample_texts(model, dataset, ["a"], 1, 0)]
+        readers += [lambda: sample_texts(model, dataset, TrainingConfig(sample_prompts=["a"]))]
     for read in readers:
         with pytest.raises(DataError) as refused:
             read()

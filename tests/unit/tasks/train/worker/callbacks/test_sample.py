@@ -2,6 +2,7 @@
 
 import torch
 
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
@@ -15,7 +16,11 @@ def test_prompts_are_continued_independently(built):
     vocabulary = read_manifest(dataset, "dataset")["content"]["vocab_size"]
     model = Llama(LlamaConfig(vocabulary, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
     prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]
-    texts = sample_texts(model, dataset, prompts, 20, seed=3)
+
+    def texts_for(prompts: list[str], seed: int) -> list[str]:
+        return sample_texts(model, dataset, TrainingConfig(sample_prompts=prompts, sample_tokens=20, seed=seed))
+
+    texts = texts_for(prompts, 3)
     assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True)) and texts[0] != prompts[0]
-    assert texts == [sample_texts(model, dataset, [prompt], 20, seed=3)[0] for prompt in prompts]
-    assert texts != sample_texts(model, dataset, prompts, 20, seed=4)
+    assert texts == [texts_for([prompt], 3)[0] for prompt in prompts]
+    assert texts != texts_for(prompts, 4)

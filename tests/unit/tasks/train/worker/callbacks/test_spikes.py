@@ -6,13 +6,13 @@ import random
 import numpy as np
 import pytest
 
+from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.update_policy import (
     ENOUGH,
     HISTORY,
-    Diverged,
     SpikeDetector,
     UpdatePolicy,
 )
@@ -84,4 +84,4 @@ def test_skips_outside_the_window_do_not_count():
     assert limited.state_dict()["skips"] == [103, 104]
     with pytest.raises(Diverged) as raised:
         end_step(limited, 105, math.nan, skipped=True)
-    assert raised.value.details == {"first_skip": 103, "samples": 840}
+    assert (raised.value.first_skip, raised.value.samples) == (103, 840)
