@@ -36,7 +36,7 @@ ELSEWHERE = {
     r"infini-llama import meta-llama/": "tests/unit/tasks/export/test_hub.py",
 }
 SMALL = {
-    "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
+    "data": {"sequence_length": 64, "validation_fraction": 0.2, "tokenizer": {"vocab_size": 400}},
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
     "train": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 2, "warmup_steps": 1, "eval_steps": 2},
 }
@@ -84,6 +84,7 @@ def write_folder(folder: Path) -> None:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
         for section, changes in SMALL.items():
             config[section] |= changes
+        config.get("environment", {}).pop("nproc_per_node", None)
         if config["data"]["source"] == "passkey":
             config["data"]["passkey"]["documents"] = 200
         else:
