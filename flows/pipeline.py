@@ -14,8 +14,8 @@ from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
-from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
@@ -41,11 +41,11 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
 def has_finished(config: PipelineConfig) -> bool:
     """Whether the run has finished with this very configuration, which is resolved, and its dataset is the one of today's text."""
-    run = RunFolder(config.runtime.home / "runs" / config.runtime.name)
+    run = RunFolder.of(config.runtime)
     if not run.lineage.exists():
         return False
     try:
-        record = RunRecord(run.path)
+        record = RunReader(run.path)
         if record.result is None or record.config != without_secrets(config).model_dump(
             mode="json", exclude={"deployment"}
         ):

@@ -31,6 +31,7 @@ from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import lasting_suspension, with_retries
@@ -87,7 +88,7 @@ def pretrain(
         restore_run(config)
         environment = patch_environment(config, dataset.vocab_size, page)
         with mirrored(config, dataset):
-            with closing_card(home / "runs" / name, page) as ended:
+            with closing_card(RunFolder.of(config.runtime).path, page) as ended:
                 train = with_retries(retries_for(config.runtime))
                 summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, page)
                 done = "had already finished" if summary.already_finished else "finished"

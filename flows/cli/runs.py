@@ -14,7 +14,7 @@ log = logging.getLogger("infini_llama.report")
 
 
 def runs(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.runs.record import list_runs
+    from infini_llama.tasks.runs.run_reader import list_runs
 
     home = home_folder()
     statuses = list_runs(home)
@@ -46,9 +46,9 @@ def _is_dataset(path: Path) -> bool:
 
 def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
     from infini_llama.tasks.report.run import run_document, run_page, write_report
-    from infini_llama.tasks.runs.record import RunRecord
+    from infini_llama.tasks.runs.run_reader import RunReader
 
-    run = RunRecord(path)
+    run = RunReader(path)
     record, text = run.description.to_json(), terminal(markdown(run_document(run)))
     if html is not None:
         page = written(html, run_page(run))

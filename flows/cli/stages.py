@@ -52,12 +52,12 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
-    from infini_llama.tasks.runs.record import RunRecord
+    from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
-    folder = home / "runs" / config.runtime.name
+    folder = RunFolder.of(config.runtime).path
     dataset = lookup(config.data, home)
-    run = RunRecord(folder) if (folder / "lineage.json").exists() else None
+    run = RunReader(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
         "run": str(folder),
@@ -178,7 +178,7 @@ def _joins(config: PipelineConfig) -> Answer | None:
     if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
         return None
     address = None if environment.master_addr == "auto" else environment.master_addr
-    return _join(runtime.home / "runs" / runtime.name, address)
+    return _join(RunFolder.of(runtime).path, address)
 
 
 def _join(run: Path, master_addr: str | None) -> Answer:

@@ -17,6 +17,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 IMPORT_SECONDS = 120.0
 FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
@@ -86,7 +87,7 @@ def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
     home = config.runtime.home
     try:
         fields = read_json(config.train.deepspeed_config)
-        if not fields or (home / "runs" / config.runtime.name / "environment.json").exists():
+        if not fields or RunFolder.of(config.runtime).environment.exists():
             return []
         plan = resolve(config, probe(home, config))
         refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)

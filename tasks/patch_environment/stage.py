@@ -55,7 +55,7 @@ def patch_environment(
     else:
         facts = probe(home, config, machine)
     _check_disk(facts.disk, home)
-    run = RunFolder(home / "runs" / config.runtime.name)
+    run = RunFolder.of(config.runtime)
     before = run.find(EnvironmentRecord, run.environment)
     plan = resolve(config, facts, before and before.pinned)
     if before is None:

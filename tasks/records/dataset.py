@@ -56,13 +56,13 @@ class DatasetRef(Record):
     @property
     def row_tables(self) -> tuple[RowTableRef, ...]:
         """Every row table once, the one of the full sequence length first."""
-        own = RowTableRef(
+        full_length = RowTableRef(
             chunks=self.chunks,
             chunks_digest=self.chunks_digest,
             sequence_length=self.sequence_length,
             rows=self.train.rows,
         )
-        return tuple({table.chunks: table for table in (own, *self.curriculum)}.values())
+        return tuple({table.chunks: table for table in (full_length, *self.curriculum)}.values())
 
 
 class PlannedTable(Record):

@@ -60,7 +60,7 @@ class RunResults(Record):
 
     Attributes:
         state: finished, running, or how the last attempt ended.
-        train_loss, validation_loss: of the last step and the last evaluation, nats per token.
+        train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
         step_seconds: spent in steps, over all attempts.
         seconds: since its first attempt started; goodput: share of them spent in steps.
         age: seconds since anything was last recorded.
@@ -108,7 +108,7 @@ class RunSummary(TrainingResult):
     """Written as summary.json.
 
     Attributes:
-        train_loss, validation_loss: of the last step and the last evaluation, nats per token.
+        train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
         unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or removed.
         seconds: spent in steps, over all attempts.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.

@@ -9,7 +9,7 @@ from infini_llama.tasks.formatting import in_bytes, in_time, now, share, side_by
 from infini_llama.tasks.records.summary import Comparison
 from infini_llama.tasks.report.charts import LIGHT
 from infini_llama.tasks.report.curves import charts_of_runs
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_reader import RunReader
 
 MOST = len(LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference
@@ -75,16 +75,16 @@ def rows_of_keys(comparison: Comparison) -> list[dict[str, object]]:
     return [{"": key, **values} for key, values in comparison.differences.items()]
 
 
-def _records(paths: list[Path]) -> dict[str, RunRecord]:
+def _records(paths: list[Path]) -> dict[str, RunReader]:
     if not 2 <= len(paths) <= MOST:
         raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
-    runs = {path.name: RunRecord(path) for path in paths}
+    runs = {path.name: RunReader(path) for path in paths}
     if len(runs) < len(paths):
         raise ConfigError("compare was given two runs with the same name; give runs with different names.")
     return runs
 
 
-def _settings(run: RunRecord) -> JsonObject:
+def _settings(run: RunReader) -> JsonObject:
     """Dotted keys of the configuration, of what the machine's plan made of it, and the dataset's digest."""
     plan = run.environment.plan.to_json() if run.environment and run.environment.plan else {}
     planned = {f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)}

@@ -8,7 +8,7 @@ from infini_llama.tasks.document import Chart, Curve
 from infini_llama.tasks.formatting import NATS_PER_BIT
 from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.metrics import PasskeyLine, TrainLine, ValidationLine
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_reader import RunReader
 
 Line = TypeVar("Line", TrainLine, ValidationLine)
 Value = Callable[[Line], float | None]
@@ -21,7 +21,7 @@ OF_STEPS: tuple[tuple[str, Value[TrainLine], float], ...] = (
 )
 
 
-def loss_chart(run: RunRecord) -> Chart:
+def loss_chart(run: RunReader) -> Chart:
     """Training and validation loss in nats per token, with the unigram entropy as a baseline."""
     curves = [
         _curve("training", run.trained, lambda line: line.loss),
@@ -33,7 +33,7 @@ def loss_chart(run: RunRecord) -> Chart:
     return Chart("Loss, nats per token", curves, marks=_starts(run))
 
 
-def charts_of_run(run: RunRecord) -> list[Chart]:
+def charts_of_run(run: RunReader) -> list[Chart]:
     """Every chart of a run; what it has not recorded is left out where it is drawn."""
     trained, marks = run.trained, _starts(run)
 
@@ -64,7 +64,7 @@ def charts_of_run(run: RunRecord) -> list[Chart]:
     ]
 
 
-def charts_of_evaluations(run: RunRecord) -> list[Chart]:
+def charts_of_evaluations(run: RunReader) -> list[Chart]:
     """Numbers found by distance, and bits per byte by segment; the newest measurement of each kind."""
     newest: dict[str, Chart] = {}
     for line in run.evaluations:
@@ -86,18 +86,18 @@ def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
     return Curve(words, [cell.boundaries or 0 for cell in exact], [cell.found for cell in exact], "points")
 
 
-def charts_of_runs(runs: Sequence[RunRecord]) -> list[Chart]:
+def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
     """A curve per run in each chart."""
 
-    def chart(title: str, x_label: str, curve: Callable[[RunRecord], Curve]) -> Chart:
+    def chart(title: str, x_label: str, curve: Callable[[RunReader], Curve]) -> Chart:
         return Chart(title, [curve(run) for run in runs], x_label)
 
-    def trained(value: Value[TrainLine], factor: float = 1.0) -> Callable[[RunRecord], Curve]:
+    def trained(value: Value[TrainLine], factor: float = 1.0) -> Callable[[RunReader], Curve]:
         return lambda run: _curve(run.name, run.trained, value, factor)
 
     def validated(
-        value: Value[ValidationLine], place: Callable[[RunRecord], Callable[[int], float]]
-    ) -> Callable[[RunRecord], Curve]:
+        value: Value[ValidationLine], place: Callable[[RunReader], Callable[[int], float]]
+    ) -> Callable[[RunReader], Curve]:
         return lambda run: _curve(run.name, run.validated, value, points=True, x=place(run))
 
     return [
@@ -110,13 +110,13 @@ def charts_of_runs(runs: Sequence[RunRecord]) -> list[Chart]:
     ]
 
 
-def tokens_at(run: RunRecord) -> Callable[[int], float]:
+def tokens_at(run: RunReader) -> Callable[[int], float]:
     """Tokens seen by a step."""
     seen = {line.step: line.tokens for line in run.trained}
     return lambda step: seen.get(step, 0)
 
 
-def seconds_at(run: RunRecord) -> Callable[[int], float]:
+def seconds_at(run: RunReader) -> Callable[[int], float]:
     """Time that the steps up to one took, without what is between them."""
     times = accumulate(line.step_time for line in run.trained)
     spent = dict(zip((line.step for line in run.trained), times, strict=True))
@@ -135,14 +135,14 @@ def _curve(
     return Curve(label, [at for at, _ in points_of], [y for _, y in points_of], "points" if points else "line")
 
 
-def _gates(run: RunRecord) -> list[Curve]:
+def _gates(run: RunReader) -> list[Curve]:
     lines = [line for line in run.trained if line.gates]
     layers = min((len(line.gates) for line in lines), default=0)
     steps = [line.step for line in lines]
     return [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
 
 
-def _by_layer(run: RunRecord, values: Callable[[ValidationLine], tuple[float, ...]]) -> list[Curve]:
+def _by_layer(run: RunReader, values: Callable[[ValidationLine], tuple[float, ...]]) -> list[Curve]:
     lines = [line for line in run.validated if values(line)]
     layers = min((len(values(line)) for line in lines), default=0)
     steps = [line.step for line in lines]
@@ -151,6 +151,6 @@ def _by_layer(run: RunRecord, values: Callable[[ValidationLine], tuple[float, ..
     ]
 
 
-def _starts(run: RunRecord) -> list[int]:
+def _starts(run: RunReader) -> list[int]:
     """The steps at which attempts after the first began."""
     return sorted({record.from_step for record in run.attempts if record.from_step})

@@ -39,7 +39,7 @@ from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
 from infini_llama.tasks.report.page import page
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.files import write_atomic
 
 MOST_VALIDATIONS, MOST_ATTEMPTS, MOST_SAMPLES = 40, 20, 3  # the newest ones
@@ -60,13 +60,13 @@ def write_report(path: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: it is the folder of no run.
     """
-    run = RunRecord(path)
+    run = RunReader(path)
     report = path / "report.html"
     write_atomic(report, run_page(run))
     return loss_picture(run), report
 
 
-def loss_picture(run: RunRecord) -> Path:
+def loss_picture(run: RunReader) -> Path:
     """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
     picture, metrics = run.path / "loss.png", run.path / "metrics.jsonl"
     is_current = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
@@ -75,11 +75,11 @@ def loss_picture(run: RunRecord) -> Path:
     return picture
 
 
-def run_page(run: RunRecord) -> str:
+def run_page(run: RunReader) -> str:
     return page(run_document(run), reload_every=RELOAD_EVERY if run.state == "running" else 0)
 
 
-def run_document(run: RunRecord, ended: str = "") -> Document:
+def run_document(run: RunReader, ended: str = "") -> Document:
     """The run as far as it has come.
 
     Args:
@@ -117,7 +117,7 @@ def run_document(run: RunRecord, ended: str = "") -> Document:
     return Document(f"Run {run.name}", tuple(filter(None, parts)))
 
 
-def headline(run: RunRecord) -> dict[str, str]:
+def headline(run: RunReader) -> dict[str, str]:
     """The most important numbers that the run has."""
     results, last = run.results, run.validated[-1] if run.validated else None
     loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
@@ -137,7 +137,7 @@ def headline(run: RunRecord) -> dict[str, str]:
     return {name: text for name, text in numbers.items() if isinstance(text, str)}
 
 
-def _validations(run: RunRecord) -> list[Cells]:
+def _validations(run: RunReader) -> list[Cells]:
     """The last ones, the newest first."""
     return [
         {"step": line.step, "loss, nats per token": line.loss, "bits per byte": line.bits_per_byte}
@@ -145,7 +145,7 @@ def _validations(run: RunRecord) -> list[Cells]:
     ]
 
 
-def _time(run: RunRecord) -> list[Cells]:
+def _time(run: RunReader) -> list[Cells]:
     """The time since the first attempt by part, the largest first."""
     spent = sorted(run.goodput.parts().items(), key=lambda part: -part[1])
     wall = run.goodput.wall
@@ -156,7 +156,7 @@ def _time(run: RunRecord) -> list[Cells]:
     ]
 
 
-def _checkpoints(run: RunRecord) -> list[Cells]:
+def _checkpoints(run: RunReader) -> list[Cells]:
     return [
         {
             "checkpoint": one.name,
@@ -185,7 +185,7 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
     return "\n\n".join(filter(None, (table(rows), why)))
 
 
-def _evaluations(run: RunRecord) -> Iterator[Part]:
+def _evaluations(run: RunReader) -> Iterator[Part]:
     """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
     passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
     yield table(list(_losses(line for line in run.evaluations if isinstance(line, PerplexityLine))))
@@ -226,7 +226,7 @@ def _newest_first(samples: list[SampleLine]) -> Iterator[SampleLine]:
         yield from (sample for sample in samples if sample.step == step)
 
 
-def data_card(run: RunRecord) -> Cells:
+def data_card(run: RunReader) -> Cells:
     """The text, as the dataset's manifests describe it."""
     dataset = run.lineage.dataset
     if not run.dataset:
@@ -258,7 +258,7 @@ def data_card(run: RunRecord) -> Cells:
     }
 
 
-def _rows_and_filters(run: RunRecord) -> Iterator[Part]:
+def _rows_and_filters(run: RunReader) -> Iterator[Part]:
     """How well the rows are filled, and what was left out of the text."""
     if run.dataset:
         costs = run.dataset.rows.meta.packing
@@ -266,7 +266,7 @@ def _rows_and_filters(run: RunRecord) -> Iterator[Part]:
         yield Detail("Records read and skipped", facts(in_words(dict(run.dataset.tokens.meta.left_out))))
 
 
-def _model(run: RunRecord) -> Cells:
+def _model(run: RunReader) -> Cells:
     model, result = run.lineage.model.to_dict(), run.result
     return {
         "parameters": result.parameters if result else None,
@@ -276,7 +276,7 @@ def _model(run: RunRecord) -> Cells:
     }
 
 
-def _environment(run: RunRecord) -> Iterator[Part]:
+def _environment(run: RunReader) -> Iterator[Part]:
     if not (record := run.environment):
         return
     machine, plan = record.facts, record.plan

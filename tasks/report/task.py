@@ -11,7 +11,7 @@ from infini_llama.configs.errors import Preempted
 from infini_llama.tasks.document import Document, cell, markdown
 from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.report.run import loss_picture, run_document
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_reader import RunReader
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def card(path: Path, ended: str) -> str:
     """
     if not (path / "lineage.json").exists():  # refused before it began
         return markdown(Document(f"Run {path.name}", (cell(ended),)))
-    run, picture = RunRecord(path), ""
+    run, picture = RunReader(path), ""
     if run.trained:
         inside = base64.b64encode(loss_picture(run).read_bytes()).decode()
         picture = f"![Training and validation loss against the step](data:image/png;base64,{inside})"

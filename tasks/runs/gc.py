@@ -57,13 +57,15 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     lineages, damaged = _lineages(home)
     needed = {Path(lineage.resumed_from).resolve() for lineage in lineages.values() if lineage.resumed_from}
     used = {(home / lineage.dataset.path).resolve() for lineage in lineages.values()}
-    found = [*_of_datasets(home, rules, used), *_of_units(home)]
+    candidates = [*_of_datasets(home, rules, used), *_of_units(home)]
     for run in lineages:
-        found += _of_run(run, rules)
+        candidates += _of_run(run, rules)
     moment = time.time() - rules.older_than
     kept = MAY_BE_NEEDED if damaged else ()
     return [
-        one for one in found if one.kind not in kept and one.path.resolve() not in needed and _older(one.path, moment)
+        leftover
+        for leftover in candidates
+        if leftover.kind not in kept and leftover.path.resolve() not in needed and _older(leftover.path, moment)
     ]
 
 
@@ -116,8 +118,8 @@ def _unused(path: Path, used: set[Path]) -> bool:
 
 def _key(name: str) -> str:
     """The key in the name of a dataset, or of what belongs to one: <name>-<12 hexadecimal digits>."""
-    found = re.search(r"-([0-9a-f]{12})(?![0-9a-f])", name)
-    return found[1] if found else "unknown"
+    match = re.search(r"-([0-9a-f]{12})(?![0-9a-f])", name)
+    return match[1] if match else "unknown"
 
 
 def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
@@ -178,12 +180,12 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
         )
     files: list[FoundFile] = []
     in_use: list[KeptFile] = []
-    for one in leftovers(home, rules):
-        size, relative = size_of(one.path), one.path.relative_to(home).as_posix()
-        if (other := _remove(home, rules, one) if yes else lock_holder(one.lock)) is not None:
+    for leftover in leftovers(home, rules):
+        size, relative = size_of(leftover.path), leftover.path.relative_to(home).as_posix()
+        if (other := _remove(home, rules, leftover) if yes else lock_holder(leftover.lock)) is not None:
             in_use.append(KeptFile(path=relative, by=other))
         else:
-            files.append(FoundFile(path=relative, kind=one.kind, bytes=size))
+            files.append(FoundFile(path=relative, kind=leftover.kind, bytes=size))
     latest = home / "datasets" / "latest"
     if yes and latest.is_symlink() and not latest.exists():
         latest.unlink()
@@ -191,19 +193,19 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
     return Collected(removed=yes, bytes=total, files=tuple(files), in_use=tuple(in_use))
 
 
-def _remove(home: Path, rules: Rules, one: Leftover) -> str | None:
+def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:
     """Removes it under its lock, if it still may go then; the one who holds the lock otherwise."""
     try:
-        with Lock(one.lock):
-            if one not in leftovers(home, rules):
+        with Lock(leftover.lock):
+            if leftover not in leftovers(home, rules):
                 return "what became of it meanwhile"
-            if not one.path.is_dir() or one.path.is_symlink():
-                one.path.unlink(missing_ok=True)
-            elif one.kind == "temporary":
-                shutil.rmtree(one.path)
+            if not leftover.path.is_dir() or leftover.path.is_symlink():
+                leftover.path.unlink(missing_ok=True)
+            elif leftover.kind == "temporary":
+                shutil.rmtree(leftover.path)
             else:
-                remove(one.path)
-            log.info("removed %s", one.path)
+                remove(leftover.path)
+            log.info("removed %s", leftover.path)
     except Busy:
-        return lock_holder(one.lock) or "another process, a moment ago"
+        return lock_holder(leftover.lock) or "another process, a moment ago"
     return None

@@ -71,10 +71,10 @@ class Writer:
         before = len(self.texts[row])
         self.texts[row] += piece
         # Only a stop string that the new piece is part of can be new.
-        found = [self.texts[row].find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
-        if not any(place >= 0 for place in found):
+        places = [self.texts[row].find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        if not any(place >= 0 for place in places):
             return False
-        self.texts[row] = self.texts[row][: min(place for place in found if place >= 0)]
+        self.texts[row] = self.texts[row][: min(place for place in places if place >= 0)]
         self._ended.add(row)
         return True
 

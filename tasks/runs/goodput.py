@@ -61,8 +61,8 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     """
     spent = dict.fromkeys(PARTS, 0.0)
     records = {record.attempt: record for record in read_attempts(run)}
-    found = [_attempt(folder, records.get(number_of(folder))) for folder in attempt_folders(run)]
-    begun = [attempt for attempt in found if attempt is not None]
+    measured = [_attempt(folder, records.get(number_of(folder))) for folder in attempt_folders(run)]
+    begun = [attempt for attempt in measured if attempt is not None]
     later = [attempt.from_step for attempt in begun[1:]] + ([] if from_step is None else [from_step])
     for number, attempt in enumerate(begun):
         kept = min(later[number:], default=None)

@@ -37,6 +37,14 @@ class Heartbeat:
     A `ledger` counts the time of each phase.
     """
 
+    def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
+        self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.attempt_dir = attempt_dir
+        self.step: int = 0
+        self.phase, self.ledger = "start", ledger
+        self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
+        self.beat("start")
+
     def publish(self) -> None:
         """Have a thread write the file through to the other machines of a network filesystem, once per second.
 
@@ -55,14 +63,6 @@ class Heartbeat:
                     dumped = True
                     faulthandler.dump_traceback(all_threads=True)
             time.sleep(PUBLISH_SECONDS)
-
-    def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
-        self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.attempt_dir = attempt_dir
-        self.step: int = 0
-        self.phase, self.ledger = "start", ledger
-        self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
-        self.beat("start")
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Record that this rank enters `phase` of the step after `step` completed ones (default: as before)."""

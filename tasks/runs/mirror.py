@@ -271,17 +271,17 @@ def _records(mirror: Mirror, run: Path) -> None:
 
 def _of_another(mirror: Mirror, run: Path) -> Path | None:
     """The newest copy of a later step that this folder never had: another machine took the run further, and its copy is left whole."""
-    here = checkpoints.latest_step(run / "checkpoints")
-    ahead = [path for path in mirror.kept(run / "checkpoints") if checkpoints.step_of(path) > here]
+    newest = checkpoints.latest_step(run / "checkpoints")
+    ahead = [path for path in mirror.kept(run / "checkpoints") if checkpoints.step_of(path) > newest]
     return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
 
 
 def _delete_pruned(mirror: Mirror, run: Path) -> None:
     """Follows the pruning of this run's checkpoints, and its going back to an older one."""
-    here = [checkpoint.path for checkpoint in checkpoints.committed(run / "checkpoints")]
-    newest = checkpoints.step_of(here[0]) if here else 0
+    committed = [checkpoint.path for checkpoint in checkpoints.committed(run / "checkpoints")]
+    newest = checkpoints.step_of(committed[0]) if committed else 0
     for path in mirror.kept(run / "checkpoints"):
-        if path not in here and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
+        if path not in committed and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
             mirror.delete(path)
 
 

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine
 from infini_llama.tasks.records.record import Record
@@ -68,13 +69,18 @@ class RunFolder:
     summary = _Entry("summary.json")
     config = _Entry("config.yaml")
 
+    @classmethod
+    def of(cls, runtime: RuntimeConfig) -> "RunFolder":
+        """The folder of the run that a configuration names."""
+        return cls(runtime.home.resolve() / "runs" / runtime.name)
+
     @property
     def id(self) -> str:
         """The run's id: that of lineage.json, unless its other records agree on another one; "" before the first record."""
         resolved = [path for path in map(resolved_path, attempt_folders(self)) if path.exists()]
-        own, *others = map(_id_in, (self.lineage, *resolved[-1:], self.environment))
+        in_lineage, *others = map(_id_in, (self.lineage, *resolved[-1:], self.environment))
         others = [other for other in others if other]
-        return own if own in others or not others else others[0]
+        return in_lineage if in_lineage in others or not others else others[0]
 
     def read(self, kind: type[RecordType], path: Path) -> RecordType:
         """The record in a file of this folder; one without an id may be of any run.
@@ -82,9 +88,9 @@ class RunFolder:
         Raises:
             Damaged: there is none, it is not as it was written, or it is of another run.
         """
-        fields, own = read_fields(path), self.id
-        if own and (stored := fields.get(RUN_ID, own)) != own:
-            raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {own}.")
+        fields, run_id = read_fields(path), self.id
+        if run_id and (stored := fields.get(RUN_ID, run_id)) != run_id:
+            raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}.")
         return as_record(kind, fields, path)
 
     def find(self, kind: type[RecordType], path: Path) -> RecordType | None:

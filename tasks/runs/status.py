@@ -101,15 +101,15 @@ def classify(returncode: int, statuses: Sequence[RankStatus | None], log_folder:
         log_folder: named in the message, for people.
         hint: why no worker may have started.
     """
-    found = [status for status in statuses if status]
-    if len(found) == len(statuses) and all(status.state == "done" for status in found):
-        return Outcome("done", ExitCode.FINISHED, "finished", found[0].step)
-    failed = sorted((status for status in found if status.state == "failed"), key=lambda status: status.time)
-    own = [status for status in failed if not (status.error and status.error.peer_lost)]
-    if own:
-        return _failed(own[0], log_folder)
+    written = [status for status in statuses if status]
+    if len(written) == len(statuses) and all(status.state == "done" for status in written):
+        return Outcome("done", ExitCode.FINISHED, "finished", written[0].step)
+    failed = sorted((status for status in written if status.state == "failed"), key=lambda status: status.time)
+    causes = [status for status in failed if not (status.error and status.error.peer_lost)]
+    if causes:
+        return _failed(causes[0], log_folder)
     silent = [rank for rank, status in enumerate(statuses) if status is None or status.state == "running"]
-    preempted = [status for status in found if status.state == "preempted"]
+    preempted = [status for status in written if status.state == "preempted"]
     if preempted and not failed and not silent:
         return Outcome(
             "preempted",

@@ -78,13 +78,13 @@ def staging(target: Path) -> Path:
 
 def _files_below(folder: Path) -> list[Path]:
     """Every file and link of an artifact, relative to it, without those of the artifacts nested in it."""
-    found = []
+    relatives = []
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if Path(root, name).is_symlink()]
-        found += [Path(root, name).relative_to(folder) for name in [*files, *links]]
+        relatives += [Path(root, name).relative_to(folder) for name in [*files, *links]]
         if Path(root) == folder and NESTED in folders and NESTED not in links:
             folders.remove(NESTED)
-    return sorted(found)
+    return sorted(relatives)
 
 
 def commit(
@@ -184,21 +184,23 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
         raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
     fields = _fields_of(file)
     try:
-        found = AnyManifest.model_validate(fields)
-        if found.kind != kind:
-            raise Damaged(f"{path} is a {found.kind}, not a {kind}.")
-        if found.format_version != FORMAT_VERSIONS[kind]:
+        manifest = AnyManifest.model_validate(fields)
+        if manifest.kind != kind:
+            raise Damaged(f"{path} is a {manifest.kind}, not a {kind}.")
+        if manifest.format_version != FORMAT_VERSIONS[kind]:
             raise Damaged(
-                f"{path} has format version {found.format_version} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
+                f"{path} has format version {manifest.format_version} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
                 "use the version of infini-llama that wrote it, or build it again."
             )
-        if key is not None and (stored := found.meta.get("key")) != key:
+        if key is not None and (stored := manifest.meta.get("key")) != key:
             raise Damaged(f"{path} holds a {kind} with key {stored}; the key of this name is {key}.")
-        for name in found.files:
+        for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
                 raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
-        if found.digest != checksum_of({name: fields[name] for name in ("kind", "format_version", "files", "content")}):
-            raise Damaged(f"{file} has digest {found.digest}, which is not that of its files and content.")
+        if manifest.digest != checksum_of(
+            {name: fields[name] for name in ("kind", "format_version", "files", "content")}
+        ):
+            raise Damaged(f"{file} has digest {manifest.digest}, which is not that of its files and content.")
         return form.model_validate(fields)
     except ValidationError as fault:
         raise Damaged(f"{file}: {first_fault(fault)}.") from None
@@ -212,9 +214,9 @@ def _fields_of(file: Path) -> JsonObject:
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.keys() != Manifest.model_fields.keys():
             raise Damaged(f"{file} is not a manifest.")
-        own = checksum_of({key: value for key, value in fields.items() if key != SELF_CHECKSUM})
+        checksum = checksum_of({key: value for key, value in fields.items() if key != SELF_CHECKSUM})
         # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
-        if fields[SELF_CHECKSUM] != own or _serialized(fields) != text:
+        if fields[SELF_CHECKSUM] != checksum or _serialized(fields) != text:
             raise Damaged(f"{file} does not match its own checksum.")
     except (ValueError, RecursionError):
         raise Damaged(f"{file} is not JSON.") from None
@@ -234,15 +236,15 @@ def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> Any
             raise Damaged(f"{file} is missing.")
         with readable(file):
             size = file.stat().st_size
-            found = file_checksum(file) if checksums and size == expected.size else expected.checksum
+            checksum = file_checksum(file) if checksums and size == expected.size else expected.checksum
         if size != expected.size:
             raise Damaged(f"{file} has {size} bytes; its manifest says {expected.size}.")
-        if found != expected.checksum:
+        if checksum != expected.checksum:
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):
-        known = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
-        hidden = any(part.startswith(".") for part in relative.parts)  # .DS_Store, .nfs…: no reader opens them
-        if not known and not hidden and not relative.match(USERS_CACHE):
+        is_listed = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
+        is_hidden = any(part.startswith(".") for part in relative.parts)  # .DS_Store, .nfs…: no reader opens them
+        if not is_listed and not is_hidden and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
 

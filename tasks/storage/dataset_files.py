@@ -74,10 +74,10 @@ def read_file(dataset: Path, name: str) -> bytes:
     """
     path, expected = dataset / name, verified_manifest(dataset).files[name].checksum
     with repairable(), readable(path):
-        found = path.read_bytes()
-        if f"blake3:{blake3(found).hexdigest()}" != expected:
+        contents = path.read_bytes()
+        if f"blake3:{blake3(contents).hexdigest()}" != expected:
             raise Damaged(f"{path} does not have the bytes its manifest says (checksum differs).")
-    return found
+    return contents
 
 
 @contextmanager

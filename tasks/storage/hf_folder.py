@@ -60,10 +60,10 @@ def open_folder(path: Path) -> Folder:
         config = hf.config_from_hf(_json(path / "config.json"))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path / 'config.json'}: {error}.") from None
-    found = {name: file for file in weight_files(path) for name in names_in(file)}
-    if (path / INDEX).is_file() and (missing := sorted(_weight_map(path).keys() - found.keys())):
+    file_of = {name: file for file in weight_files(path) for name in names_in(file)}
+    if (path / INDEX).is_file() and (missing := sorted(_weight_map(path).keys() - file_of.keys())):
         raise DataError(f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again.")
-    return Folder(path, config, found)
+    return Folder(path, config, file_of)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -206,10 +206,10 @@ class Lease:
     def _rival(self) -> LeaseRecord | None:
         """What another machine has written there."""
         try:
-            found = LeaseRecord.model_validate_json(self.path.read_bytes())
+            lease = LeaseRecord.model_validate_json(self.path.read_bytes())
         except (OSError, ValueError):
             return None
-        return found if found.kernel != self.mine.kernel else None
+        return lease if lease.kernel != self.mine.kernel else None
 
     def _busy(self, rival: LeaseRecord) -> Busy:
         return Busy(

@@ -166,7 +166,7 @@ class TensorWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         parts: defaultdict[str, list[TensorPart]] = defaultdict(list)
-        for written in (one for of_rank in results for one in of_rank):
+        for written in (written for of_rank in results for written in of_rank):
             place: Location = written.storage_data
             self.checksums[place.file] = place.checksum
             entry = metadata.state_dict_metadata[written.index.fqn]

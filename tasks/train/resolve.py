@@ -43,7 +43,7 @@ def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
             every difference.
     """
     home = config.runtime.home.resolve()
-    run = RunFolder(home / "runs" / config.runtime.name)
+    run = RunFolder.of(config.runtime)
     before = run.read_lineage()
     initial = initial_weights(config.train.init_from, before)
     vocabulary = (initial or dataset).vocab_size
@@ -90,7 +90,7 @@ def plan_attempt(
     Raises:
         ConfigError: runtime.resume names no checkpoint of this run.
     """
-    run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
+    run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
     if resume in ("must", "never", "best") and is_retry(run, invocation):
         resume = "auto"  # the rule holds for the first attempt of a command

@@ -166,5 +166,5 @@ class Retries:
 
 def retries_for(runtime: RuntimeConfig) -> Retries:
     """The policy of a run's configuration."""
-    folder = runtime.home / "runs" / runtime.name / "checkpoints"
-    return Retries(runtime.retries, runtime.retry_delay, lambda: checkpoints.latest_step(folder))
+    run = RunFolder.of(runtime)
+    return Retries(runtime.retries, runtime.retry_delay, lambda: checkpoints.latest_step(run.checkpoints))

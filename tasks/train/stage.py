@@ -17,8 +17,8 @@ from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.record import RunRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import run_attempt
@@ -57,12 +57,12 @@ def train(
         TrainFailed: the workers failed; `retryable` says whether another call may help.
         Busy: another process, here or on another machine, trains this run.
     """
-    run = RunFolder(config.runtime.home.resolve() / "runs" / config.runtime.name)
+    run = RunFolder.of(config.runtime)
     with hold_run(run, config.runtime, each_poll) as (lock, poll):
         plan = environment.plan
         lineage = claim_run(config, dataset, plan)
         run.write(run.environment, environment.record)
-        if RunRecord(run.path).result:
+        if RunReader(run.path).result:
             if config.runtime.resume == "never" and not is_retry(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)
@@ -123,7 +123,7 @@ def write_summary(run: RunFolder) -> RunSummary:
     Raises:
         Damaged: result.json is missing, damaged or not of the newest checkpoint.
     """
-    summary = RunRecord(run.path).summary
+    summary = RunReader(run.path).summary
     if summary is None:
         raise Damaged(f"{run.result} is not the result of the newest checkpoint; run the same command again.")
     run.write(run.summary, summary)

@@ -7,7 +7,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.run import write_report
-from infini_llama.tasks.runs.record import RunRecord
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import Lock
 
 
@@ -44,7 +44,7 @@ def test_a_running_run(make_run, read_page):
     assert "running; step 33 of 60" in page.text
     assert 'http-equiv="refresh"' in (folder / "report.html").read_text()
     assert page.elements.count("svg") == 6
-    assert RunRecord(folder).state == "stopped"
+    assert RunReader(folder).state == "stopped"
 
 
 def test_a_run_without_steps(make_run, read_page):
@@ -61,7 +61,7 @@ def test_an_ending_before_a_resume_is_not_the_result(make_run):
     folder = make_run()
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"steps": 40}))
-    assert RunRecord(folder).result is None and RunRecord(folder).state == "to finish"
+    assert RunReader(folder).result is None and RunReader(folder).state == "to finish"
 
 
 def test_optional_metrics_and_samples_are_shown(make_run, read_page):

@@ -10,8 +10,8 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.runs import gc
 from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
-from infini_llama.tasks.runs.record import list_runs
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import list_runs
 from infini_llama.tasks.storage.artifacts import move_aside, staging
 from infini_llama.tasks.storage.locks import Lock
 from support.made_up_runs import add_checkpoint

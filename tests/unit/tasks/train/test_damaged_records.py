@@ -14,7 +14,6 @@ from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.gc import Rules, collect, leftovers
-from infini_llama.tasks.runs.record import RunRecord, list_runs
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
@@ -22,6 +21,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
     write_resolved,
 )
+from infini_llama.tasks.runs.run_reader import RunReader, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.storage.record_files import append_line
@@ -68,7 +68,7 @@ def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, cap
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_without_a_copy_is_named(run, caplog, text):
     run.lineage.write_text(text)
-    for reads in (run.read_lineage, lambda: RunRecord(run.path).lineage):
+    for reads in (run.read_lineage, lambda: RunReader(run.path).lineage):
         with pytest.raises(Damaged, match=str(run.lineage)):
             reads()
     home = run.path.parents[1]
@@ -104,8 +104,8 @@ def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
 def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name):
     add_attempt(run, 1, make_resolved(run.path))
     (run.path / name).mkdir(parents=True)
-    described = RunRecord(run.path).description
-    assert described.checkpoints and RunRecord(run.path).goodput and RunRecord(run.path).evaluations == []
+    described = RunReader(run.path).description
+    assert described.checkpoints and RunReader(run.path).goodput and RunReader(run.path).evaluations == []
     assert str(run.path / name) in caplog.text or name == "lock"
     with pytest.raises(DataError, match=name):
         if name == "lock":
@@ -121,7 +121,7 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
 def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missing):
     """A run that began from another run's checkpoint has no lines of its first steps."""
     run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in steps))
-    assert len(RunRecord(run.path).metrics) == len(steps)
+    assert len(RunReader(run.path).metrics) == len(steps)
     assert (f"{run.metrics} has no line for {missing} " in caplog.text) == (missing > 0)
 
 
@@ -147,22 +147,22 @@ def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
 
 def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     run.write_config({"train": {"learning_rate": 0.25}})
-    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.25}} and str(run.config) not in caplog.text
+    assert RunReader(run.path).config == {"train": {"learning_rate": 0.25}} and str(run.config) not in caplog.text
     text = run.config.read_text().replace("0.25", "0.75")
     run.config.write_text(text)
     assert (
-        RunRecord(run.path).config["train"]["learning_rate"] == TrainingConfig().learning_rate
+        RunReader(run.path).config["train"]["learning_rate"] == TrainingConfig().learning_rate
         and str(run.config) in caplog.text
     )
     run.config.write_text(text.partition("\n")[2])  # as one who changes it on purpose does
-    assert RunRecord(run.path).config == {"train": {"learning_rate": 0.75}}
+    assert RunReader(run.path).config == {"train": {"learning_rate": 0.75}}
 
 
 @pytest.mark.parametrize("name", ["result.json", "environment.json"])
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_result_or_environment_is_named(run, caplog, name, text):
     (run.path / name).write_text(text)
-    record = RunRecord(run.path)
+    record = RunReader(run.path)
     assert (record.result if name == "result.json" else record.environment) is None
     assert str(run.path / name) in caplog.text
 
@@ -170,7 +170,7 @@ def test_a_damaged_result_or_environment_is_named(run, caplog, name, text):
 @pytest.mark.parametrize(("max_steps", "state"), [(12, "finished"), (16, "finished"), (20, "not begun")])
 def test_a_run_is_finished_once_it_has_its_steps_or_more(run, max_steps, state):
     run.write(run.lineage, changed(run.require_lineage(), max_steps=max_steps))
-    assert RunRecord(run.path).state == state and (RunRecord(run.path).summary is None) == (state != "finished")
+    assert RunReader(run.path).state == state and (RunReader(run.path).summary is None) == (state != "finished")
 
 
 @pytest.mark.parametrize(("patience", "state"), [(3, "finished"), (4, "not begun"), (None, "not begun")])
@@ -178,16 +178,16 @@ def test_a_run_that_stopped_early_is_finished_under_the_same_patience(run, patie
     train = changed(TrainingConfig(), early_stopping_patience=patience)
     run.write(run.lineage, changed(run.require_lineage(), max_steps=20, train=train))
     add_result(run, 16, stopped_early=3)
-    assert RunRecord(run.path).state == state
+    assert RunReader(run.path).state == state
 
 
 def test_a_result_that_is_not_of_the_newest_checkpoint_is_not_used(run, caplog):
     add_result(run, 16, checkpoint_digest="blake3:0")
-    assert RunRecord(run.path).result is None and str(run.result) in caplog.text
+    assert RunReader(run.path).result is None and str(run.result) in caplog.text
     add_result(run, 16)
-    assert RunRecord(run.path).result
+    assert RunReader(run.path).result
     add_checkpoint(run.checkpoints, 20)
-    assert RunRecord(run.path).result is None
+    assert RunReader(run.path).result is None
 
 
 def test_a_summary_without_metrics_has_no_losses(run):
@@ -216,7 +216,7 @@ def test_invalid_utf_8_lines_are_bad_lines(run):
     (run.path / "config.yaml").write_bytes(b"\xff: [")
     (run.path / "evaluations.jsonl").write_bytes(b"\xff\n[1]\n")
     run.samples.write_bytes(b"\xff\n[1]\n")
-    record = RunRecord(run.path)
+    record = RunReader(run.path)
     assert (record.attempts, record.evaluations, record.samples) == ([], [], [])
     assert record.config["train"] == TrainingConfig().model_dump(mode="json") and record.goodput.wall == 0.0
 
@@ -226,4 +226,4 @@ def test_a_folder_that_is_no_attempt_is_ignored(run):
     for name in ("attempt-old", "attempt-01.bak", "attempt-", "attempt-2 (copy)"):
         (folder.parent / name).mkdir()
     assert attempt_folders(run) == [folder] and record_killed_attempts(run) == 2
-    assert RunRecord(run.path).goodput.wall == 0.0
+    assert RunReader(run.path).goodput.wall == 0.0

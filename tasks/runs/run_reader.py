@@ -50,8 +50,8 @@ class DatasetManifests:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """The records of the run in folder `path`; each file is read once.
+class RunReader:
+    """Reads the records of the run in folder `path`; each file once.
 
     Raises:
         ConfigError: on reading the lineage: it is the folder of no run.
@@ -297,7 +297,7 @@ def list_runs(home: Path) -> list[RunResults]:
             log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.parent.name)
     for path in (home / "runs").glob("*/lineage.json"):
         try:
-            runs.append(RunRecord(path.parent).results)
+            runs.append(RunReader(path.parent).results)
         except Damaged as fault:
             log.warning("run %s is skipped: %s", path.parent.name, fault)
     return sorted(runs, key=lambda run: run.age)
