@@ -14,7 +14,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 def escaped(text: str) -> str:
     """Text of others for a terminal: control characters, which it would obey, as escape sequences such as \\x1b."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class ExitCode(IntEnum):

@@ -145,12 +145,12 @@ def reasons_of(error: ErrorDetails) -> tuple[str, ...]:
 
 def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[str], str]]:
     """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
-    section, known = _dotted(error["loc"]), all_keys()
-    of_section = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
+    section, every_key = _dotted(error["loc"]), all_keys()
+    of_section = [key.removeprefix(f"{section}.") for key in every_key if key.startswith(f"{section}.")]
     for rule in reasons_of(error):
         if of_section:
             rule = re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, of_section))})(?==)", rf"{section}.\1", rule)
-        named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in known}
+        named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in every_key}
         yield named or {".".join(fields)}, rule if named or not section else f"{section}: {rule}"
 
 

@@ -124,10 +124,10 @@ def parse_json(text: str) -> JsonValue:
 
 def dotted(section: JsonObject, before: str = "") -> JsonObject:
     """{"train": {"seed": 1}} as {"train.seed": 1}."""
-    found: JsonObject = {}
+    flat: JsonObject = {}
     for key, value in section.items():
-        found |= dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return found
+        flat |= dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return flat
 
 
 def _integer(text: str) -> int:

@@ -69,8 +69,9 @@ def packed(costs: RowCosts) -> dict[str, str]:
 def passkey_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     """Fraction of passkeys found: one row per length, one column per depth."""
     rows: dict[int, dict[str, object]] = {}
-    for one in (cell for cell in cells if cell.depth is not None):
-        rows.setdefault(one.length, {"tokens": one.tokens})[f"depth {one.depth:g}"] = f"{one.found:.0%}"
+    for cell in cells:
+        if cell.depth is not None:
+            rows.setdefault(cell.length, {"tokens": cell.tokens})[f"depth {cell.depth:g}"] = f"{cell.found:.0%}"
     return list(rows.values())
 
 
@@ -78,13 +79,13 @@ def distance_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     """Fraction of passkeys found: one row per number of segment boundaries."""
     return [
         {
-            "boundaries": one.boundaries,
-            "tokens": one.tokens,
-            "found": f"{one.found:.0%}",
-            "by token": " ".join(f"{right:.0%}" for right in one.right_by_token),
+            "boundaries": cell.boundaries,
+            "tokens": cell.tokens,
+            "found": f"{cell.found:.0%}",
+            "by token": " ".join(f"{right:.0%}" for right in cell.right_by_token),
         }
-        for one in cells
-        if one.depth is None
+        for cell in cells
+        if cell.depth is None
     ]
 
 
@@ -95,14 +96,14 @@ def control_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
         return "-" if value is None else f"{value:.0%}"
 
     rows: list[dict[str, object]] = []
-    for one in cells:
-        if one.controls:
-            row: dict[str, object] = {"tokens": one.tokens}
-            if one.depth is not None:
-                row["depth"] = f"{one.depth:g}"
-            row["own number, another text's memory"] = share(one.controls.swapped_own)
-            row["the other text's number"] = share(one.controls.swapped_other)
-            row["own number, filler's memory"] = share(one.controls.filler_alone)
+    for cell in cells:
+        if cell.controls:
+            row: dict[str, object] = {"tokens": cell.tokens}
+            if cell.depth is not None:
+                row["depth"] = f"{cell.depth:g}"
+            row["own number, another text's memory"] = share(cell.controls.swapped_own)
+            row["the other text's number"] = share(cell.controls.swapped_other)
+            row["own number, filler's memory"] = share(cell.controls.filler_alone)
             rows.append(row)
     return rows
 

@@ -212,10 +212,10 @@ def write_code(folder: Path) -> None:
 
 def needed(text: str) -> set[str]:
     """Files of `model` that a source text imports."""
-    found: set[str] = set()
+    files: set[str] = set()
     for _, module, names in IMPORT.findall(text):
-        found |= {module[1:]} if module else {name.strip() for name in names.split(",")}
-    return found
+        files |= {module[1:]} if module else {name.strip() for name in names.split(",")}
+    return files
 
 
 def _relative(match: re.Match[str]) -> str:

@@ -45,12 +45,12 @@ class InfiniLlamaConfig(PreTrainedConfig):
     model_type = "infini_llama"
 
     def __init__(self, infini_llama: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        own = dict(infini_llama or {})
-        own |= {
+        values = dict(infini_llama or {})
+        values |= {
             field.name: kwargs.pop(field.name) for field in fields(LlamaConfig) if field.name in kwargs.keys() - BESIDE
         }
-        self.infini_llama = own
-        super().__init__(**({name: own[name] for name in BESIDE if name in own} | kwargs))
+        self.infini_llama = values
+        super().__init__(**({name: values[name] for name in BESIDE if name in values} | kwargs))
 
     def llama(self) -> LlamaConfig:
         """The model's own configuration."""
@@ -156,12 +156,12 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output = CausalLMOutputWithPast(
             loss=loss,  # type: ignore
             logits=logits,  # type: ignore
             past_key_values=past,  # type: ignore
-            hidden_states=tuple(hidden_states) if wanted else None,  # type: ignore
+            hidden_states=tuple(hidden_states) if with_hidden_states else None,  # type: ignore
         )
         return output.to_tuple() if return_dict is False else output
 

@@ -116,7 +116,7 @@ class Corpus:
             share = 0.0 if held_out else data.validation_fraction
             self.sources.append(SourceParts(name, parts_of(files, share), parts_of(held_out, 1.0)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
-        self.known = KnownParts(home / "units" / "parts", self.filters)
+        self.earlier_reports = KnownParts(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
 
     @property
@@ -140,7 +140,7 @@ class Corpus:
     def recall(self) -> bool:
         """Look up what was read of the parts before; whether that is all. No text is read."""
         for part in self.parts:
-            if part not in self.reports and (report := self.known.get(part)) is not None:
+            if part not in self.reports and (report := self.earlier_reports.get(part)) is not None:
                 self.reports[part] = report
         return len(self.reports) == len(self.parts)
 
@@ -161,7 +161,7 @@ class Corpus:
         if self.reports.get(part, report) != report:
             raise DataError(f"{part} changed while it was being prepared; run the same command again.")
         self.reports[part] = report
-        self.known.remember(part, report)
+        self.earlier_reports.remember(part, report)
 
     def prepare(self, recipe: Recipe) -> None:
         """Writes the units that are not in the store or do not verify there, by `data.num_workers` processes or a cluster.

@@ -158,10 +158,10 @@ def _dask(job: Job, data: DataConfig) -> Iterator[Pool]:
         except OSError as fault:
             raise _silent("DASK_SCHEDULER_ADDRESS", fault) from None
         with client, client.get_executor(pure=False) as executor:
-            here, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
+            driver_versions, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
             yield Pool(
                 max(size, data.num_workers),
-                lambda part: executor.submit(prepare_part_elsewhere, job, part, here),
+                lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
                 distributed.KilledWorker,
             )
 
@@ -183,10 +183,12 @@ def _ray(job: Job, data: DataConfig) -> Iterator[Pool]:
     except ConnectionError as fault:
         raise _silent("RAY_ADDRESS", fault) from None
     with context:
-        here, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
+        driver_versions, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
-            yield Pool(size, lambda part: remote.remote(job, part, here).future(), ray.exceptions.WorkerCrashedError)
+            yield Pool(
+                size, lambda part: remote.remote(job, part, driver_versions).future(), ray.exceptions.WorkerCrashedError
+            )
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 

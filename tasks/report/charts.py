@@ -51,7 +51,7 @@ def svg(chart: Chart) -> str:
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
     drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
-    drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda found: VARIABLES[found[0]], drawn.replace(LINE, VARIABLES[LINE]))
+    drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda match: VARIABLES[match[0]], drawn.replace(LINE, VARIABLES[LINE]))
     drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{html.escape(chart.title)}" ', 1)
     end = drawn.rindex("</svg>")
     return drawn[:end] + values + drawn[end:]

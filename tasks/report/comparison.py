@@ -27,8 +27,8 @@ def compare(paths: list[Path]) -> Comparison:
     """
     runs = _records(paths)
     settings = {name: _settings(run) for name, run in runs.items()}
-    keys = dict.fromkeys(key for one in settings.values() for key in one)
-    beside = {key: {name: one.get(key) for name, one in settings.items()} for key in keys}
+    keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
+    beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}
     rows = {(run.lineage.dataset.digest, run.lineage.dataset.chunks_digest) for run in runs.values()}
     sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(

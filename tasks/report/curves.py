@@ -37,7 +37,7 @@ def charts_of_run(run: RunReader) -> list[Chart]:
     """Every chart of a run; what it has not recorded is left out where it is drawn."""
     trained, marks = run.trained, _starts(run)
 
-    def one(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
+    def chart(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
         return Chart(title, [_curve("", trained, value, factor)], marks=marks, log=log)
 
     bits = _curve("", run.validated, lambda line: line.bits_per_byte, points=True)
@@ -49,11 +49,11 @@ def charts_of_run(run: RunReader) -> list[Chart]:
     return [
         loss_chart(run),
         Chart("Validation, bits per byte", [bits], marks=marks),
-        *(one(*spec) for spec in OF_STEPS),
-        one("Parameter norm", lambda line: line.param_norm),
+        *(chart(*spec) for spec in OF_STEPS),
+        chart("Parameter norm", lambda line: line.param_norm),
         Chart("Seconds per step", spent, marks=marks),
-        one("Memory, GB", lambda line: line.memory_peak, 1e-9),
-        one("Loss scale", lambda line: line.loss_scale, log=True),
+        chart("Memory, GB", lambda line: line.memory_peak, 1e-9),
+        chart("Loss scale", lambda line: line.loss_scale, log=True),
         Chart("Mean gate: fraction of memory in Infini-attention's output", _gates(run), marks=marks),
         Chart(
             "What is read from memory, relative to local attention",

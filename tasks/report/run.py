@@ -103,10 +103,10 @@ def run_document(run: RunReader, ended: str = "") -> Document:
         *section("Evaluations", *_evaluations(run)),
         *section(
             "Samples",
-            *(f"Step {one.step:,}:\n\n{text_block(one.text)}" for one in samples[:MOST_SAMPLES]),
+            *(f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in samples[:MOST_SAMPLES]),
             Detail(
                 "Earlier samples",
-                "\n\n".join(f"Step {one.step:,}:\n\n{text_block(one.text)}" for one in samples[MOST_SAMPLES:]),
+                "\n\n".join(f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in samples[MOST_SAMPLES:]),
             ),
         ),
         *section("Data", facts(data_card(run)), *_rows_and_filters(run)),
@@ -159,29 +159,29 @@ def _time(run: RunReader) -> list[Cells]:
 def _checkpoints(run: RunReader) -> list[Cells]:
     return [
         {
-            "checkpoint": one.name,
+            "checkpoint": checkpoint.name,
             "validation loss, nats per token": "not evaluated there"
-            if one.validation_loss is None
-            else f"{one.validation_loss:.4f}",
-            "size": in_bytes(one.bytes),
-            "": one.pointers,
+            if checkpoint.validation_loss is None
+            else f"{checkpoint.validation_loss:.4f}",
+            "size": in_bytes(checkpoint.bytes),
+            "": checkpoint.pointers,
         }
-        for one in run.checkpoints
+        for checkpoint in run.checkpoints
     ]
 
 
 def _attempts(attempts: list[AttemptRecord]) -> str:
     rows = [
         {
-            "attempt": one.attempt,
-            "from step": one.from_step,
-            "newest checkpoint": one.checkpoint_step,
-            "took": in_time(one.seconds) if one.seconds is not None else "unknown",
-            "end": f"{one.kind} ({one.code})",
+            "attempt": record.attempt,
+            "from step": record.from_step,
+            "newest checkpoint": record.checkpoint_step,
+            "took": in_time(record.seconds) if record.seconds is not None else "unknown",
+            "end": f"{record.kind} ({record.code})",
         }
-        for one in attempts
+        for record in attempts
     ]
-    why = bullets(f"attempt {one.attempt}: {cell(one.message)}" for one in attempts if one.code)
+    why = bullets(f"attempt {record.attempt}: {cell(record.message)}" for record in attempts if record.code)
     return "\n\n".join(filter(None, (table(rows), why)))
 
 

@@ -131,8 +131,8 @@ def _manifest_of_rows(dataset: Path, chunks: Path) -> str:
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
-    if (found := check(folder, kind, checksums).digest) != digest:
-        raise Damaged(f"{folder} is not what preprocess returned: its digest is {found}, and {digest} was expected.")
+    if (actual := check(folder, kind, checksums).digest) != digest:
+        raise Damaged(f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was expected.")
     return f"every {'checksum' if checksums else 'size'}; {digest}"
 
 
@@ -160,8 +160,8 @@ def _tokens(dataset: Path) -> str:
     for split in SPLITS:
         _check_split(dataset, split, content)
         for source in content[split].sources:
-            own = [shard for shard in content[split].shards if shard.source == source.name]
-            counted = (sum(shard.documents for shard in own), sum(shard.tokens for shard in own))
+            shards = [shard for shard in content[split].shards if shard.source == source.name]
+            counted = (sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards))
             if counted != (source.documents, source.tokens):
                 raise Damaged(
                     f"the shards of '{source.name}' in {dataset / split} do not add up to what the manifest says of it."
@@ -175,9 +175,11 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
         placed = zip(facts.shards, _before(facts.shards), strict=True)
-        for number, (own, counted) in enumerate(pool.map(partial(_check_shard, dataset, content), placed), start=1):
-            lengths.append(own)
-            counts += counted
+        for number, (shard_lengths, shard_counts) in enumerate(
+            pool.map(partial(_check_shard, dataset, content), placed), start=1
+        ):
+            lengths.append(shard_lengths)
+            counts += shard_counts
             progress = Reached(number, len(facts.shards), "shards")
             log.info("checking the tokens of %s", split, extra={"progress": progress})
     every = np.concatenate(lengths)
@@ -208,10 +210,10 @@ def _check_shard(
     offsets, values = map_shard(path)
     names = ("documents", "tokens", "first_document", "first_token")
     stated = (shard.documents, shard.tokens, shard.first_document, shard.first_token)
-    found = (len(offsets) - 1, len(values), documents, tokens)
-    if found != stated:
-        here, there = (dict(zip(names, numbers, strict=True)) for numbers in (found, stated))
-        raise Damaged(f"{path} has {here}; the manifest says {there}.")
+    counted = (len(offsets) - 1, len(values), documents, tokens)
+    if counted != stated:
+        of_shard, of_manifest = (dict(zip(names, numbers, strict=True)) for numbers in (counted, stated))
+        raise Damaged(f"{path} has {of_shard}; the manifest says {of_manifest}.")
     if values.dtype != content.dtype:
         raise Damaged(f"{path} holds {values.dtype}; the manifest says {content.dtype}.")
     if values.max() >= content.vocab_size:
@@ -237,14 +239,14 @@ def _rows(dataset: Path, chunks: Path) -> str:
         lengths = lengths_by_source(dataset, content[split].shards)
         expected = build_table(lengths, table.strategy, table.sequence_length, table.stride)
         for name, array in expected.arrays.items():
-            found = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
-            if found.dtype != array.dtype or not np.array_equal(found, array):
+            stored = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
+            if stored.dtype != array.dtype or not np.array_equal(stored, array):
                 raise Damaged(f"{chunks / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
         rows = table.rows[split]
         stated = table.sources[split] if table.sources else (SourceRows(name="", rows=rows),)
         if expected.rows != rows or expected.sources != stated:
             counted, written = (
-                {source.name: source.rows for source in several} for several in (expected.sources, stated)
+                {source.name: source.rows for source in sources} for sources in (expected.sources, stated)
             )
             raise Damaged(
                 f"{chunks} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."

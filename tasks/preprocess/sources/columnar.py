@@ -137,9 +137,9 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
 
 def named_column(names: list[str], text_column: str) -> int:
     if text_column not in names:
-        known = escaped(", ".join(names)) or "none"
+        columns = escaped(", ".join(names)) or "none"
         raise Unreadable(
-            f"has no column '{text_column}' (it has {known}); name the one with the text in data.text_column"
+            f"has no column '{text_column}' (it has {columns}); name the one with the text in data.text_column"
         )
     if (count := names.count(text_column)) > 1:
         raise Unreadable(f"has {count} columns '{text_column}'; rename all but the one with the text")

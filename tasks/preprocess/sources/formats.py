@@ -198,7 +198,7 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
     """An array of records, one record, or one after the other; decoded value by value."""
     decode = json.JSONDecoder().raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    buffer, position, number, wanted, depth, ended = "", 0, 0, texts.BLOCK, 0, False
+    buffer, position, number, characters, depth, ended = "", 0, 0, texts.BLOCK, 0, False
     try:
         while True:
             while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
@@ -216,10 +216,10 @@ def _json(stream: IO[bytes], text_column: str) -> Records:
                     return
                 if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
                     raise Unreadable(f"is not JSON after its value {number}") from None
-                ended = not (more := text.read(wanted))
-                buffer, wanted = buffer + more, max(texts.BLOCK, len(buffer))
+                ended = not (more := text.read(characters))
+                buffer, characters = buffer + more, max(texts.BLOCK, len(buffer))
                 continue
-            number, position, wanted = number + 1, end, texts.BLOCK
+            number, position, characters = number + 1, end, texts.BLOCK
             yield text_of(value, text_column, f"value {number}")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None

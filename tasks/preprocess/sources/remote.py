@@ -183,7 +183,7 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     is_http, path = pattern.startswith("http"), path.rstrip("/")
     magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
 
-    def found(call: Callable[..., Any], place: str, **settings: Any) -> Any:
+    def unless_missing(call: Callable[..., Any], place: str, **settings: Any) -> Any:
         try:
             return tried(pattern, lambda: call(place, **settings))
         except FileNotFoundError:
@@ -191,16 +191,16 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
 
     if magic:
         root = path[: magic.start()].rpartition("/")[0]
-        return False, _described(files, found(files.glob, path, detail=True), root, path, is_http)
-    if pattern.endswith("/") or (info := found(files.info, path)).get("type") == "directory":
-        return True, _described(files, found(files.find, path, detail=True), path, f"{path}/**", is_http)
+        return False, _described(files, unless_missing(files.glob, path, detail=True), root, path, is_http)
+    if pattern.endswith("/") or (info := unless_missing(files.info, path)).get("type") == "directory":
+        return True, _described(files, unless_missing(files.find, path, detail=True), path, f"{path}/**", is_http)
     return False, _described(files, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False)
 
 
 def _described(
     files: Any, entries: dict[str, dict[str, Any]], root: str, pattern: str, is_http: bool
 ) -> list[tuple[RemoteFile, str]]:
-    several = []
+    described: list[tuple[RemoteFile, str]] = []
     for path, listed in sorted(entries.items()):
         name = (path.split("?")[0] if "://" in path else path).removeprefix(root).lstrip("/")
         hidden = "/." not in pattern and any(part.startswith(".") for part in name.split("/"))
@@ -211,5 +211,5 @@ def _described(
         content = [str(info[key]) for key in CONTENT if info.get(key)]
         size = None if info.get("partial") is False else info.get("size")
         stamp = [info.get("size"), *content] if content else None
-        several.append((RemoteFile(files.unstrip_protocol(path), size, stamp), name))
-    return several
+        described.append((RemoteFile(files.unstrip_protocol(path), size, stamp), name))
+    return described

@@ -138,15 +138,15 @@ def files_of(
         return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made)], []
     stdlib, form = section.source == "python-stdlib", section.format
 
-    def placed(found: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
-        return [TextFile(path, portable(name), column, key, format=form) for path, name in found]
+    def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
+        return [TextFile(path, portable(name), column, key, format=form) for path, name in paths]
 
-    training = placed(
+    training = text_files(
         python_stdlib() if stdlib else matching_files(section.files, f"{place}.files", form, others),
         f"{place}.files",
     )
     key = f"{place}.validation_files"
-    held_out = placed(matching_files(section.validation_files, key, form, others), key)
+    held_out = text_files(matching_files(section.validation_files, key, form, others), key)
     if not held_out:
         return training, held_out
     real = RealPaths()

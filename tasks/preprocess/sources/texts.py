@@ -84,9 +84,9 @@ def text_of(value: Any, text_column: str, place: str) -> str | Fault:
     """The text of one JSON value: a string, or the named field of an object."""
     if isinstance(value, dict):
         if text_column not in value:
-            known = ", ".join(islice(value, FIELDS_NAMED)) or "none"
+            fields = ", ".join(islice(value, FIELDS_NAMED)) or "none"
             return Fault(
-                f"has no field '{text_column}' in {place} (it has {escaped(known)}); name the one with the text in data.text_column"
+                f"has no field '{text_column}' in {place} (it has {escaped(fields)}); name the one with the text in data.text_column"
             )
         value = value[text_column]
     return as_text("" if value is None else value, place)

@@ -81,14 +81,14 @@ def rank_file(name: str, path: str | None) -> Path:
     if path:
         file = Path(path).expanduser()
         try:
-            found = hashlib.sha256(file.read_bytes()).hexdigest()
+            checksum = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as error:
             raise ConfigError(
                 f"data.tokenizer.path={path} cannot be read ({error.strerror}); name the rank file of data.tokenizer.encoding={name}."
             ) from None
-        if found != encoding.sha256:
+        if checksum != encoding.sha256:
             raise ConfigError(
-                f"data.tokenizer.path={path} is not the rank file of data.tokenizer.encoding={name} (its sha256 is {found}, the "
+                f"data.tokenizer.path={path} is not the rank file of data.tokenizer.encoding={name} (its sha256 is {checksum}, the "
                 f"published one {encoding.sha256}); download {encoding.url}."
             )
         return file

@@ -179,10 +179,10 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
-    known = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
+    added = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
     raise ConfigError(
         f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; set the one "
-        f"that ends a document (its added tokens: {known})."
+        f"that ends a document (its added tokens: {added})."
     )
 
 

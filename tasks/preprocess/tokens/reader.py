@@ -183,14 +183,14 @@ class TokenReader:
 
     def _beginnings(self, start: int) -> np.ndarray:
         """Places, after the first, in the row that begins at token `start` at which documents begin, int64, ascending."""
-        end, found = start + self.sequence_length + 1, []
+        end, places = start + self.sequence_length + 1, []
         shard = bisect_right(self.ends, start)
         while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < end:
             offsets = self._shard(shard)[0][:-1]
             first, last = np.searchsorted(offsets, (start + 1 - base, end - base))
-            found.append(offsets[first:last] + (base - start))
+            places.append(offsets[first:last] + (base - start))
             shard += 1
-        return np.concatenate(found)
+        return np.concatenate(places)
 
     def _shard(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """Offsets of documents and tokens of one shard, checked before its first use."""

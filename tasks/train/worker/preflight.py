@@ -188,9 +188,9 @@ def code_digest(root: Path = ROOT) -> str:
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """A sentence for each fact in which a node differs from the first one."""
     return [
-        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, but node 0 ({first.host}) has {here}."
-        for name, here in first.facts.items()
-        if other.facts.get(name) != here
+        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, but node 0 ({first.host}) has {value}."
+        for name, value in first.facts.items()
+        if other.facts.get(name) != value
     ]
 
 
