@@ -21,6 +21,8 @@ def folder_of_mistakes(folder: Path) -> None:
     """A configuration `run.yaml` that works on texts/, and one file per mistake."""
     texts = folder / "texts"
     texts.mkdir()
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "picture.png").touch()
     for number in range(40):
         words = " ".join(f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij")
         (texts / f"{number}.txt").write_text(f"{words}\n" * 5)
@@ -40,6 +42,10 @@ def folder_of_mistakes(folder: Path) -> None:
         "digits.yaml": b"a: " + b"9" * 5000,
         "nul.yaml": b"a: \x00",
         "latin.yaml": b"data: \xff\n",
+        "nested.yaml": b"[" * 5000,
+        "tagged.yaml": b"train: {seed: !!int '3'}\n",
+        "list-as-key.yaml": b"? [a, b]\n: 1\n",
+        "dotted.yaml": b"data: {source: python-stdlib}\ntrain.max_steps: 3\n",
         "my run.yaml": b"data: {source: python-stdlib}\n",
         "twice.json": b'{"data": {}, "data": {}}',
         "run.toml": b"a = 1",
@@ -48,6 +54,8 @@ def folder_of_mistakes(folder: Path) -> None:
         "line.jsonl": b'{"text": "one"}\n{"text": \n',
         "column.jsonl": b'{"body": "one"}\n',
         "cut.txt.gz": gzip.compress(b"text " * 1000, mtime=0)[:40],
+        "empty.json": b"{}",
+        "few.tiktoken": b"YQ== 0\n",
         "ranks.tiktoken": b"YQ== 0\nb 1\n",
     }
     for name, content in written.items():

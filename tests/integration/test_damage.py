@@ -77,17 +77,6 @@ def test_a_run_folder_of_another_dataset_or_model_is_refused_with_the_difference
     refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")
 
 
-@pytest.mark.slow
-def test_no_space_for_a_checkpoint_is_reported_and_the_same_command_resumes(lab, uninterrupted):
-    expected, _ = uninterrupted("softmax", 2)
-    (shard,) = lab.home.glob("datasets/python-stdlib-*/train/data-00000.arrow")
-    assert shard.stat().st_size > 400_000  # the dataset is there already, so only the checkpoints meet the limit
-    started = lab.start("full", *SOFTMAX_2, "runtime.retries=0", largest_file=400_000)
-    refused(started, 70, "no space")
-    assert not list((lab.run_dir("full") / "checkpoints").glob("step-*"))
-    assert lab.finish("full", *SOFTMAX_2)["weights_sha256"] == expected["weights_sha256"]
-
-
 def test_two_commands_of_one_run(lab, uninterrupted):
     """The second waits out the grace period, then is refused with the first one's process; the first is not disturbed."""
     expected, _ = uninterrupted("softmax", 2)

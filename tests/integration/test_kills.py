@@ -5,7 +5,6 @@ import random
 import signal
 import time
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -76,35 +75,6 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention
     assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
     assert exact_metrics(lab.run_dir(name)) == expected_metrics
     assert summary["attempts"] == kills + 1, "not every kill interrupted something: the test proved nothing"
-
-
-@pytest.mark.slow  # test_preprocess_stage.py kills it inside each of its phases
-def test_preprocess_killed_in_the_middle_gives_the_same_bytes(lab, tmp_path):
-    def files(home: Path) -> dict[Path, bytes]:
-        (folder,) = (path for path in (home / "datasets").glob("python-stdlib-*"))
-        found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
-        return {path.relative_to(folder): path.read_bytes() for path in found}
-
-    calm, struck = tmp_path / "calm", tmp_path / "struck"
-    started = lab.start("calm-data", f"runtime.home={calm}", command="preprocess")
-    begun = time.time()
-    assert started.wait() == 0, started.log.read_text()
-    whole = time.time() - begun
-    rng = random.Random(20)
-    kills = 0
-    for share in (0.4, 0.7, 0.9):
-        started = lab.start("struck-data", f"runtime.home={struck}", command="preprocess")
-        time.sleep(whole * share * rng.uniform(0.8, 1.1))
-        kills += started.process.poll() is None
-        started.process.send_signal(signal.SIGKILL)
-        started.wait()
-    started = lab.start("struck-data", f"runtime.home={struck}", command="preprocess")
-    assert started.wait() == 0, started.log.read_text()
-    assert kills >= 1
-    assert files(calm) == files(struck)
-    assert not [path for path in (struck / "datasets").iterdir() if path.name.endswith(".tmp")], (
-        "leftovers of the killed builds"
-    )
 
 
 def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):

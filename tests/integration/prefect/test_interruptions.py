@@ -135,27 +135,6 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     assert house.attempts("suspended")[1]["from_step"] == attempt["step"]
 
 
-def test_a_server_that_restarts_in_mid_run_costs_nothing(house):
-    run = house.submit("restarted", "train.max_steps=600", "train.save_steps=20", "train.eval_steps=300")
-    house.wait_for_step("restarted", 20)
-    house.end("server", signal.SIGKILL)
-    at = house.step("restarted")
-    house.wait_for_step("restarted", at + 20)
-    house.begin_server()
-    assert house.wait_for(run, "COMPLETED", "CRASHED", "FAILED", seconds=280)["state_type"] == "COMPLETED"
-    assert len(house.attempts("restarted")) == 1
-
-
-def test_the_run_of_a_killed_prefect_worker_ends_by_itself(house):
-    run = house.submit("orphan", "train.max_steps=300", "train.save_steps=20", "train.eval_steps=300")
-    house.wait_for_step("orphan", 20)
-    (worker,) = workers(house)
-    os.kill(worker, signal.SIGKILL)
-    house.wait(lambda: workers(house) - {worker}, 60, "no worker is started again")
-    assert house.wait_for(run, "COMPLETED", "CRASHED", "FAILED", "CANCELLED")["state_type"] == "COMPLETED"
-    assert len(house.attempts("orphan")) == 1 and not house.processes_of_run("orphan")
-
-
 def test_ctrl_c_ends_everything_cancels_runs_and_pauses_nothing(house):
     run = house.submit("at-the-end", *LONG)
     house.wait_for_step("at-the-end", 20)

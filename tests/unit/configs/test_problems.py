@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
@@ -166,17 +166,6 @@ SECTIONS = [key for key in all_keys() if "." not in key]
 
 @given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
 def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
-    refuses_in_sentences(mapping)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000)
-@given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
-def test_a_thousand_mappings(mapping):
-    refuses_in_sentences(mapping)
-
-
-def refuses_in_sentences(mapping: dict) -> None:
     try:
         assert isinstance(parse_config(mapping), PipelineConfig)
     except ConfigError as error:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from infini_llama.model import hf
 from infini_llama.model.config import flops_per_token, parameters
 from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
@@ -63,18 +62,3 @@ def test_padding_is_never_sampled(config, attention):
     ids = torch.tensor([prompt])
     assert padded(ids).shape[-1] == SIZE
     assert torch.allclose(padded(ids), plain(ids), atol=1e-5)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_a_folder_has_no_padding(config, attention, tied):
-    plain, padded = (model.config for model in pair(config, attention=attention, tie_word_embeddings=tied))
-    model = Llama(padded)
-    stored = hf.to_hf(model.state_dict(), padded)
-    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == hf.shapes(padded) == hf.shapes(plain)
-    assert hf.config_to_infini_llama(padded) == hf.config_to_infini_llama(plain)
-    assert hf.config_from_hf(hf.config_to_infini_llama(padded)) == plain
-    if attention == "softmax":
-        assert hf.config_to_hf(padded) == hf.config_to_hf(plain)
-    hf.check_shapes(hf.shapes(plain), padded)
-    assert "pad_vocab_to_multiple_of" not in hf.config_to_infini_llama(padded)[hf.INFINI_LLAMA]

@@ -16,23 +16,6 @@ from transformers import (
 from infini_llama.model.generate import Sampling, choose, keep_likely
 
 
-def test_keep_likely():
-    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
-    kept = lambda **limits: keep_likely(logits, **limits).isfinite().tolist()  # noqa: E731
-    assert torch.equal(keep_likely(logits), logits)
-    assert kept(top_k=1) == [False, True, False, False]
-    assert kept(top_k=2) == [False, True, False, True]
-    assert kept(top_k=100) == [True] * 4
-    assert kept(top_p=0.39) == [False, True, False, False]
-    assert kept(top_p=0.69) == [False, True, False, True]
-    assert kept(top_p=1.0) == [True] * 4
-    assert kept(top_k=2, top_p=0.5) == [False, True, False, False]  # of the two that are left, 4/7 is enough
-    assert kept(min_p=0.49) == [False, True, True, True]
-    assert kept(min_p=0.51) == [False, True, False, True]
-    assert kept(min_p=1.0) == [False, True, False, False]
-    assert keep_likely(torch.zeros(5), 2).isfinite().sum() == 2  # ties do not widen it
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_transformers(seed):
     """Their processors in the order that their generate applies them."""
@@ -78,6 +61,7 @@ def test_each_sampling_limit_equals_transformers(limits, theirs):
         for logits in torch.randn(20, 97) * spread:
             expected: torch.Tensor = theirs(ids, logits[None].clone())[0]
             assert torch.equal(keep_likely(logits, **limits), expected)
+    assert keep_likely(torch.zeros(5), 2).isfinite().sum() == 2  # ties do not widen it
 
 
 def test_choices_follow_the_probabilities():

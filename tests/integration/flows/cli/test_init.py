@@ -1,13 +1,18 @@
-"""The configuration that init writes for machines that are not here: every GPU has work, and the sizes follow from text and machine."""
+"""The configuration that init writes: its comments and sizes, for this text and for machines that are not here."""
+
+import gzip
+import re
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.init import (
     MOST_EPOCHS,
     TOKENS_PER_PARAMETER,
     Overrides,
+    sampled_tokens,
     write_continuation,
     write_new,
 )
@@ -15,12 +20,14 @@ from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
+from infini_llama.tasks.preprocess.sources.sources import files_of
 from support.hub import write_llama
 from support.machines import GIB, H100, T4, lay_out
+from support.stages import survey
 
 
 @pytest.fixture
-def begin(tmp_path):
+def begin_on(tmp_path):
     def write(gpus, name="my", **overrides):
         folder = tmp_path / name
         (folder / "texts").mkdir(parents=True)
@@ -38,8 +45,8 @@ def begin(tmp_path):
 @pytest.mark.parametrize("kind", [H100, T4], ids=["H100", "T4"])
 @pytest.mark.parametrize("count", [1, 3, 6, 8])
 @pytest.mark.parametrize("tokens", [None, 2_000_000_000])
-def test_every_gpu_has_work_and_the_model_fits(begin, kind, count, tokens):
-    record, config, plan = begin([kind] * count, tokens=tokens)
+def test_every_gpu_has_work_and_the_model_fits(begin_on, kind, count, tokens):
+    record, config, plan = begin_on([kind] * count, tokens=tokens)
     assert plan.nproc_per_node == record.workers == count
     assert config.train.global_batch_size % (count * plan.micro_batch_size) == 0
     assert not [finding for finding in plan.findings if finding.name in ("memory", "workers")]
@@ -51,20 +58,22 @@ def test_every_gpu_has_work_and_the_model_fits(begin, kind, count, tokens):
         assert record.tokens <= 1.1 * MOST_EPOCHS * record.text_tokens
 
 
-def test_more_text_more_time_and_more_memory_make_larger_models(begin):
-    few, many = (begin([H100] * 8, name, tokens=tokens)[0] for name, tokens in (("few", 10**8), ("many", 10**11)))
+def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
+    few, many = (begin_on([H100] * 8, name, tokens=tokens)[0] for name, tokens in (("few", 10**8), ("many", 10**11)))
     assert few.parameters < many.parameters
     small = {**T4, "memory": 3 * GIB, "free": 3 * GIB}
-    assert begin([small], "small", tokens=10**11)[0].parameters < many.parameters
-    hour, week = (begin([T4], name, tokens=10**11, hours=hours)[0] for name, hours in (("hour", 1.0), ("week", 168.0)))
+    assert begin_on([small], "small", tokens=10**11)[0].parameters < many.parameters
+    hour, week = (
+        begin_on([T4], name, tokens=10**11, hours=hours)[0] for name, hours in (("hour", 1.0), ("week", 168.0))
+    )
     assert hour.parameters < week.parameters
-    asked = begin([H100], "asked", parameters=100_000_000)[0]
+    asked = begin_on([H100], "asked", parameters=100_000_000)[0]
     assert 5e7 < asked.parameters < 2e8
 
 
-def test_a_gpu_that_holds_no_model_is_named(begin):
+def test_a_gpu_that_holds_no_model_is_named(begin_on):
     with pytest.raises(ConfigError, match="no model fits"):
-        begin([{**T4, "memory": 2 * GIB, "free": GIB // 4}])
+        begin_on([{**T4, "memory": 2 * GIB, "free": GIB // 4}])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8])
@@ -91,3 +100,71 @@ def test_a_llama_that_fits_nowhere_is_named(tmp_path):
     with pytest.raises(ConfigError, match="does not fit"):
         write_continuation(output, [str(tmp_path / "my.txt")], str(folder), None, tmp_path / "home", machine=machine)
     assert not output.exists()
+
+
+@pytest.fixture
+def begin(tmp_path):
+    def write(*texts: str, attention: str = "softmax"):
+        for number, text in enumerate(texts):
+            (tmp_path / f"my # {number}.txt").write_text(text)
+        output = tmp_path / "my.yaml"
+        return output, write_new(output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home")
+
+    return write
+
+
+def test_comments_are_aligned(begin):
+    output, record = begin(*(f"a sentence of {n} words. " * 1000 for n in range(20)), attention="infini")
+    lines = output.read_text().splitlines()
+    assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
+    config = load_config(output)
+    assert f"max_steps: {record.steps}" in output.read_text()
+    assert config.train.micro_batch_size == "auto"
+    assert (config.model.attention, config.runtime.name) == ("infini", "my")
+
+
+def test_of_few_files_one_is_held_out(begin):
+    """A fraction of three documents is often none."""
+    output, _ = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
+    data = load_config(output).data
+    assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
+    corpus = survey(data.model_dump(mode="json"))
+    assert [len(corpus.train), len(corpus.validation)] == [2, 1]
+
+
+def test_one_document_is_reported_before_building(begin):
+    _, record = begin("a sentence of some words. " * 1000)
+    assert "data.validation_files" in record.warning
+
+
+@pytest.mark.parametrize("name", ["my.txt", "my", "my conf.yaml", "-my.yaml", "nowhere/my.yaml"])
+def test_a_name_that_run_would_refuse_is_refused(tmp_path, name):
+    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
+    output = tmp_path / name
+    with pytest.raises(ConfigError):
+        write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
+    assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "1e3"])
+def test_a_name_that_yaml_takes_for_something_else(tmp_path, name):
+    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
+    output = tmp_path / f"{name}.yaml"
+    write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
+    assert load_config(output).runtime.name == name
+
+
+def test_too_little_text_is_refused(begin, tmp_path):
+    with pytest.raises(DataError, match="2,048"):
+        begin("hi")
+    assert not (tmp_path / "my.yaml").exists()
+
+
+def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
+    text = "".join(f"a sentence of {n} words. " for n in range(50_000))
+    (tmp_path / "plain.txt").write_text(text)
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
+    plain, packed = (
+        sampled_tokens(files_of(TextConfig(files=[str(tmp_path / name)]))[0]) for name in ("plain.txt", "packed.txt.gz")
+    )
+    assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

@@ -1,7 +1,6 @@
 """Exported folders, opened by transformers itself."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -269,38 +268,6 @@ def test_a_folder_with_something_in_it_is_not_written_into(run_of, tmp_path):
     exported(run, tmp_path / "full")
     with pytest.raises(ConfigError, match="exists"):
         exported(run, tmp_path / "full")
-
-
-def test_the_format_is_what_vllm_and_llama_cpp_read(run_of, tmp_path):
-    """By their sources: vLLM's LlamaForCausalLM and llama.cpp's convert_hf_to_gguf.py (LlamaModel); neither is run here."""
-    run, model = run_of(rope_scaling=LLAMA3, rope_theta=500.0, tie_word_embeddings=False)
-    exported(run, tmp_path / "out", dtype="bfloat16")
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    sizes = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-    )
-    assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
-    assert all(
-        config[name] == getattr(model.config, name) for name in (*sizes, "max_position_embeddings", "rms_norm_eps")
-    )
-    assert config["torch_dtype"] == "bfloat16" and config["hidden_act"] == "silu"
-    assert (config["rope_theta"], config["rope_scaling"]) == (500.0, LLAMA3)
-    layer = r"model\.layers\.[01]\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|(input|post_attention)_layernorm)\.weight"
-    with safe_open(tmp_path / "out/model.safetensors", "pt") as tensors:
-        names = set(tensors.keys())
-        assert tensors.get_tensor("model.embed_tokens.weight").dtype == torch.bfloat16
-    others = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-    assert others <= names and all(re.fullmatch(layer, name) for name in names - others) and len(names) == 3 + 2 * 9
-    tokenizer = json.loads((tmp_path / "out/tokenizer.json").read_text())
-    ids = {*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"])}
-    assert ids == set(range(config["vocab_size"])) and tokenizer["model"]["type"] == "BPE"
-    stated = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
-    assert stated["eos_token"] == tokenizer["added_tokens"][config["eos_token_id"]]["content"]
 
 
 def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.modeling_infini_llama import InfiniLlamaConfig, InfiniLlamaForCausalLM
 
@@ -206,8 +205,3 @@ def test_the_example_on_the_card_runs_without_a_prompt(run_of, tmp_path, monkeyp
     (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(compile(program.replace("FOLDER", str(tmp_path / "out")), "card", "exec"), {})
     assert capsys.readouterr().out
-
-
-def test_the_wrapped_model_is_the_plain_one():
-    ids, model = torch.randint(0, 97, (1, 9)), wrapped(attention="infini")
-    assert isinstance(model._llama, Llama) and torch.equal(model(ids).logits, model._llama(ids))

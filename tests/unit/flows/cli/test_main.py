@@ -64,13 +64,6 @@ def test_three_bad_values_are_reported_at_once(command, texts):
         assert key in result.stderr
 
 
-def test_a_file_that_is_not_utf8(command, texts):
-    (texts / "latin.txt").write_bytes(b"caf\xe9")
-    result = command("preprocess", "run.yaml")
-    assert result.returncode == 65
-    assert "latin.txt" in output(result)
-
-
 def test_errors_as_json(command, texts):
     result = command("verify", "nowhere", "--json")
     record = json.loads(result.stdout)

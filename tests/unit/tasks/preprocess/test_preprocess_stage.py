@@ -17,7 +17,6 @@ from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
-from infini_llama.tasks.storage.artifacts import is_complete
 from support.stages import lookup, plan, preprocess
 
 
@@ -239,9 +238,3 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     last = {record.getMessage(): record.__dict__["progress"] for record in logged}
     assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
     assert "built tokens and chunks" in caplog.text
-
-
-def test_an_uncommitted_checkpoint_is_not_used(data, tmp_path):
-    reference = preprocess(data(), str(tmp_path))
-    (tmp_path / reference["path"] / "manifest.json").unlink()
-    assert not is_complete(tmp_path / reference["path"], "dataset") and lookup(data(), str(tmp_path)) is None

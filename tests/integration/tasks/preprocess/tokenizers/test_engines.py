@@ -1,11 +1,23 @@
 """Fast engines: the same ids as `tokenizers`, or they are not used."""
 
+import errno
+import json
+import logging
+import shutil
 import subprocess
 import sys
+from itertools import count
+from types import ModuleType
 
+import numpy as np
 import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess.tokenizers import engines
+from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, golden, open_engine
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from support.stages import preprocess, read_manifest
 
 STOPPED_WHILE_CHECKING = """
@@ -50,3 +62,215 @@ def test_a_request_to_stop_during_the_check_is_not_taken_for_the_engines_fault(t
     command = [sys.executable, "-c", STOPPED_WHILE_CHECKING, str(tmp_path), str(seconds)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert child.stdout == "stopped\n" and not list(tmp_path.iterdir()), child.stderr
+
+
+TEXTS = ["the cat sat on the mat", "größer 日本語 🙂", "<|endoftext|> in the text", ""]
+ENCODED = [text.encode() for text in TEXTS]
+
+
+def longer(encode, chosen):
+    """An engine like another one, but for an id too many where `chosen` says so."""
+
+    def wrong(texts):
+        ids, offsets = encode(texts)
+        several = [
+            np.append(one, 1) if chosen(text) else one
+            for text, one in zip(texts, np.split(ids, offsets[1:-1]), strict=True)
+        ]
+        return np.concatenate(several), np.cumsum([0, *map(len, several)])
+
+    return wrong
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """An engine that gives one id too many for a text with an x in it; installed under a real engine's name."""
+    pytest.importorskip("gigatoken")
+    right = engines.gigatoken_of
+
+    def broken(description):
+        return longer(right(description), lambda text: b"x:" in text)
+
+    monkeypatch.setattr(engines, "gigatoken_of", broken)
+
+
+def test_the_fast_engine_gives_the_reference_ids_on_the_golden_set():
+    pytest.importorskip("gigatoken")
+    tokenizer = train_bpe(TEXTS * 3, 300)
+    assert compare(tokenizer, golden(tokenizer) + ENCODED) is None
+
+
+def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
+    tokenizer, compared = train_bpe(TEXTS * 3, 300), []
+    monkeypatch.setattr(engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"])
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_engine(tokenizer, tmp_path)
+    assert chosen.name == "tokenizers" and "other ids" in chosen.refused["gigatoken"]
+    assert "gigatoken" in caplog.text
+    assert choose_engine(tokenizer, tmp_path).name == "tokenizers" and len(compared) == 1
+    [note] = tmp_path.iterdir()
+    note.write_text("{")
+    choose_engine(tokenizer, tmp_path)
+    assert len(compared) == 2 and "other ids" in json.loads(note.read_text())["fault"]
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """The fast engine is used for little text, too."""
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
+
+
+def slow(data, home, monkeypatch):
+    """The dataset as the reference engine makes it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
+        return preprocess(data, str(home))
+
+
+def test_a_difference_found_during_the_build_switches_to_the_reference(
+    wrong, fast, data, tmp_path, digests, monkeypatch, small_parts
+):
+    monkeypatch.setattr(engines, "compare", lambda *_: None)  # a check that saw nothing
+    monkeypatch.setattr(engines, "SAMPLED", 3)
+    second = preprocess(data(), str(tmp_path / "fast"))
+    first = slow(data(), tmp_path / "slow", monkeypatch)
+    assert first == second
+    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
+    assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
+    kept = [{path.name for path in (tmp_path / name / "units").iterdir()} for name in ("slow", "fast")]
+    assert kept[0] == kept[1]  # of the refused engine nothing is left
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """gigatoken, that passes its check and is right for the first text alone; the 21st is sampled."""
+    pytest.importorskip("gigatoken")
+    right = engines.gigatoken_of
+
+    def broken(description):
+        number = count()
+        return longer(right(description), lambda _: next(number) > 0)
+
+    monkeypatch.setattr(engines, "compare", lambda *_: None)
+    monkeypatch.setattr(engines, "SAMPLED", 20)
+    monkeypatch.setattr(engines, "gigatoken_of", broken)
+
+
+def test_a_failure_after_a_mismatch_leaves_no_unit_of_the_refused_engine(
+    late, fast, data, tmp_path, digests, monkeypatch, small_parts
+):
+    home, remove = tmp_path / "fast", stage.remove
+
+    def dying(folder):
+        remove(folder)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "remove", dying)
+        with pytest.raises(OSError, match="Input/output error"):
+            preprocess(data(), str(home))
+    assert not list(home.glob("units/*/*/manifest.json"))
+    reference = preprocess(data(), str(home))
+    assert slow(data(), tmp_path / "slow", monkeypatch) == reference
+    assert digests(home / "datasets") == digests(tmp_path / "slow" / "datasets")
+
+
+def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
+    late, fast, data, corpus, tmp_path, digests, monkeypatch, small_parts
+):
+    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch)["path"] / "tokenizer.json"
+    text = shutil.copytree(corpus, tmp_path / "text")
+    settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
+    monkeypatch.setattr(engines, "SAMPLED", 1000)
+    earlier = preprocess(settings, str(tmp_path / "home"))["path"]  # wrong from the second text on, and not caught
+    tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
+    engines.refuse(tokenizer, tmp_path / "home" / "engine-checks", "another text showed it")
+    (text / "text-99-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
+    reference = preprocess(settings, str(tmp_path / "home"))
+    slow(settings, tmp_path / "fresh", monkeypatch)
+    assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+
+
+def test_a_fast_engine_is_used_for_large_enough_text(data, tmp_path, monkeypatch):
+    pytest.importorskip("gigatoken")
+
+    def used(home):
+        return read_manifest(home / preprocess(data(), str(home))["path"], "dataset")["meta"]["engine"]["name"]
+
+    assert used(tmp_path / "little") == "tokenizers"
+    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
+    assert used(tmp_path / "much") == "gigatoken"
+
+
+def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
+    monkeypatch.setattr(engines, "SAMPLED", 4)
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
+    encode([b"a", b"x:", b"x:"])
+    with pytest.raises(EngineDiffers, match="x:"):
+        encode([b"a", b"x:"])
+
+
+def test_characters_of_newer_unicode_versions_use_the_reference_engine():
+    pytest.importorskip("gigatoken")
+    texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
+    tokenizer = train_bpe(texts * 50, 300)
+    slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine("gigatoken", tokenizer)
+    encoded = [text.encode() for text in texts]
+    for found, right in zip(fast(encoded), slow(encoded), strict=True):
+        assert found.tolist() == right.tolist()
+    assert [engines._is_young(text) for text in encoded] == [True, False, False, True]
+
+
+def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
+    monkeypatch.setattr(engines, "LONGEST_SAMPLED", 10)
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
+    encode([b"a" * 20 + b"x:"])
+    with pytest.raises(EngineDiffers, match="x:"):
+        open_engine("gigatoken", train_bpe(TEXTS * 3, 300))([b"x:" + b"a" * 20])
+
+
+def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
+    pytest.importorskip("gigatoken")
+    description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
+    description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    description["added_tokens"] = []
+    assert compare(Tokenizer.from_str(json.dumps(description)), [b"a b"])
+
+
+def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
+    """Neither its refusal nor an earlier good check outlasts the installation."""
+    tokenizer = train_bpe(TEXTS * 3, 300)
+    monkeypatch.setattr(engines, "version", lambda name: "1.0")
+    monkeypatch.setattr(engines, "gigatoken_of", lambda description: engines.reference(Tokenizer.from_str(description)))
+    used = []
+    for module in (None, ModuleType("gigatoken"), None):
+        monkeypatch.setitem(sys.modules, "awkward", module)
+        monkeypatch.setitem(sys.modules, "gigatoken", module)
+        used.append(choose_engine(tokenizer, tmp_path).name)
+    assert used == ["tokenizers", "gigatoken", "tokenizers"]
+
+
+def test_an_engine_that_is_not_installed_is_not_used(tmp_path, monkeypatch):
+    installed = engines.version
+
+    def missing(name):
+        if name == engines.FAST:
+            raise engines.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(engines, "version", missing)
+    chosen = choose_engine(train_bpe(TEXTS * 3, 300), tmp_path)
+    assert chosen == engines.reference_engine() and chosen.refused == {}
+
+
+def test_a_pattern_that_backtracks_without_end_is_refused(data, tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else ""))
+    settings = data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path), "eos": "</s>"})
+    with pytest.raises(DataError, match="retry-limit"):
+        preprocess(settings, str(tmp_path / "home"))

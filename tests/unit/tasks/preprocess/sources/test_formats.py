@@ -132,47 +132,6 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
         records.LONGEST_DOCUMENT = before
 
 
-BAD = {
-    "cut.jsonl": (b'{"text": "good"}\n{"text": "half', r"has a line 2 that is not JSON"),
-    "field.jsonl": (b'{"text": "good"}\n{"body": "no"}\n', r"has no field 'text' in line 2"),
-    "type.jsonl": (b'{"text": "good"}\n{"text": 3}\n', r"has int instead of text in line 2"),
-    "surrogate.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}\n', r"has half a character"),
-    "bytes.jsonl": (b'{"text": "good"}\n{"text": "caf\xe9"}\n', r"is not UTF-8 in line 2 \(byte 13 of it\)"),
-    "fields.csv": (b"id,text\n1,good\n2\n", r"has 1 fields instead of 2 in line 3"),
-}
-RUINED = {
-    "cut.json": (b'[{"text": "good"}, ', r"is not JSON after its value 1"),
-    "column.csv": (
-        b"id,body\n1,good\n",
-        r"has no column 'text' \(it has id, body\); name the one with the text in data\.text_column",
-    ),
-    "quote.csv": (b'id,text\n1,good\n2,"open\n', r"is damaged \(unexpected end of data\)"),
-    "cut.txt.gz": (gzip.compress(b"good" * 1000)[:-9], r"is damaged"),
-    "flipped.txt.gz": (gzip.compress(b"good")[:12] + b"\xff\xff" + gzip.compress(b"good")[14:], r"is damaged"),
-    "cut.jsonl.xz": (lzma.compress(b'{"text": "good"}\n' * 1000)[:-20], r"is damaged"),
-    "no.jsonl.zst": (b"this is no zstd", r"is damaged"),
-    "cut.parquet": (encoded("parquet", TEXTS)[:-20], r"is damaged"),
-    "cut.arrow": (encoded("arrow", TEXTS)[:-150], r"is damaged"),
-    "latin.txt": (b"caf\xe9", r"is not UTF-8 \(byte 3: 0xe9\)"),
-}
-
-
-@pytest.mark.parametrize("name", [*BAD, *RUINED])
-def test_bad_input_fails_with_its_name_or_is_skipped_named_and_counted(tmp_path, name, caplog):
-    content, sentence = (BAD | RUINED)[name]
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / "fine.txt").write_text("fine")
-    with pytest.raises(DataError, match=rf"{name} {sentence}.*data\.files"):
-        survey(section(files=[str(tmp_path / "*")]))
-    with caplog.at_level(logging.WARNING):
-        corpus = survey(section(files=[str(tmp_path / "*")], on_bad_input="skip"))
-        log_left_out(corpus.report)
-    # A record is left out alone; of a file that is damaged nothing is used, the good start of it neither.
-    assert kept(corpus) == (["fine", "good"] if name in BAD else ["fine"])
-    assert (corpus.report.bad_records, corpus.report.bad_files) == ((1, 0) if name in BAD else (0, 1))
-    assert name in corpus.report.bad[0] and name in caplog.text
-
-
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "LONGEST_RECORD", 100_000)
     with (tmp_path / "x.jsonl").open("wb") as file:

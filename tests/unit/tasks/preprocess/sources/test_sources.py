@@ -71,17 +71,6 @@ def test_a_file_that_is_removed_or_changed_after_it_was_listed_is_named(tmp_path
             corpus.read()
 
 
-def test_a_file_name_that_is_not_utf_8_is_accepted(tmp_path):
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
-    assert names(tmp_path / "*.txt") == [r"caf\xe9.txt"]
-
-
-def test_empty_files_are_no_documents(tmp_path):
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "x.txt").write_text("x")
-    assert read(tmp_path / "*.txt").train == ["x"]
-
-
 def test_each_bad_input_has_its_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.txt").write_text("good")

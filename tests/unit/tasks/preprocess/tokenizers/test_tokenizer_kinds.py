@@ -12,7 +12,15 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import from_rank_file
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, end_of_text, load, token_bytes, train, train_bpe
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    EOS,
+    EOS_ID,
+    end_of_text,
+    load,
+    token_bytes,
+    train,
+    train_bpe,
+)
 from support.stages import preprocess, verify
 
 TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
@@ -39,7 +47,20 @@ def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, 
     assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[:3] == [True, True, False]
     assert encoder.decode(ids, skip_special_tokens=False) == text
     assert token_bytes(trained[kind])[ids].sum() == len(text.encode())
+    assert [one.ids for one in encoder.encode_batch_fast([text], add_special_tokens=False)] == [ids]
     assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (0, 1)
+
+
+def test_end_of_text_is_id_0_and_every_byte_has_a_token():
+    tokenizer = train_bpe(TEXTS, 300)
+    lengths = token_bytes(tokenizer)
+    assert tokenizer.token_to_id(EOS) == EOS_ID == 0 and tokenizer.get_vocab_size() == 300
+    assert lengths.dtype == np.int32 and lengths[0] == 0 and (lengths[1:] > 0).all() and (lengths == 1).sum() == 256
+
+
+def test_even_a_vocabulary_full_of_the_end_of_text_marker_does_not_yield_it():
+    encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600))
+    assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,30 +11,12 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import parameter_norm
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch, TrainBatches, stages_of
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
 from support.one_rank import OneRank, single_rank
 
 TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
-
-
-class Rows:
-    """A reader of `size` rows that are recognised by their first token."""
-
-    sequence_length = 4
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def gather(self, rows: np.ndarray) -> np.ndarray:
-        return rows[:, None] + np.zeros((1, 5), dtype=np.int64)
-
-    def targets(self, rows: np.ndarray) -> None:
-        return None
 
 
 def small_model(attention="infini") -> Llama:
@@ -63,16 +44,6 @@ def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
     assert total.item() / labels.numel() == pytest.approx(mean.item(), rel=1e-6)
     for (name, expected), (_, found) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
         assert torch.allclose(expected.grad, found.grad, rtol=1e-9, atol=1e-12), name
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("micro", [1, 2])
-def test_every_world_size_sees_the_same_global_batches(world, micro):
-    seen = []
-    for rank in range(world):
-        mine = TrainBatches(stages_of(Rows(37)), 7, 12, micro, rank, world)
-        seen += [int(row[0]) for inputs, _ in mine.micro_batches(24, torch.device("cpu")) for row in inputs]
-    assert seen == TrainBatches(stages_of(Rows(37)), 7, 12, 1, 0, 1).rows(24).tolist()
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
