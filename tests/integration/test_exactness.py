@@ -153,3 +153,14 @@ def test_another_number_of_workers_sees_the_same_batches_and_nearly_the_same_los
         bench.attempt("elastic", ELASTIC | {"world": world, "parallel": parallel}, stop_after=stop)
         bench.execute()
     assert_nearly_equal(bench, "four", "elastic")
+
+
+@pytest.mark.slow
+def test_context_parallel_of_packed_documents_equals_one_process(bench):
+    cell = ELASTIC | {"isolation": True, "update": "delta"}
+    bench.attempt("alone", cell | {"world": 1})
+    for context, parallel in ((2, "fsdp"), (4, "ddp")):
+        bench.attempt(f"context-{context}", cell | {"world": 4, "context": context, "parallel": parallel})
+    bench.execute()
+    for context in (2, 4):
+        assert_nearly_equal(bench, "alone", f"context-{context}")
