@@ -30,6 +30,6 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
         pipeline.run(parse_config(settings))
     first, second = read_attempts(folder)
     assert first.invocation == second.invocation
-    add_checkpoint(folder, 10, 1.0)
+    add_checkpoint(folder.checkpoints, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
         pipeline.run(parse_config(settings))
