@@ -163,6 +163,11 @@ def test_importing_configs_is_cheap():
     assert not loaded_by("import infini_llama.configs.loading") & {"torch", "prefect", "datasets", "numpy"}
 
 
+def test_a_rank_dies_with_torchrun_before_it_imports_anything_heavy():
+    """A rank that is stopped before that would outlive torchrun, and keep the run's lock."""
+    assert not loaded_by("import infini_llama.tasks.train.worker.__main__") & {"pydantic", "numpy", "torch"}
+
+
 def test_the_sections_are_imported_from_configs_in_a_fresh_interpreter():
     assert "pydantic" in loaded_by("from infini_llama import DataConfig, PipelineConfig")
     missing = "import configs\ntry: configs.NoSuchName\nexcept AttributeError: pass\nelse: raise SystemExit(1)"

@@ -1,4 +1,4 @@
-"""Entry of one rank. Before torch is imported: die with torchrun, and write to this rank's own log."""
+"""Entry of one rank. Before anything heavy is imported: die with torchrun, and write to this rank's own log."""
 
 import ctypes
 import logging
@@ -9,10 +9,6 @@ import traceback
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError
-from infini_llama.tasks.patch_environment.patches import apply
-from infini_llama.tasks.records.status import RankError
-from infini_llama.tasks.runs.run_folder import read_resolved
-from infini_llama.tasks.runs.status import write_status
 
 PR_SET_PDEATHSIG = 1
 LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # torchrun's process, set by exec_wrapper.py
@@ -41,7 +37,14 @@ def main() -> int:
     attempt_dir = Path(sys.argv[1])
     rank = int(os.environ.get("RANK", "0"))  # without one, the patch `rendezvous` makes this worker the only one
     log_to(attempt_dir / f"rank-{rank}.log")
+    # Imported here: this takes a second, in which a rank that is stopped would outlive torchrun and keep the run's lock.
+    from infini_llama.tasks.records.status import RankError
+    from infini_llama.tasks.runs.status import write_status
+
     try:
+        from infini_llama.tasks.patch_environment.patches import apply
+        from infini_llama.tasks.runs.run_folder import read_resolved
+
         resolved = read_resolved(attempt_dir)
         apply(resolved.plan.patches)
         from infini_llama.tasks.train.worker.rank import run_rank
