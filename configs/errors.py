@@ -62,11 +62,11 @@ class DataError(PipelineError):
 
 
 class TrainFailed(PipelineError):
-    """Workers ended without finishing. If `retryable`, another call resumes from the newest valid checkpoint."""
+    """An attempt ended without finishing; where its code is TRANSIENT, another call resumes from the newest valid checkpoint."""
 
-    def __init__(self, message: str, exit_code: int = ExitCode.UNEXPECTED, retryable: bool = True) -> None:
+    def __init__(self, message: str, exit_code: int = ExitCode.UNEXPECTED) -> None:
         super().__init__(message)
-        self.exit_code, self.retryable = exit_code, retryable
+        self.exit_code = exit_code
 
 
 class Diverged(PipelineError):

@@ -36,7 +36,7 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
 from infini_llama.tasks.storage.locks import lock_holder
-from infini_llama.tasks.storage.record_files import read_lines
+from infini_llama.tasks.storage.record_files import SHOWN, read_lines
 
 log = logging.getLogger("infini_llama.runs")
 
@@ -84,19 +84,16 @@ class RunReader:
 
     @cached_property
     def metrics(self) -> list[MetricsLine]:
-        """Every line of metrics.jsonl that can be read, with a warning where steps up to the newest checkpoint are missing."""
+        """Every readable line of metrics.jsonl; a warning names the steps and validations up to the newest checkpoint that it lacks."""
         lines = read_metrics(self.folder)
-        steps = {line.step for line in lines if isinstance(line, TrainLine)}
-        newest = checkpoints.latest_step(self.folder.checkpoints)
-        if missing := sorted(set(range(min(steps, default=1), newest + 1)) - steps):
-            log.warning(
-                "%s has no line for %d of the steps up to the checkpoint's %d (the first is step %d): they are missing "
-                "from curves and totals.",
-                self.folder.metrics,
-                len(missing),
-                newest,
-                missing[0],
-            )
+        trained = {line.step for line in lines if isinstance(line, TrainLine)}
+        validated = {line.step for line in lines if isinstance(line, ValidationLine)}
+        newest, interval = checkpoints.latest_step(self.folder.checkpoints), self.lineage.train.eval_steps
+        expected = range(min(trained, default=1), newest + 1)
+        _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
+        if isinstance(interval, int):
+            due = {step for step in expected if step % interval == 0}
+            _warn_of_missing(self.folder.metrics, f"validation (one every {interval} steps) of step", due - validated)
         return lines
 
     @cached_property
@@ -109,8 +106,12 @@ class RunReader:
 
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
-        """Those whose line can be read."""
-        return read_attempts(self.folder)
+        """Those whose line can be read, with a warning where attempts that have ended have none."""
+        recorded = read_attempts(self.folder)
+        if lock_holder(self.path / "lock") is None:
+            begun = set(map(number_of, attempt_folders(self.folder)))
+            _warn_of_missing(self.folder.attempts, "end of attempt", begun - {record.attempt for record in recorded})
+        return recorded
 
     @cached_property
     def committed(self) -> list[checkpoints.Checkpoint]:
@@ -188,13 +189,22 @@ class RunReader:
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
         """What `evaluate` measured of its model, the oldest first."""
-        return read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
+        lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
+        if self.folder.evaluations.exists() and not lines:  # it is made with its first line
+            log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
+        return lines
 
     @cached_property
     def samples(self) -> list[SampleLine]:
-        """Texts by the model: those of samples.jsonl and, last, the finished model's."""
-        texts = self.result.samples if self.result else ()
+        """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
         written = read_lines(self.folder.samples, SampleLine, self.folder.id)
+        if self.lineage.train.sample_prompts:
+            ends = {
+                attempt.step for attempt in self.attempts if attempt.kind == "done"
+            }  # whose texts are in the result
+            validated = {line.step for line in self.validated if line.step < self.step}
+            _warn_of_missing(self.folder.samples, "text of step", validated - ends - {line.step for line in written})
+        texts = self.result.samples if self.result else ()
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property
@@ -286,6 +296,16 @@ class RunReader:
             checkpoints=tuple(self.checkpoints),
             attempts=tuple(self.attempts),
             summary=self.summary,
+        )
+
+
+def _warn_of_missing(path: Path, what: str, numbers: set[int]) -> None:
+    """Log a warning that names the first of the lines that a file of lines lacks: they are missing from curves, tables and totals."""
+    if numbers:
+        first = ", ".join(map(str, sorted(numbers)[:SHOWN]))
+        more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+        log.warning(
+            "%s has no %s %s%s: its process was killed before it wrote it, or it is lost.", path, what, first, more
         )
 
 

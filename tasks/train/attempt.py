@@ -63,7 +63,7 @@ def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callabl
     except PipelineError as refused:
         outcome = Outcome("failed", refused.exit_code, str(refused))
         record_attempt(resolved, attempt_dir, outcome)
-        raise
+        return outcome
     if plan.nnodes > 1 and settings.launcher == "local":
         log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
     watched = supervise(resolved, workers, attempt_dir, each_poll)
@@ -73,12 +73,12 @@ def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callabl
     if watched.fault is not None and outcome.kind == "failed" and outcome.culprit is None:
         raise watched.fault
     # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
-    resumable = outcome.kind != "done" and outcome.code not in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
-    if watched.stop_request is not None and resumable:
+    if watched.stop_request is not None and outcome.code not in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA):
         if outcome.kind == "failed":
             log.error("the attempt failed while it was stopped: %s", outcome.message)
         newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
-        stopped = Preempted(f"run {run.path.name} was stopped; {newest}. Run the same command to resume.")
+        where = "it has done its last step" if outcome.kind == "done" else newest
+        stopped = Preempted(f"run {run.path.name} was stopped; {where}. Run the same command to resume.")
         raise stopped from watched.stop_request
     return outcome
 

@@ -48,7 +48,7 @@ def error_of(outcome: Outcome) -> PipelineError:
         return ConfigError(outcome.message)
     if outcome.code == ExitCode.INVALID_DATA:
         return DataError(outcome.message)
-    return TrainFailed(outcome.message, exit_code=outcome.code, retryable=outcome.code in TRANSIENT)
+    return TrainFailed(outcome.message, exit_code=outcome.code)
 
 
 def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
@@ -136,7 +136,7 @@ class Retries:
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
         if isinstance(error, PipelineError):  # else a defect, or a fault of this machine
-            if not (isinstance(error, TrainFailed) and error.retryable):
+            if not (isinstance(error, TrainFailed) and error.exit_code in TRANSIENT):
                 return None
         elif not isinstance(error, Exception):  # a request to stop
             return None

@@ -38,7 +38,7 @@ calls = []
 
 def failing(*arguments):
     calls.append(time.monotonic())
-    raise TrainFailed("the workers failed", exit_code=70, retryable=True)
+    raise TrainFailed("the workers failed", exit_code=70)
 
 task.stage.train = failing
 config = SimpleNamespace(environment=SimpleNamespace(launcher="none"))

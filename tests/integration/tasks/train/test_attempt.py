@@ -3,13 +3,14 @@
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError, Preempted
+from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
@@ -17,7 +18,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_a
 from infini_llama.tasks.runs.status import Outcome, read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
-from infini_llama.tasks.train.retries import Retries
+from infini_llama.tasks.train.retries import Retries, error_of
 from support.made_up_runs import LINEAGE
 from support.records import make_plan, make_resolved
 
@@ -72,6 +73,15 @@ from infini_llama.tasks.runs.status import write_status
 
 write_status(Path(sys.argv[1]), 0, "failed", 71, 3, RankError(type="MemoryError", message="none left"))
 time.sleep(100)
+"""
+
+
+DONE = """
+import sys
+from pathlib import Path
+from infini_llama.tasks.runs.status import write_status
+
+write_status(Path(sys.argv[1]), 0, "done", 0, 16)
 """
 
 
@@ -131,6 +141,20 @@ def test_a_request_before_the_first_step_is_no_failure(run, train):
         train(interrupt)
     record = read_attempts(run)[-1]
     assert (record.kind, record.code, record.checkpoint_step) == ("preempted", 75, 0)
+
+
+def test_a_request_after_the_last_step_ends_the_command(run, train, monkeypatch):
+    """What would follow in it, an evaluation and the report, is left to the next one."""
+    monkeypatch.setattr(sys.modules[__name__], "WORKER", DONE)
+
+    def interrupt_when_done() -> None:
+        status = read_status(run.path / "logs" / "attempt-01", 0)
+        if status is not None and status.state == "done":
+            raise KeyboardInterrupt
+
+    with pytest.raises(Preempted, match="last step"):
+        train(interrupt_when_done)
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("done", 0)
 
 
 def test_a_repeated_request_is_one(run, train):
@@ -235,7 +259,15 @@ def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
 
 def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"environment\.launcher=srun"):
-        train(environment={"launcher": "srun"})
+    outcome = train(environment={"launcher": "srun"})
+    assert outcome.code == 64 and "environment.launcher=srun" in outcome.message
     (record,) = read_attempts(run)
     assert (record.attempt, record.kind, record.code) == (1, "failed", 64)
+
+
+def test_a_port_in_use_is_retried_as_a_failed_worker_is(run):
+    with socket.create_server(("", 0)) as taken:
+        plan = make_plan(nnodes=2, port=taken.getsockname()[1], master_addr="127.0.0.1")
+        outcome = run_attempt(make_resolved(run.path, plan=plan), (), lambda: None)
+    assert outcome.code == 70 and str(plan.port) in read_attempts(run)[-1].message
+    assert Retries(1, 0.0, lambda: 0).delay_after(error_of(outcome)) == 0.0

@@ -1,6 +1,7 @@
 """Records of a run that cannot be read: named, written again where something else says what stood there, never a crash."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -116,13 +117,34 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
 
 
 @pytest.mark.parametrize(
-    ("steps", "missing"), [(range(1, 12), 5), ((1, 2, 5, *range(6, 17)), 2), ((), 16), (range(9, 17), 0)], ids=str
-)
+    ("steps", "missing"),
+    [(range(1, 12), "12, 13, 14, 15, 16"), ((1, 2, 5, *range(6, 17)), "3, 4"), ((), "1, 2, 3, 4, 5 and 11 more"),
+     (range(9, 17), None)],
+    ids=str,
+)  # fmt: skip
 def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missing):
     """A run that began from another run's checkpoint has no lines of its first steps."""
     run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in steps))
     assert len(RunReader(run.path).metrics) == len(steps)
-    assert (f"{run.metrics} has no line for {missing} " in caplog.text) == (missing > 0)
+    assert (f"{run.metrics} has no line of step {missing}:" in caplog.text) == (missing is not None)
+
+
+def test_missing_validations_texts_attempts_and_measurements_are_named(run, caplog):
+    train = changed(TrainingConfig(), eval_steps=4, sample_prompts=("a",))
+    run.write(run.lineage, changed(run.require_lineage(), train=train))
+    lines = [{"kind": "train", "step": step} for step in range(1, 17)]
+    lines += [{"kind": "validation", "step": step} for step in (4, 12, 16)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.samples.write_text(json.dumps({"step": 12, "text": "a b"}) + "\n")
+    for number in (1, 2):
+        add_attempt(run, number, make_resolved(run.path))
+    append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0, step=16))
+    run.evaluations.touch()
+    reader = RunReader(run.path)
+    assert len(reader.metrics) == 19 and len(reader.samples) == 1 and reader.evaluations == []
+    for path, number in ((run.metrics, 8), (run.samples, 4), (run.attempts, 1)):
+        assert re.search(rf"{re.escape(str(path))} has no [^:]* {number}:", caplog.text)
+    assert str(run.evaluations) in caplog.text and "has no line of step" not in caplog.text
 
 
 def test_an_altered_line_is_not_read(run, caplog):

@@ -16,7 +16,7 @@ def policy(limit=3, first_delay=5.0, steps=(0,)):
 @pytest.mark.parametrize(
     "error",
     [
-        ConfigError("x"), DataError("x"), Preempted("x"), PipelineError("lock held"), TrainFailed("x", retryable=False),
+        ConfigError("x"), DataError("x"), Preempted("x"), PipelineError("lock held"), TrainFailed("x", 71),
         KeyboardInterrupt(), SystemExit(1),
     ],
 )  # fmt: skip
