@@ -28,6 +28,7 @@ PHASE_OF = {
 PARTS = (*PHASE_OF, "lost_work", "down")
 FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the step behind the one it names
 LEDGER = "time.jsonl"
+CLOCK_SECONDS = 0.01  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")
 
 
@@ -95,6 +96,11 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
     complete = record is not None and record.kind in ("done", "preempted")
+    # A ledger has no gap, and its last line is of the step at which the attempt ended.
+    counted = sum(sum(line.phases.values()) for line in lines)
+    reached = lines[-1].step if lines else begun.from_step
+    if abs(recorded_until - start - counted) > CLOCK_SECONDS or (complete and reached < (record.step or 0)):
+        log.warning("%s has lost lines: their time is not counted, or as lost.", folder / LEDGER)
     return _Attempt(start, end, begun.from_step, lines, recorded_until, complete)
 
 

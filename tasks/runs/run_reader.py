@@ -124,6 +124,8 @@ class RunReader:
     def result(self) -> TrainingResult | None:
         """What the finished run left; None where it has steps left, or its newest checkpoint is another one."""
         result = self.folder.find(TrainingResult, self.folder.result)
+        if result is None and self.folder.summary.exists() and not self.folder.result.exists():
+            log.warning("%s is missing, although the run has a summary.", self.folder.result)
         if result is None or not self.committed or result.steps != self.committed[0].step:
             return None
         stopped_early = result.stopped_early is not None

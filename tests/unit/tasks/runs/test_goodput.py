@@ -13,7 +13,9 @@ from infini_llama.tasks.storage.locks import this_machine
 from support.records import make_resolved
 
 
-def story(run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str) -> None:
+def story(
+    run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str, **end
+) -> None:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
     write_resolved(
@@ -22,7 +24,7 @@ def story(run, number: int, began: float, from_step: int, lines: list[dict], sec
     )
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
-        append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds))
+        append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds, **end))
 
 
 def line(step: int, at: float, **phases: float) -> dict:
@@ -47,6 +49,19 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
     assert (found.training, found.save, found.data_wait) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
     assert found.lost_work == (3.5 + 4.0 + 8.0) + 3.0
     assert found.ending == 1.0 and found.evaluation == 0.0
+
+
+@pytest.mark.parametrize("kept", [(1, 2), (0, 2), (0, 1), ()], ids=str)
+def test_lost_lines_of_a_ledger_are_named(tmp_path, caplog, kept):
+    run = RunFolder(tmp_path)
+    lines = [line(0, 14.0, start=4.0), line(1, 16.0, compute=2.0), line(2, 19.0, compute=3.0)]
+    story(run, 1, 10.0, 0, lines, 9.5, "done", step=2)
+    assert goodput(run).training == 5.0 and caplog.text.count(LEDGER) == 1, "only the line that was cut short"
+    ledger = run.path / "logs" / "attempt-01" / LEDGER
+    ledger.write_text("".join(json.dumps(lines[number]) + "\n" for number in kept))
+    caplog.clear()
+    goodput(run)
+    assert f"{ledger} has lost lines" in caplog.text
 
 
 def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):

@@ -212,13 +212,14 @@ def test_a_result_that_is_not_of_the_newest_checkpoint_is_not_used(run, caplog):
     assert RunReader(run.path).result is None
 
 
-def test_a_summary_without_metrics_has_no_losses(run):
+def test_a_summary_without_metrics_has_no_losses(run, caplog):
     summary = write_summary(run)
     assert (summary.steps, summary.tokens, summary.validation_loss) == (16, 0, None)
     assert run.read(RunSummary, run.summary) == summary
     run.result.unlink()
     with pytest.raises(Damaged, match=str(run.result)):
         write_summary(run)
+    assert RunReader(run.path).result is None and f"{run.result} is missing" in caplog.text
 
 
 @pytest.mark.parametrize("line", ["[1,2]", '{"attempt": "2"}', '{"attempt": 2, "code": 70', "\0", "null"])
