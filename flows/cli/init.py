@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import parse_config, refuse_as_new
@@ -38,10 +39,12 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import is_given, load
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
 
 BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
+ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv 2305.16264
 SAMPLED_FILES, SAMPLED_BYTES = 8, 4 * 2**20  # what is read to estimate how much text a byte of a file holds
@@ -186,7 +189,7 @@ def write_new(
         ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run; or no model fits.
         DataError: no text is there, or too little.
     """
-    text, facts = _sampled(output, files, home, machine)
+    text, facts = _sampled(output, files, home, machine, None)
     fitting = [plan for size in SIZES if (plan := _planned(size, text.tokens, facts, home, overrides, attention))]
     if not fitting:
         raise ConfigError(
@@ -214,9 +217,10 @@ def write_continuation(
     Raises:
         ConfigError, DataError: as `write_new`; or the Hub does not give the model, or its folder cannot be imported.
     """
-    text, facts = _sampled(output, files, home, machine)
     folder = open_model(folder_of(model, None))
     mapping: dict[str, Any] = {**configuration_of(folder, attention, None)}
+    settings = PipelineConfig.model_validate(mapping).data.tokenizer
+    text, facts = _sampled(output, files, home, machine, load(settings) if is_given(settings) else None)
     size, length = parameters_of(folder), mapping["data"]["sequence_length"]
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     mapping["data"] |= {"files": files, **_held_out(text.files, length)}
@@ -253,13 +257,15 @@ class Text:
     tokens: int
 
 
-def _sampled(output: Path, patterns: list[str], home: Path, machine: Machine | None) -> tuple[Text, MachineFacts]:
+def _sampled(
+    output: Path, patterns: list[str], home: Path, machine: Machine | None, tokenizer: Tokenizer | None
+) -> tuple[Text, MachineFacts]:
     """The text and the machine, once it is certain that `output` can be written."""
     if not re.fullmatch(RUN_NAME, output.stem):
         raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
     refuse_as_new(output)
     files = files_of(TextConfig(files=patterns))[0]
-    tokens = sampled_tokens(files)
+    tokens = sampled_tokens(files, tokenizer)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
         raise DataError(
             f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model needs "
@@ -286,21 +292,27 @@ def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: Mach
     )
 
 
-def sampled_tokens(files: list[TextFile]) -> int:
-    """Tokens in these files, estimated from the text in some whole files of them."""
+def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) -> int:
+    """Tokens in these files, estimated from the text in some whole files of them; by the tokenizer, where it is known."""
     read = text = 0
+    encoded = tokens = 0
     for file in files[:: max(1, math.ceil(len(files) / SAMPLED_FILES))]:
         file_text = 0
         try:
             for record in file.records():
-                file_text += len(record.encode()) if isinstance(record, str) else 0
+                record = record if isinstance(record, str) else ""
+                if tokenizer is not None and file_text < ENCODED_BYTES:
+                    sample = record[:ENCODED_BYTES]
+                    encoded, tokens = encoded + len(sample.encode()), tokens + len(tokenizer.encode(sample).ids)
+                file_text += len(record.encode())
                 if file_text > SAMPLED_BYTES:
                     break
             else:
                 read, text = read + file.size(), text + file_text
         except (Unreadable, OSError):  # preprocess names it
             continue
-    return int(sum(file.size() for file in files) * (text / read if read else 1.0) / BYTES_PER_TOKEN)
+    bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
+    return int(sum(file.size() for file in files) * (text / read if read else 1.0) / bytes_per_token)
 
 
 @dataclass(frozen=True)

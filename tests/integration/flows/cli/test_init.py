@@ -89,6 +89,8 @@ def test_the_training_of_a_llama_is_continued_on_every_gpu(tmp_path, count):
     assert plan.nproc_per_node == record.workers == max(1, count)
     assert config.train.global_batch_size % (record.workers * plan.micro_batch_size) == 0
     assert (config.train.init_from, config.data.tokenizer.path) == (str(folder), str(folder))
+    size = sum(path.stat().st_size for path in (tmp_path / "texts").iterdir())
+    assert record.text_tokens == size, "its vocabulary is of bytes"
     assert record.tokens <= 1.1 * record.text_tokens
     assert config.train.max_steps == record.steps > config.train.warmup_steps
 
