@@ -9,7 +9,7 @@ demo: setup
 # one thread for each of two test processes: with more, they would wait for one another's threads on two cores
 quick test: export OMP_NUM_THREADS = 1
 
-# unit and contract tests: no process of ours, no server, no sleep
+# unit and contract tests: no process, no server, neither transformers nor Prefect
 quick: setup-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/contracts
 

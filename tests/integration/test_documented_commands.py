@@ -34,7 +34,7 @@ ELSEWHERE = {
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama (init\b|run (my|llama)\.yaml|(report|generate|export) (my|llama)\b)": "tests/integration/test_first_hour.py",
     r"evaluate \S+ --passkey --segments": "tests/unit/tasks/evaluate/test_passkey.py",
-    r"infini-llama import meta-llama/": "tests/unit/tasks/export/test_hub.py",
+    r"infini-llama import meta-llama/": "tests/integration/tasks/export/test_hub.py",
 }
 SMALL = {
     "data": {"sequence_length": 64, "validation_fraction": 0.2, "tokenizer": {"vocab_size": 400}},

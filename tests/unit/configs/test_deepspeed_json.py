@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
 from infini_llama.configs.deepspeed import engine_settings, read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
@@ -95,21 +94,3 @@ def test_json_that_is_not_an_object_is_refused(tmp_path, content):
         read_json(str(tmp_path / "zero.json"))
     with pytest.raises(ConfigError, match=r"missing\.json"):
         read_json(str(tmp_path / "missing.json"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"optimizer": "muon"}, "muon"),
-        ({"optimizer": "sgd"}, "sgd"),
-        ({"compile": "block"}, "compile=block"),
-        ({"compile": "whole"}, "compile=whole"),
-        ({"context_parallel": 2}, "context_parallel=2"),
-        ({"parallel": "ddp", "zero_stage": 2}, "zero_stage=2"),
-        ({"parallel": "fsdp", "zero_stage": 1}, "zero_stage=1"),
-        ({"parallel": "fsdp", "deepspeed_config": {}}, "deepspeed_config"),
-    ],
-)
-def test_settings_incompatible_with_deepspeed_are_refused(changes, word):
-    with pytest.raises(ValidationError, match=word):
-        run(**changes)

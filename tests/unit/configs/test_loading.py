@@ -1,4 +1,4 @@
-"""Every wrong configuration gets sentences that name the key, the value and what is allowed; all at once."""
+"""Files of configuration and overrides: what they mean. Answers to wrong ones: tests/contracts/messages.txt."""
 
 import json
 import os
@@ -14,14 +14,6 @@ from infini_llama.configs.schema import PipelineConfig
 GOOD = {"data": {"source": "python-stdlib"}}
 
 
-def problems(mapping: dict) -> list[str]:
-    with pytest.raises(ConfigError) as raised:
-        parse_config(mapping)
-    assert raised.value.exit_code == 64
-    first, *rest = str(raised.value).splitlines()
-    return [line.strip() for line in rest] or [first.removeprefix("the configuration: ")]
-
-
 def write(tmp_path, text, name="run.yaml"):
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -34,55 +26,7 @@ def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, 
     assert load_config(f"configs/{name}.yaml").runtime.name == name
 
 
-@pytest.mark.parametrize(
-    ("mapping", "key", "answer"),
-    [
-        ({"train": {"max_step": 3}}, "train.max_step", " train.max_steps?"),
-        ({"learning_rate": 3}, "learning_rate", " train.learning_rate?"),
-        ({"train": {"lr": 3}}, "train.lr", " train.learning_rate?"),
-        ({"training": {"max_steps": 3}}, "training", " train?"),
-        ({"train": {"hidden_size": 3}}, "train.hidden_size", " model.hidden_size?"),
-        ({"data": {"tokenizer": {"vocabsize": 3}}}, "data.tokenizer.vocabsize", " data.tokenizer.vocab_size?"),
-        ({"train.max_steps": 3}, "train.max_steps", "'max_steps' below 'train'"),
-        ({3: 4}, "3", " data, verify, model"),
-        ({"data": {"tokenzier": {}}}, "data.tokenzier", " data.tokenizer?"),
-        ({"verify": {"qqqqqq": 1}}, "verify.qqqqqq", " level"),
-    ],
-)
-def test_an_unknown_key_gets_the_nearest_name(mapping, key, answer):
-    assert any(line.startswith(f"{key}: ") and answer in line for line in problems(GOOD | mapping))
-
-
-@pytest.mark.parametrize(
-    ("mapping", "words"),
-    [
-        ({}, ["data.files", "python-stdlib"]),
-        ({"model": {"hidden_size": 100, "num_attention_heads": 3}}, ["num_attention_heads=3", "hidden_size=100"]),
-        ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, ["num_key_value_heads=3"]),
-        ({"train": {"global_batch_size": 10, "micro_batch_size": 4}}, ["global_batch_size=10", "micro_batch_size=4"]),
-        (
-            {
-                "model": {"attention": "infini", "segment_length": 64},
-                "data": {"source": "python-stdlib", "sequence_length": 64},
-            },
-            ["sequence_length=64", "segment_length=64"],
-        ),
-        ({"model": {"num_hidden_layers": 3}, "train": {"init_gate": [0, 0]}}, ["init_gate", "num_hidden_layers=3"]),
-        ({"train": {"max_steps": 10, "warmup_steps": 10}}, ["warmup_steps=10", "max_steps=10"]),
-        (
-            {"data": {"source": "python-stdlib", "tokenizer": {"vocab_size": 256}}},
-            ["data.tokenizer.vocab_size: 256", "from 257 to"],
-        ),
-        ({"environment": {"env": {"A B": "x"}}}, ["environment.env"]),
-        ({"runtime": {"name": "../elsewhere"}}, ["runtime.name", "../elsewhere"]),
-    ],
-)
-def test_rules_between_keys_and_limits(mapping, words):
-    text = " ".join(problems((GOOD if mapping else {}) | mapping))
-    assert all(word in text for word in words), text
-
-
-def test_overrides_win_and_wrong_ones_are_named(tmp_path):
+def test_overrides_win(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\ntrain: {max_steps: 200}\n")
     config = load_config(path, ["train.max_steps=300", "environment.nproc_per_node=2", "data.tokenizer.vocab_size=500"])
     assert (config.train.max_steps, config.environment.nproc_per_node, config.data.tokenizer.vocab_size) == (
@@ -90,11 +34,6 @@ def test_overrides_win_and_wrong_ones_are_named(tmp_path):
         2,
         500,
     )
-    with pytest.raises(ConfigError) as raised:
-        load_config(path, ["train.max_steps", "train.seed=[1", "train.max_steps.x=1", "=2", "train..seed=1"])
-    text = str(raised.value)
-    assert text.count("key=value") == 3 and "'train.max_steps'" in text
-    assert "train.seed: " in text and "train.max_steps.x: " in text
 
 
 def test_an_override_of_a_text_is_taken_as_written(tmp_path):
@@ -116,46 +55,9 @@ def test_an_override_changes_one_place_where_an_alias_shares_it(tmp_path):
     assert config.verify.level == "deep"
 
 
-def test_a_file_whose_name_cannot_name_a_run_needs_a_name(tmp_path):
+def test_a_file_whose_name_cannot_name_a_run_is_read_with_a_name(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\n", "my run.yaml")
-    with pytest.raises(ConfigError, match=r"runtime\.name.*'my run'"):
-        load_config(path)
     assert load_config(path, ["runtime.name=mine"]).runtime.name == "mine"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["is empty"]),
-        ("- a\n- b\n", ["contains a list"]),
-        ("data: {source: python-stdlib\n", ["line"]),
-        ("train:\n  seed: 1\n  seed: 2\n", ["line 3", "'seed' is there twice"]),
-        ("data: !!python/object/apply:os.system [ls]\n", ["line 1"]),
-        ("data:\n\tfiles: []\n", ["line 2", "a tab"]),
-        ("data: a: b\n", ["line 1", "':'"]),
-        ("train: {seed: !!int '3'}\n", ["line 1", "tag !!int"]),
-        ("a: &a [*a]\n", ["contains itself"]),
-        ("a: 1\n---\nb: 2\n", ["line 2", "second document"]),
-        ("[" * 5000, ["nested too deeply"]),
-        ("a: " + "9" * 5000, ["line 1", "too many digits"]),
-        ("a: \x00", ["line 1", "\\x00"]),
-        (b"data: \xff\n", ["not UTF-8", "byte 6"]),
-        ("? [a, b]\n: 1\n", ["line 1"]),
-    ],
-)
-def test_files_that_are_not_configurations_are_refused(tmp_path, text, words):
-    with pytest.raises(ConfigError) as raised:
-        load_config(write(tmp_path, text))
-    assert all(word in str(raised.value) for word in words), raised.value
-
-
-def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml .*tiny\.yaml"):
-        load_config(tmp_path / "nowhere.yaml")
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        load_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"run\.toml .*\.yaml, \.yml .*\.json"):
-        load_config(write(tmp_path, "a = 1", "run.toml"))
 
 
 def test_a_pipe_and_a_very_large_file_are_refused_at_once(tmp_path):
@@ -185,8 +87,6 @@ def test_a_json_configuration_is_read(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
-    with pytest.raises(ConfigError, match="'data'"):
-        load_config(write(tmp_path, '{"data": {}, "data": {}}', "twice.json"))
 
 
 def test_plain_values_are_what_they_look_like(tmp_path):

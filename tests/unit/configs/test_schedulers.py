@@ -3,6 +3,7 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schedulers import with_scheduler
 from infini_llama.configs.schema import EnvironmentConfig
 
@@ -53,3 +54,15 @@ def test_a_node_has_the_place_that_its_scheduler_gave_it(variables, settings, ex
 def test_a_contradiction_is_refused(variables, settings, words):
     with pytest.raises(ConfigError, match=words):
         place(variables, **settings)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"nnodes": 2},
+        {"nnodes": 2, "master_addr": "node-0.cluster", "master_port": 29500},
+        {"nnodes": 2, "launcher": "srun", "srun_options": ["--partition=gpu", "--exclusive"]},
+    ],
+)
+def test_settings_of_several_nodes_are_accepted(environment):
+    parse_config({"data": {"source": "python-stdlib"}, "environment": environment})

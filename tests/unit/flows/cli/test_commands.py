@@ -15,23 +15,6 @@ def test_lengths_have_units(option):
     assert parsed.lengths == [4096, 128_000, 1_000_000, 1_500_000]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(["evaluate", "run", "--lengths", length] for length in ("0", "k", "3 lines", "-5", "")),
-        *(["generate", "run", "--top-p", share] for share in ("0", "1.1", "nan", "x")),
-        *(["generate", "run", "--temperature", temperature] for temperature in ("-1", "inf")),
-        ["generate", "run", "--seed", str(2**63)],
-        ["generate", "run", "--max-new-tokens", "1.5"],
-        ["gc", "--keep-checkpoints", "1"],
-    ],
-)
-def test_a_value_outside_the_limits_is_refused(words):
-    with pytest.raises(SystemExit) as ended:
-        build_parser().parse_args(words)
-    assert ended.value.code == 64
-
-
 def test_overrides_and_options_in_any_order():
     for words in (
         ["run", "a.yaml", "x.y=1", "z=2", "--no-prefect"],
@@ -74,13 +57,6 @@ def test_a_former_command_is_answered_with_its_replacement(name, instead, capsys
         main([name, "x"])
     assert left.value.code == 64 and f"'infini-llama {instead}'" in capsys.readouterr().err
     assert parse(instead.replace("RUN_OR_DATASET", "x").split()).command in COMMANDS
-
-
-@pytest.mark.parametrize("words", [["trian", "run.yaml"], ["help", "trian"]])
-def test_an_unknown_command_is_answered_with_the_most_similar_one(words, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    assert left.value.code == 64 and "did you mean train?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

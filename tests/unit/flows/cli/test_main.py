@@ -57,13 +57,6 @@ def texts(_texts, tmp_path):
     return shutil.copytree(_texts, tmp_path / "texts")
 
 
-def test_three_bad_values_are_reported_at_once(command, texts):
-    result = command("run", "run.yaml", "model.hidden_size=-1", "train.learning_rate=fast", "data.packing=none")
-    assert result.returncode == 64
-    for key in ("model.hidden_size", "train.learning_rate", "data.packing"):
-        assert key in result.stderr
-
-
 def test_errors_as_json(command, texts):
     result = command("verify", "nowhere", "--json")
     record = json.loads(result.stdout)

@@ -189,24 +189,7 @@ def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, data):
     assert lookup(data(), str(home)) == preprocess(data(), str(home)) == reference | {"built": []}
 
 
-def test_each_unusable_text_has_its_sentence(data, tmp_path, corpus):
-    (tmp_path / "text").mkdir()
-    pattern = {"files": [str(tmp_path / "text" / "*.txt")]}
-    (tmp_path / "text" / "empty.txt").touch()
-    with pytest.raises(DataError, match=r"data\.files"):
-        preprocess(data(**pattern), str(tmp_path))
-    (tmp_path / "text" / "only.txt").write_text("one document " * 50)
-    with pytest.raises(
-        DataError,
-        match=r"(training|validation) .*data\.validation_fraction=0\.2",
-    ):
-        preprocess(data(**pattern), str(tmp_path))
-    with pytest.raises(
-        DataError,
-        match=r"validation .*data\.sequence_length=5000",
-    ) as caught:
-        preprocess(data(sequence_length=5000, validation_fraction=0.05), str(tmp_path))
-    assert caught.value.exit_code == 65
+def test_a_text_shorter_than_one_row_is_refused_and_leaves_nothing(data, tmp_path):
     with pytest.raises(DataError, match=r"train .*data\.sequence_length"):
         preprocess(data(sequence_length=100_000), str(tmp_path))
     assert temporaries(tmp_path) == []

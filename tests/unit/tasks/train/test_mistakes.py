@@ -1,4 +1,4 @@
-"""A user's mistakes end before the first step, each with its sentence."""
+"""A user's mistakes that are found at the start of an attempt end before its first step."""
 
 import sys
 from pathlib import Path
@@ -34,53 +34,6 @@ def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_siz
     config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "runtime": runtime})
     lineage = make_lineage(config, make_dataset())
     return plan_attempt(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
-
-
-@pytest.mark.parametrize(
-    ("sections", "keys"),
-    [
-        (
-            {"model": {"hidden_size": 4, "num_attention_heads": 8}},
-            ["model.num_attention_heads=8", "model.hidden_size=4"],
-        ),
-        ({"model": {"num_attention_heads": 4, "num_key_value_heads": 3}}, ["model.num_key_value_heads=3"]),
-        (
-            {"train": {"max_steps": 10, "warmup_steps": 10}},
-            ["train.warmup_steps=10", "train.max_steps=10"],
-        ),
-        (
-            {"train": {"context_parallel": 2}},
-            ["train.context_parallel=2", "model.attention=softmax"],
-        ),
-        (
-            {
-                "train": {"context_parallel": 4},
-                "model": {"attention": "infini", "segment_length": 64},
-                "data": {"source": "python-stdlib", "sequence_length": 384},
-            },
-            ["train.context_parallel=4", "data.sequence_length=384", "model.segment_length=64"],
-        ),
-        (
-            {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"nproc_per_node": 3}},
-            ["train.context_parallel=2", "environment.nproc_per_node=3"],
-        ),
-        (
-            {
-                "train": {"context_parallel": 2},
-                "model": INFINI,
-                "data": {"source": "python-stdlib", "curriculum": [{"sequence_length": 32, "until": 5}]},
-            },
-            ["train.context_parallel=2", "data.curriculum", "model.segment_length=32"],
-        ),
-        ({"train": {"profile_steps": [5, 2]}}, ["train.profile_steps"]),
-        ({"train": {"report_to": ["mlflow"]}}, ["train.report_to"]),
-        ({"train": {"metrics_hook": "no function"}}, ["train.metrics_hook"]),
-    ],
-)
-def test_settings_that_contradict_each_other_are_named(sections, keys):
-    with pytest.raises(ConfigError) as raised:
-        settings(**sections)
-    assert all(key in str(raised.value) for key in keys)
 
 
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_llama.configs.schema import DataConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.rows.packing import (
@@ -195,10 +194,3 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
     assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
     assert len(next(TrainBatches(stages_of(reader), 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
-
-
-def test_a_stride_is_for_windows_only():
-    for section, words in (({"stride": 3}, "do not agree"), ({"packing": "window"}, "needs a stride"),
-                         ({"packing": "window", "stride": 300}, "tokens would be left out")):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            DataConfig.model_validate(section)

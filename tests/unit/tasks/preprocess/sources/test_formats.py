@@ -10,7 +10,6 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -188,35 +187,6 @@ def test_a_folder_gives_its_known_files(tmp_path):
     for name, text in (("a.txt", "a"), ("sub/b.md", "b"), ("c.png", "c"), (".d.txt", "d")):
         (tmp_path / name).write_text(text)
     assert kept(survey(section(files=[str(tmp_path)]))) == ["a", "b"]
-
-
-def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    table = datasets.Dataset.from_dict({"id": list(range(6)), "body": TEXTS})
-    table.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(str(tmp_path / "several"))
-    (tmp_path / "hub" / "data").mkdir(parents=True)
-    (tmp_path / "hub" / "README.md").write_text("A card, which is not the data.")
-    table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
-    for folder in ("saved", "several", "hub"):
-        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
-        assert kept(survey(section(**given))) == sorted(text for text in TEXTS if text), folder
-    given = {
-        "source": "huggingface",
-        "dataset": str(tmp_path / "several"),
-        "text_column": "body",
-        "validation_split": "test",
-    }
-    corpus = survey(section(**given))
-    assert kept(corpus, "validation") == ["first"] and "first" not in kept(corpus, "train")
-    assert kept(survey(section(files=[str(tmp_path / "saved")], text_column="body"))) == sorted(t for t in TEXTS if t)
-    with pytest.raises(DataError, match=r"text.*id, body"):
-        survey(section(**given | {"text_column": "text"}))
-    with pytest.raises(DataError, match="nothing"):
-        survey(section(**given | {"dataset_split": "nothing"}))
-    with pytest.raises(Unreadable):
-        list(read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
 
 
 LINES = st.sampled_from(

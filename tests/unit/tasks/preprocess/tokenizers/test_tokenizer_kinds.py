@@ -158,20 +158,6 @@ def test_a_tokenizer_that_changes_text_passes_though_texts_of_both_splits_have_t
     assert verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
 
 
-def test_each_unusable_tokenizer_has_its_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"No such file.*tokenizer\.json"):
-        load(section(path=str(tmp_path / "nothing.json")))
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"bad\.json"):
-        load(section(path=str(tmp_path / "bad.json")))
-    (tmp_path / "bad.tiktoken").write_text("YQ== 0\nnonsense\n")
-    with pytest.raises(ConfigError, match="line 2"):
-        load(section(path=str(tmp_path / "bad.tiktoken")))
-    (tmp_path / "bad.tiktoken").write_text("YQ== 0\n")
-    with pytest.raises(ConfigError, match="256"):
-        load(section(path=str(tmp_path / "bad.tiktoken")))
-
-
 def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency."""
     tokenizer = train_bpe(texts * 2, size)

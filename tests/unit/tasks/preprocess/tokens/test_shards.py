@@ -1,9 +1,6 @@
 import json
-import re
 from itertools import chain, pairwise
-from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +14,6 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     save_array,
     write_shard,
 )
-from infini_llama.tasks.storage.artifacts import check
 
 
 @settings(max_examples=50, deadline=None)
@@ -51,39 +47,6 @@ def test_entropy_is_that_of_the_distribution():
     assert entropy_bits(np.array([5, 5, 0, 5, 5])) == 2.0
     assert entropy_bits(np.array([7])) == 0.0
     assert entropy_bits(np.array([3, 1])) == pytest.approx(0.75 * np.log2(4 / 3) + 0.25 * 2)
-
-
-def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built):
-    home, reference = built
-    folder = home / reference["path"]
-    fingerprints = set()
-    for split in ("train", "validation"):
-        opened = datasets.load_from_disk(str(folder / split))
-        assert isinstance(opened, datasets.Dataset)
-        assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
-        assert len(opened) == reference[split]["documents"]
-        shards = [map_shard(path) for path in sorted((folder / split).glob("data-*.arrow"))]
-        ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
-        assert list(opened["input_ids"]) == ours
-        assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
-        mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
-        assert sum(list(mapped["length"])) == reference[split]["tokens"]
-        fingerprints.add(opened._fingerprint)
-    assert len(fingerprints) == 2  # `datasets` names its caches by them
-    assert list(folder.rglob("cache-*.arrow"))
-    check(folder, "dataset", checksums=True)
-
-
-def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):
-    home, reference = built
-    home.rename(tmp_path / "workspace")
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[5] / "docs/data.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL)
-    names: dict = {}
-    exec(program, names)
-    documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()
-    assert len(documents) == reference["train"]["documents"] and documents[: len(first)] == first != []
 
 
 def test_arrays_are_numpys_own_format(tmp_path):

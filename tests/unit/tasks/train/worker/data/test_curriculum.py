@@ -90,22 +90,6 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
         shorter_rows("infini", steps, model={"attention": "infini", "segment_length": 8})
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([{"sequence_length": 12, "until": 3}], "does not divide"),
-        ([{"sequence_length": 64, "until": 3}], "does not divide"),
-        ([{"sequence_length": 8}], "until"),
-        ([{"sequence_length": 8, "until": 1.0}], "until"),
-        ([{"sequence_length": 8, "until": 3}, {"sequence_length": 16, "until": 0.5}], "all of them"),
-        ([{"sequence_length": 8, "until": 3}, {"sequence_length": 16, "until": 3}], "end later"),
-    ],
-)  # fmt: skip
-def test_stages_that_do_not_fit_are_refused(stages, message):
-    with pytest.raises(ValueError, match=message):
-        config(curriculum=stages)
-
-
 @pytest.fixture
 def staged(data) -> dict:
     return data(curriculum=[{"sequence_length": 4, "until": 2}, {"sequence_length": 8, "until": 5}])
