@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -9,18 +10,25 @@ TABLE = (TESTS / "seed_features.md").read_text(encoding="utf-8")
 TEST = re.compile(r"`((?:unit|contracts|integration|gpu)/[\w/]+\.py)::(\w+)`")
 
 
-def functions(file: str) -> dict[str, ast.FunctionDef]:
+@cache
+def module(file: str) -> ast.Module:
     path = TESTS / file
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ()
+    return ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
+@cache
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    nodes = ast.walk(module(file))
     return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
 def marks(file: str, test: ast.FunctionDef) -> set[str]:
     """The marks by which `make test` deselects the whole test."""
-    module = ast.parse((TESTS / file).read_text(encoding="utf-8"))
     lines = [ast.unparse(line) for line in test.decorator_list if "parametrize" not in ast.unparse(line)]
     lines += [
-        ast.unparse(line) for line in module.body if isinstance(line, ast.Assign) and "pytestmark" in ast.unparse(line)
+        ast.unparse(line)
+        for line in module(file).body
+        if isinstance(line, ast.Assign) and "pytestmark" in ast.unparse(line)
     ]
     return {mark for mark in ("slow", "gpu") if f"pytest.mark.{mark}" in " ".join(lines)}
 

@@ -141,8 +141,10 @@ def test_each_name_of_the_field_is_a_key_or_suggests_one(section, key, meant):
     assert line.endswith(f"did you mean {meant}?")
 
 
-@pytest.mark.parametrize(("option", "meant"), OPTIONS.items())
-@pytest.mark.parametrize("value", [[], ["1"]])
+@pytest.mark.parametrize(
+    ("option", "value", "meant"),
+    [("--no-gpu", [], "data.device="), *((option, ["1"], meant) for option, meant in OPTIONS.items())],
+)
 def test_an_unknown_option_suggests_the_key(option, value, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["run", "my.yaml", option, *value])

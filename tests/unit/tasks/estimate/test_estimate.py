@@ -36,18 +36,23 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.highest = 0
+        self.alive: set[int] = set()
+        self.bytes = self.highest = 0
+
+    def freed(self, storage: int, size: int) -> None:
+        self.alive.remove(storage)
+        self.bytes -= size
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
-                if storage._cdata not in self.sizes:
-                    self.sizes[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.sizes.pop, storage._cdata)
-        self.highest = max(self.highest, sum(self.sizes.values()))
+                if storage._cdata not in self.alive:
+                    self.alive.add(storage._cdata)
+                    self.bytes += storage.nbytes()
+                    weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+        self.highest = max(self.highest, self.bytes)
         return result
 
 

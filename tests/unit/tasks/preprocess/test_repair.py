@@ -59,22 +59,21 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     assert verify(repaired, str(tmp_path), "deep", 0)["ok"]
 
 
-def test_only_a_damaged_row_table_is_rebuilt(data, tmp_path, written):
-    reference = preprocess(data(), str(tmp_path))
-    written.clear()
-    assert preprocess(data(), str(tmp_path), repair=True) == reference | {"built": []}
-    flip(tmp_path / reference["path"] / "chunks" / reference["chunks"] / "train.rows.npy")
-    assert preprocess(data(), str(tmp_path), repair=True) == reference | {"built": ["chunks"]} and written == []
-    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+def test_only_a_damaged_row_table_is_rebuilt(data, built, written):
+    home, reference = built
+    assert preprocess(data(), home, repair=True) == reference | {"built": []}
+    flip(home / reference["path"] / "chunks" / reference["chunks"] / "train.rows.npy")
+    assert preprocess(data(), home, repair=True) == reference | {"built": ["chunks"]} and written == []
+    assert verify(reference, home, "deep", 0)["ok"]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"])
-def test_a_damaged_file_beside_the_shards_is_written_again_from_the_units(data, tmp_path, digests, name, written):
-    reference = preprocess(data(), str(tmp_path))
-    before, written[:] = digests(tmp_path / reference["path"]), []
-    flip(tmp_path / reference["path"] / name)
-    assert preprocess(data(), str(tmp_path), repair=True) == reference and written == []
-    assert digests(tmp_path / reference["path"]) == before and verify(reference, str(tmp_path), "deep", 0)["ok"]
+def test_a_damaged_file_beside_the_shards_is_written_again_from_the_units(data, built, digests, name, written):
+    home, reference = built
+    before = digests(home / reference["path"])
+    flip(home / reference["path"] / name)
+    assert preprocess(data(), home, repair=True) == reference and written == []
+    assert digests(home / reference["path"]) == before and verify(reference, home, "deep", 0)["ok"]
 
 
 def foreign(folder: Path) -> None:
@@ -93,28 +92,29 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_unit_is_not_used_for_another_dataset(data, tmp_path, digests, written, damage):
+def test_a_damaged_unit_is_not_used_for_another_dataset(data, built, tmp_path, digests, written):
     """As `deduplicate` makes another dataset of the same units."""
-    preprocess(data(), str(tmp_path / "home"))
-    expected = preprocess(data(deduplicate=True), str(tmp_path / "elsewhere"))
-    unit = max((tmp_path / "home" / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size).parent
-    written.clear()
-    damage(unit)
-    assert preprocess(data(deduplicate=True), str(tmp_path / "home")) == expected and written == [unit.name]
-    assert digests(tmp_path / "home" / expected["path"]) == digests(tmp_path / "elsewhere" / expected["path"])
+    home, _ = built
+    expected = preprocess(data(deduplicate=True), tmp_path / "elsewhere")
+    for name, damage in DAMAGE.items():
+        copy = shutil.copytree(home, tmp_path / name, symlinks=True)
+        unit = max((copy / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size).parent
+        written.clear()
+        damage(unit)
+        assert preprocess(data(deduplicate=True), copy) == expected and written == [unit.name], name
+        assert digests(copy / expected["path"]) == digests(tmp_path / "elsewhere" / expected["path"]), name
 
 
-@pytest.mark.parametrize("kind", ["parts", "tokenizers"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])
-def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, tmp_path, written, kind, content):
-    reference = preprocess(data(), str(tmp_path))
-    notes = list((tmp_path / "units" / kind).glob("*.json"))
-    written.clear()
-    for note in notes:
-        note.write_bytes(content)
-    assert notes and preprocess(data(), str(tmp_path)) == reference | {"built": []}
-    assert preprocess(data(sequence_length=8), str(tmp_path))["digest"] == reference["digest"] and written == []
+def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, built, written, content):
+    home, reference = built
+    for kind in ("parts", "tokenizers"):
+        notes = list((home / "units" / kind).glob("*.json"))
+        assert notes
+        for note in notes:
+            note.write_bytes(content)
+        assert preprocess(data(), home) == reference | {"built": []}
+        assert preprocess(data(sequence_length=8), home)["digest"] == reference["digest"] and written == []
 
 
 def test_a_changed_tokenizer_of_a_recipe_is_written_again(data, tmp_path, written):

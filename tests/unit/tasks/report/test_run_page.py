@@ -64,24 +64,15 @@ def test_an_ending_before_a_resume_is_not_the_result(make_run):
     assert RunReader(folder).result is None and RunReader(folder).state == "to finish"
 
 
-def test_optional_metrics_and_samples_are_shown(make_run, read_page):
+def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_page):
     folder = make_run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    more = {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.5]]}
-    lines = [line | more if line["kind"] == "train" else line for line in lines]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
-    write_report(folder)
-    page = read_page((folder / "report.html").read_text())
-    assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
-    assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
-
-
-def test_gates_memory_and_distances_are_drawn(make_run, read_page):
-    folder = make_run()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    of_kind = {"train": {"gates": [[0.25, 0.75], [0.5, 0.125]]}, "validation": {"memory_reads": [0.5, 2.0]}}
+    of_kind = {
+        "train": {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]},
+        "validation": {"memory_reads": [0.5, 2.0]},
+    }
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line | of_kind[line["kind"]]) + "\n" for line in lines))
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
     cell = {
         "length": 90,
         "tokens": 90,
@@ -116,7 +107,9 @@ def test_gates_memory_and_distances_are_drawn(make_run, read_page):
     page = read_page(written)
     assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
     assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
-    assert page.elements.count("svg") == 10  # six curves, gates, reads, distances, parts
+    assert page.elements.count("svg") == 12  # eight curves, gates, reads, distances, parts
+    assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
+    assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

@@ -95,9 +95,9 @@ def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built):
     home, reference = built
     folder = home / reference["path"]
     content = json.loads((folder / MANIFEST).read_bytes())["content"]
-    for name in ("unigram_entropy_bits", "shortest_document", "longest_document"):
+    for name in ("tokens", "unigram_entropy_bits", "shortest_document", "longest_document"):
         changed = reseal(folder, reference, train=content["train"] | {name: 1000})
-        with pytest.raises(DataError, match=r"train .*entropy.* 1000|train .*1000"):
+        with pytest.raises(DataError, match=f"{folder}/train .*1,?000"):
             verify(changed, str(home), "deep", 0)
 
 
@@ -245,15 +245,6 @@ def test_a_row_table_of_other_tokens_is_found_by_deep(built):
     changed = reseal(table, reference, "chunks_digest", rows={"train": len(starts) + 1, "validation": 3})
     with pytest.raises(DataError, match="manifest"):
         verify(changed, str(home), "deep", 0)
-
-
-def test_token_counts_that_do_not_add_up_are_found_by_deep(built):
-    home, reference = built
-    folder = home / reference["path"]
-    content = json.loads((folder / MANIFEST).read_bytes())["content"]
-    reference = reseal(folder, reference, train=content["train"] | {"tokens": content["train"]["tokens"] + 1})
-    with pytest.raises(DataError, match=str(folder / "train")):
-        verify(reference, str(home), "deep", 0)
 
 
 def test_a_different_tokenizer_is_found(built):
