@@ -1,6 +1,5 @@
 """Fixtures of unit and integration tests: a small corpus of made-up text, and a dataset built from it once."""
 
-import os
 import random
 import shutil
 import signal
@@ -137,12 +136,3 @@ def read_page() -> Callable[[str], made_up_runs.Reading]:
         return page
 
     return read
-
-
-@pytest.fixture
-def no_prefect(monkeypatch, tmp_path):
-    """A user without any Prefect settings, standing in an empty folder."""
-    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)

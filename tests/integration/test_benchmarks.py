@@ -1,15 +1,14 @@
 """A benchmark that compares programs ends with an error and stores nothing where their results differ."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from support.benchmarks import program
+
 # Stands in for training_peer.py: turns with the times and losses of the order, the losses of one program made wrong on request.
 PEER = """
 import json, os, sys
@@ -24,22 +23,11 @@ for turn in range(order["turns"]):
 """
 
 
-@pytest.fixture
-def benchmark(monkeypatch):
-    """A script of benchmarks/ as a module; those that it imports from there are forgotten afterwards."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == FOLDER:
-            del sys.modules[name]
-
-
 @pytest.mark.parametrize(
     "wrong", [[9.0, 8.1], [9.0, 8.0, 7.0], [9.0], [9.0, float("nan")], [9.0, float("inf")]], ids=str
 )
-def test_numbers_that_differ_are_refused(benchmark, wrong):
-    agreement = benchmark("agreement")
+def test_numbers_that_differ_are_refused(wrong):
+    agreement = program("agreement")
     assert agreement.require_close("losses", {"a": [9.0, 8.0], "b": [9.0, 8.001]}) < 2e-4
     with pytest.raises(SystemExit, match="of c "):
         agreement.require_close("losses", {"a": [9.0, 8.0], "b": [9.0, 8.001], "c": wrong})
@@ -48,8 +36,8 @@ def test_numbers_that_differ_are_refused(benchmark, wrong):
 
 
 @pytest.fixture
-def training(benchmark, tmp_path, monkeypatch) -> ModuleType:
-    module = benchmark("training")
+def training(tmp_path, monkeypatch) -> ModuleType:
+    module = program("training")
     (tmp_path / "peer.py").write_text(PEER)
     monkeypatch.setattr(module, "PEER", tmp_path / "peer.py")
     monkeypatch.setattr(module, "RESULTS", tmp_path / "training.json")
@@ -84,8 +72,8 @@ def test_training_compares_eager_with_eager_and_compiled_with_compiled(training,
     assert capsys.readouterr().out.count("1.50 (1.50 to 1.50)") == 4
 
 
-def test_preparation_refuses_other_ids_and_lost_text(benchmark):
-    check = benchmark("preparation").require_same_tokens
+def test_preparation_refuses_other_ids_and_lost_text():
+    check = program("preparation").require_same_tokens
     same = {
         "ours": [{"ids": 5, "tokens": 100}] * 2,
         "megatron-fast": [{"ids": 5, "tokens": 100}],
@@ -98,8 +86,8 @@ def test_preparation_refuses_other_ids_and_lost_text(benchmark):
         check(same | {"encode": [{"ids": 0, "tokens": 50}]})
 
 
-def test_reader_refuses_other_tokens(benchmark):
-    check = benchmark("reader").require_same_rows
+def test_reader_refuses_other_tokens():
+    check = program("reader").require_same_rows
     tokens = np.arange(40).reshape(10, 4)
     reads = {"ours": lambda rows: tokens[rows], "theirs": lambda rows: tokens[rows].astype(np.uint16)}
     check(reads, [np.array([1, 3]), np.array([9, 0])])
@@ -107,8 +95,8 @@ def test_reader_refuses_other_tokens(benchmark):
         check(reads | {"theirs": lambda rows: tokens[np.sort(rows)]}, [np.array([1, 3]), np.array([9, 0])])
 
 
-def test_orchestration_refuses_other_losses(benchmark):
-    rounds_of = benchmark("orchestration").rounds_of
+def test_orchestration_refuses_other_losses():
+    rounds_of = program("orchestration").rounds_of
     cases = {
         "torchrun": lambda name: {"total": 1.0, "losses": [3.0, 2.0]},
         "run": lambda name: {"total": 2.0, "losses": [3.0, 2.0]},
@@ -118,8 +106,8 @@ def test_orchestration_refuses_other_losses(benchmark):
         rounds_of(cases | {"run": lambda name: {"total": 2.0, "losses": [3.0, 2.5]}}, 1)
 
 
-def test_context_parallel_stores_nothing_where_losses_differ(benchmark, tmp_path, monkeypatch):
-    context = benchmark("context_parallel")
+def test_context_parallel_stores_nothing_where_losses_differ(tmp_path, monkeypatch):
+    context = program("context_parallel")
     monkeypatch.setattr(context, "RESULT", tmp_path / "context.json")
     monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--rounds", "1"])
     monkeypatch.setattr(context, "measure", lambda update, length, size: (1.0, 1.0, 5.0))

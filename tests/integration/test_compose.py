@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import pwd
 import shutil
 import socket
 import subprocess
@@ -17,12 +16,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.laboratory import CONFIG
+from support.services import POSTGRES, free_port, postgres
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
 BIN = Path(sys.executable).parent
-POSTGRES = shutil.which("postgres") and Path(shutil.which("postgres")).resolve().parent
 AUTH = "somebody:with-a-password"
 pytestmark = [
     pytest.mark.slow,
@@ -31,12 +31,6 @@ pytestmark = [
         reason="the services of compose.yaml are run without Docker: needs Postgres' and Redis' servers on PATH",
     ),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -73,49 +67,6 @@ def status(url: str, auth: str | None = None) -> int:
 
 
 @contextmanager
-def postgres(folder: Path):
-    """A database server with the user, database and password that compose.yaml gives its own; refuses to run as root."""
-    settings = SERVICES["postgres"]["environment"]
-    port, folder = free_port(), folder / "postgres"
-    folder.mkdir()
-    (folder / "password").write_text("secret1")
-    user = {}
-    if os.geteuid() == 0:
-        account = pwd.getpwnam("postgres")
-        for path in (folder, folder / "password"):
-            os.chown(path, account.pw_uid, account.pw_gid)
-        user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    data = folder / "data"
-    create = [
-        POSTGRES / "initdb",
-        "-D",
-        data,
-        "-U",
-        settings["POSTGRES_USER"],
-        "-A",
-        "scram-sha-256",
-        "--pwfile",
-        folder / "password",
-    ]
-    subprocess.run(create, check=True, capture_output=True, timeout=120, cwd="/", **user)
-    command = [str(POSTGRES / "postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1", "-k", str(folder)]
-    with process(folder, *command, cwd="/", **user):
-        wait_until(lambda: answers(port))
-        made = [
-            POSTGRES / "createdb",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(port),
-            "-U",
-            settings["POSTGRES_USER"],
-            settings["POSTGRES_DB"],
-        ]
-        subprocess.run(made, check=True, env=os.environ | {"PGPASSWORD": "secret1"}, timeout=60)
-        yield port
-
-
-@contextmanager
 def redis(folder: Path):
     """Redis with the arguments of compose.yaml."""
     port, data = free_port(), folder / "redis"
@@ -138,11 +89,10 @@ def variables(service: str, moved: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
-    tmp_path.chmod(0o755)
-    for above in list(tmp_path.parents)[:3]:
-        above.chmod(above.stat().st_mode | 0o011)
     with ExitStack() as running:
-        database, messages = running.enter_context(postgres(tmp_path)), running.enter_context(redis(tmp_path))
+        account = SERVICES["postgres"]["environment"]
+        there = postgres(account["POSTGRES_USER"], "secret1", account["POSTGRES_DB"])
+        database, messages = running.enter_context(there), running.enter_context(redis(tmp_path))
         api, health = free_port(), 8080
         moved = {
             "${POSTGRES_PASSWORD:?set it in deploy/.env}": "secret1",
@@ -193,28 +143,12 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         wait_until(lambda: status(f"http://127.0.0.1:{health}/health") == 200)
         prefect(*project)
         assert "pretrain/pretrain" in prefect("deployment", "ls")
+        data = {"source": "files", "files": [str(tmp_path / "*.txt")], "sequence_length": 16}
+        train = {"max_steps": 4, "global_batch_size": 2, "micro_batch_size": 2, "warmup_steps": 1, "sample_tokens": 2}
         config = {
-            "data": {
-                "source": "files",
-                "files": [str(tmp_path / "*.txt")],
-                "sequence_length": 16,
-                "validation_fraction": 0.3,
-                "tokenizer": {"vocab_size": 300},
-            },
-            "model": {
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "segment_length": 8,
-            },
-            "train": {
-                "max_steps": 4,
-                "global_batch_size": 2,
-                "micro_batch_size": 2,
-                "warmup_steps": 1,
-                "sample_tokens": 2,
-            },
+            "data": data | {"validation_fraction": 0.3, "tokenizer": {"vocab_size": 300}},
+            "model": CONFIG["model"],
+            "train": train,
             "environment": {"device": "cpu", "threads": 1},
             "runtime": {"name": "composed"},
         }

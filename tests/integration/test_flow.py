@@ -1,12 +1,9 @@
 """The same through Prefect: retries inside one flow run, a killed flow, and a second run that does nothing again."""
 
-import json
 import random
 import sqlite3
 
-from support.laboratory import ONE_FAULT, exact_metrics, inject, kill
-
-OVERRIDES = ("model.attention=softmax", "environment.nproc_per_node=2")
+from support.laboratory import ONE_FAULT, SOFTMAX_2, inject, kill
 
 SECRET = "hunter2"
 FAULT = ONE_FAULT.format(before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]')  # every rank has the secret
@@ -20,42 +17,37 @@ def task_states(home) -> list[tuple[str, str]]:
 
 
 def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
-    expected, expected_metrics = uninterrupted("softmax", 2)
+    calm = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     started = lab.start(
-        "raises", *OVERRIDES, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False, executed=True
+        "raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False, executed=True
     )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
-    attempts = [json.loads(line) for line in (lab.run_dir("raises") / "attempts.jsonl").read_text().splitlines()]
-    assert [attempt["kind"] for attempt in attempts] == ["failed", "done"]
-    assert "the injected fault" in attempts[0]["message"]
-    assert attempts[1]["from_step"] == 20
-    assert attempts[0]["invocation"] == attempts[1]["invocation"], "one process, one flow run"
+    first, second = lab.attempts("raises")
+    assert (first.kind, second.kind, second.from_step) == ("failed", "done", 20)
+    assert "the injected fault" in first.message
+    assert first.invocation == second.invocation, "one process, one flow run"
     assert started.log.read_text().count("nothing to do") == 1, "preprocess ran once"
     written = [path for path in lab.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert not written, "a secret is in a file; Prefect's database is one of them"
-    summary = json.loads((lab.run_dir("raises") / "summary.json").read_text())
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert exact_metrics(lab.run_dir("raises")) == expected_metrics
+    lab.assert_same("raises", calm)
 
 
 def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
-    expected, expected_metrics = uninterrupted("softmax", 2)
-    started = lab.start("flow", *OVERRIDES, direct=False)
+    calm = uninterrupted("softmax", 2)
+    started = lab.start("flow", *SOFTMAX_2, direct=False)
     lab.wait_for_step("flow", random.Random(5).randint(5, 40), started)
     kill(started.process.pid)
     started.wait()
-    summary = lab.finish("flow", *OVERRIDES, direct=False)  # asserts that nothing is left behind
+    lab.finish("flow", *SOFTMAX_2, direct=False)  # asserts that nothing is left behind
     assert not started.processes(), "the killed flow's server or workers are left"
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
-    assert exact_metrics(lab.run_dir("flow")) == expected_metrics
+    summary = lab.assert_same("flow", calm)
 
     states = task_states(lab.home)
     assert {state for name, state in states if name.startswith("preprocess")} == {"Cached"}, states
     before = len(states)
-    again = lab.start("flow", *OVERRIDES, direct=False)
+    again = lab.start("flow", *SOFTMAX_2, direct=False)
     assert again.wait() == 0, again.log.read_text()
     assert "finished" in again.log.read_text()
     assert not task_states(lab.home)[before:], "a server was started to record that there was nothing to do"

@@ -2,19 +2,18 @@
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from support.benchmarks import FOLDER, program
+
 # What a GPU machine has, what benchmarks/gpu/collect_wheels.sh brings, and what must not be needed though another package may want it.
 MACHINE = ("torch", "numpy", "tokenizers", "pyarrow", "transformers", "tensorboard")
 CARRIED = (
@@ -81,22 +80,19 @@ def bare(tmp_path):
 
 
 def rehearse(env, out, *arguments):
-    command = [sys.executable, str(ROOT / "benchmarks/gpu/run.py"), "--rehearse", "--out", str(out), *arguments]
+    command = [sys.executable, str(FOLDER / "gpu/run.py"), "--rehearse", "--out", str(out), *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=580, check=False)
+
+
+run = program("gpu/run")
 
 
 def cases(out, part):
     return json.loads((out / f"{part}.json").read_text())["cases"]
 
 
-@pytest.fixture
-def run(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
-    return importlib.import_module("run")
-
-
 @pytest.mark.timeout(600)
-def test_every_part_runs_on_a_bare_machine(bare, run, tmp_path):
+def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
     names = {name for part in run.PARTS for name in run.cases_of(part)} - STARTING_RUNS
     result = rehearse(bare, tmp_path / "out", "--together", "--case", *sorted(names))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -129,14 +125,14 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     assert "rows" in cases(out, "data")["preparing ahead"]
 
 
-def test_the_parts_but_for_the_long_one_are_planned_for_less_than_40_minutes(run):
+def test_the_parts_but_for_the_long_one_are_planned_for_less_than_40_minutes():
     cases = {part: run.cases_of(part) for part in run.PARTS if part != "long"}
     assert sum(case.seconds for part in cases.values() for case in part.values()) <= 40 * 60
     assert all(case.seconds < 9.5 * 60 for part in cases.values() for case in part.values())
 
 
 @pytest.mark.parametrize("limit", [60.0, 0.2])
-def test_a_case_that_ends_or_hangs_is_an_error_of_its_own(limit, tmp_path, run):
+def test_a_case_that_ends_or_hangs_is_an_error_of_its_own(limit, tmp_path):
     arguments = argparse.Namespace(device="cpu", out=str(tmp_path), rehearse=True)
     found = run.run_case("data", "no such case", arguments, dict(os.environ), limit)
     assert "rows" not in found and ("KeyError" in found["error"] or "0 s" in found["error"])

@@ -1,6 +1,5 @@
 """A terminal that is closed, or a connection that is lost, while a run trains in it."""
 
-import json
 import os
 import pty
 import signal
@@ -9,9 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.laboratory import COMMAND, own_environment, processes_of
-
-SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
+from support.laboratory import COMMAND, SOFTMAX_2, own_environment, processes_of
 
 
 @pytest.fixture
@@ -51,6 +48,5 @@ def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 75
     assert not processes_of(marker)
-    records = (lab.run_dir("hung-up") / "attempts.jsonl").read_text().splitlines()
-    last = json.loads(records[-1])
-    assert last["code"] == 75 and last["checkpoint_step"] % 10, "saved where it stood: test_kills.py resumes from that"
+    last = lab.attempts("hung-up")[-1]
+    assert last.code == 75 and last.checkpoint_step % 10, "saved where it stood: test_kills.py resumes from that"

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import yaml
 
-from support.laboratory import COMMAND, Laboratory, exact_metrics, own_environment
+from support.laboratory import COMMAND, Laboratory, own_environment
 
 
 def command(lab, *words):
@@ -25,7 +25,7 @@ def command(lab, *words):
 @pytest.fixture(scope="session")
 def starting(lab, uninterrupted, tmp_path_factory):
     """A laboratory whose configuration starts from an exported run; that run's summary."""
-    summary, _ = uninterrupted("softmax", 2)
+    summary = lab.summary(uninterrupted("softmax", 2))
     folder = tmp_path_factory.mktemp("hf")
     command(lab, "export", summary["run"], "--output", str(folder / "model"))
     written = folder / "start.yaml"
@@ -54,16 +54,11 @@ def starting(lab, uninterrupted, tmp_path_factory):
 
 def test_killed_and_resumed_from_imported_weights_is_bitwise(starting):
     own, before = starting
-    calm = own.finish("started")
-    killed = own.start("started-killed", "environment.nproc_per_node=1")
-    own.wait_for_step("started-killed", 11, killed)  # past the first checkpoint
-    killed.process.kill()
-    killed.wait()
-    again = own.finish("started-killed", "environment.nproc_per_node=1")
-    assert again["weights_sha256"] == calm["weights_sha256"]
-    assert exact_metrics(own.run_dir("started-killed")) == exact_metrics(own.run_dir("started"))
-    lineage = json.loads((own.run_dir("started") / "lineage.json").read_text())
-    assert lineage["init_from"]["digest"].startswith("blake3:")
+    own.finish("started")
+    own.kill_at(11, "started-killed", "environment.nproc_per_node=1")  # past the first checkpoint
+    own.finish("started-killed", "environment.nproc_per_node=1")
+    own.assert_same("started-killed", "started")
+    assert own.lineage("started")["init_from"]["digest"].startswith("blake3:")
     assert "started from" in next(own.run_dir("started").glob("logs/attempt-01/rank-0.log")).read_text()
-    first_loss = exact_metrics(own.run_dir("started"))[0]["loss"]
+    first_loss = own.metrics("started")[0]["loss"]
     assert first_loss < before["train_loss"] + 1.0, "a fresh model of this vocabulary begins at 6.2 nats"

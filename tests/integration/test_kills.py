@@ -1,6 +1,5 @@
 """Killed at a random moment, the same command finishes with the weights of the run that nobody disturbed, to the bit."""
 
-import json
 import random
 import signal
 import time
@@ -8,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from support.laboratory import exact_metrics, kill
+from support.laboratory import SOFTMAX_2, kill
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
@@ -58,7 +57,7 @@ def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
 
 @pytest.mark.parametrize(("victim", "attention", "workers"), MARKED)
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention, workers, lab, uninterrupted):
-    expected, expected_metrics = uninterrupted(attention, workers)
+    calm = uninterrupted(attention, workers)
     name = f"{victim}-{attention}-{workers}"
     rng = random.Random(name)
     overrides = (f"model.attention={attention}", f"environment.nproc_per_node={workers}")
@@ -70,41 +69,36 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention
         if victim in ("worker", "torchrun"):  # the command itself carries on
             assert code == 0, started.log.read_text()
             assert not started.processes()
-    summary = lab.finish(name, *overrides)
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert summary["optimizer_sha256"] == expected["optimizer_sha256"]
-    assert exact_metrics(lab.run_dir(name)) == expected_metrics
-    assert summary["attempts"] == kills + 1, "not every kill interrupted something: the test proved nothing"
+    lab.finish(name, *overrides)
+    attempts = lab.assert_same(name, calm)["attempts"]
+    assert attempts == kills + 1, "not every kill interrupted something: the test proved nothing"
 
 
 def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
-    expected, _ = uninterrupted("softmax", 2)
-    overrides = ("model.attention=softmax", "environment.nproc_per_node=2")
-    started = lab.start("sigterm", *overrides)
+    calm = uninterrupted("softmax", 2)
+    started = lab.start("sigterm", *SOFTMAX_2)
     lab.wait_for_step("sigterm", 13, started)
     started.process.send_signal(signal.SIGTERM)
     assert started.wait() == 75, started.log.read_text()
     assert not started.processes()
-    attempt = json.loads((lab.run_dir("sigterm") / "attempts.jsonl").read_text().splitlines()[-1])
-    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] % 10, (
-        "it saved where it stood, not where it would have anyway"
-    )
-    assert lab.finish("sigterm", *overrides)["weights_sha256"] == expected["weights_sha256"]
+    attempt = lab.attempts("sigterm")[-1]
+    assert attempt.kind == "preempted"
+    assert attempt.checkpoint_step % 10, "it saved where it stood, not where it would have anyway"
+    lab.finish("sigterm", *SOFTMAX_2)
+    lab.assert_same("sigterm", calm)
 
 
 @pytest.mark.slow
 def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     overrides = ("data.packing=best_fit", "train.document_masking=true", "environment.nproc_per_node=2")
-    expected = lab.finish("packed-calm", *overrides)
+    lab.finish("packed-calm", *overrides)
     overrides += ("train.dataloader_num_workers=2",)
     started = lab.start("packed-killed", *overrides)
     lab.wait_for_step("packed-killed", 25, started)
     kill(next(pid for pid in pids(started, "torch.distributed.run")))
     assert started.wait() == 0, started.log.read_text()
-    assert lab.finish("packed-killed", *overrides)["weights_sha256"] == expected["weights_sha256"]
-    metrics = exact_metrics(lab.run_dir("packed-calm"))
-    assert exact_metrics(lab.run_dir("packed-killed")) == metrics
-    tokens = [record["tokens"] for record in metrics if record["kind"] == "train"]
+    lab.assert_same("packed-killed", "packed-calm")
+    tokens = [record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"]
     steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
     assert all(0 < step <= 32 * 64 for step in steps) and len(set(steps)) > 1
 
@@ -129,13 +123,10 @@ ANSWERS = (
 @pytest.mark.slow
 def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     calm = lab.finish("answers-calm", *ANSWERS)
-    started = lab.start("answers", *ANSWERS)
-    lab.wait_for_step("answers", 13, started)  # past the first checkpoint
-    kill(started.process.pid)
-    started.wait()
+    lab.kill_at(13, "answers", *ANSWERS)  # past the first checkpoint
     lab.finish("answers", *ANSWERS)
-    assert lab.same("answers", "answers-calm")["attempts"] == 2
-    lines = exact_metrics(lab.run_dir("answers-calm"))
+    assert lab.assert_same("answers", "answers-calm")["attempts"] == 2
+    lines = lab.metrics("answers-calm")
     targets = [line["tokens"] for line in lines if line["kind"] == "train"]
     assert targets[0] < 32 * 10 and calm["steps"] == 30  # a number of five digits, not the 128 tokens of a row
     assert any(line.get("memory_reads") for line in lines if line["kind"] == "validation")

@@ -1,26 +1,12 @@
 """The shortened form of benchmarks/memory.py: facts are where it says, and the memory carries them beyond the trained length."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # as where its programs are started
-
-
-def program(name: str):
-    """A file of benchmarks as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
-
+from support.benchmarks import program
+from support.models import one_thread as one_thread
 
 memory = program("memory")
 
@@ -103,23 +89,17 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
 
 @pytest.mark.slow
 def test_recall_beyond_the_trained_length():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["linear"], seed=0, until=750)
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
 def test_a_number_is_found_across_seven_segment_ends():
     """The first quarter of the stored training of seed 0, which by then finds 44 % of the numbers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     task = memory.TASKS["passkey"]
     model, curve = memory.train(task, memory.MEMORIES["linear"], seed=0, until=1000)
     assert curve[-1]["whole"] > 0.2 and all(0.2 < gate < 0.8 for layer in curve[-1]["gates"] for gate in layer)
     model.use_memory(False)
     assert memory.measure(task, model.eval(), 7)["whole"] < 0.02
-    torch.set_num_threads(threads)

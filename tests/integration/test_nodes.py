@@ -1,6 +1,5 @@
 """Training on two hosts: network namespaces with process numbers and host names of their own, and a cable between them."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, exact_metrics, kill, own_environment, processes_of
+from support.laboratory import COMMAND, Laboratory, kill, own_environment, processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,9 +73,17 @@ def hosts(tmp_path_factory, lab):
             ip("netns", "delete", f"infini-{host}")
 
 
-def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
+def command_of(lab: Laboratory, name: str) -> list[str]:
     command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
-    return hosts.start("a", f"{name}-{log}", *command, "environment.nnodes=2", *SETTINGS, *overrides, NODES_TEST=name)
+    return [*command, "environment.nnodes=2", *SETTINGS]
+
+
+def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
+    return hosts.start("a", f"{name}-{log}", *command_of(lab, name), *overrides, NODES_TEST=name)
+
+
+def join(hosts: Hosts, name: str, log: str = "b") -> subprocess.Popen:
+    return hosts.start("b", f"{name}-{log}", COMMAND, "join", name, NODES_TEST=name)
 
 
 def wait_for(condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240):
@@ -89,28 +96,28 @@ def wait_for(condition, started: list[subprocess.Popen], what: str, logs: list[P
         time.sleep(0.05)
 
 
-def attempts_of(run: Path) -> list[dict]:
-    path = run / "attempts.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 @pytest.fixture(scope="session")
-def on_one_host(lab):
-    """The run of two workers on one machine that nobody disturbs."""
-    summary = lab.finish("one-host", "environment.nproc_per_node=2", *SETTINGS)
-    return summary["weights_sha256"], exact_metrics(lab.run_dir("one-host"))
+def assert_undisturbed(lab):
+    """Asserts that a run has ended as that of two workers on one machine, and that no process is left of it."""
+    lab.finish("one-host", "environment.nproc_per_node=2", *SETTINGS)
+
+    def compare(name: str) -> None:
+        lab.assert_same(name, "one-host")
+        assert not processes_of(f"NODES_TEST={name}")
+
+    return compare
 
 
-def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, on_one_host):
+def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, assert_undisturbed):
     name = "cut"
-    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
+    logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     leader = lead(hosts, lab, name)
-    other = hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name)
+    other = join(hosts, name)
     both = [leader, other]
     try:
         wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
         hosts.cable("down")
-        wait_for(lambda: attempts_of(run), both, "the end of the first attempt", logs)
+        wait_for(lambda: lab.attempts(name), both, "the end of the first attempt", logs)
         time.sleep(3)
         hosts.cable("up")
         assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
@@ -118,20 +125,14 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
     finally:
         for process in both:
             process.kill()
-    assert [record["code"] for record in attempts_of(run)] == [70, 0]
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
-    assert not processes_of(f"NODES_TEST={name}")
+    assert [record.code for record in lab.attempts(name)] == [70, 0]
+    assert_undisturbed(name)
 
 
-def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, on_one_host):
+def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, assert_undisturbed):
     """Every pod runs the same command as process 1, knows its index from its environment, and gets SIGTERM when it is deleted."""
     name = "pods"
-    run, command = (
-        lab.run_dir(name),
-        [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}"],
-    )
-    command += ["--no-prefect", "environment.nnodes=2", *SETTINGS]
+    command = command_of(lab, name)
 
     def start(number: int) -> list[subprocess.Popen]:
         return [
@@ -148,16 +149,14 @@ def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, o
             if Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1":
                 os.kill(pid, signal.SIGTERM)
         assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
-        (record,) = attempts_of(run)
-        assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
+        (record,) = lab.attempts(name)
+        assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
         pods = start(2)
         assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(f"{name}-a2").read_text()
     finally:
         for pod in pods:
             pod.kill()
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
-    assert not processes_of(f"NODES_TEST={name}")
+    assert_undisturbed(name)
 
 
 def pid_of(name: str, command: str) -> int:
@@ -166,19 +165,19 @@ def pid_of(name: str, command: str) -> int:
     return next(pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line)
 
 
-def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, on_one_host):
+def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, assert_undisturbed):
     name = "struck"
-    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
+    logs = [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
     for log in logs:
         log.touch()
-    started = [lead(hosts, lab, name), hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name)]
+    started = [lead(hosts, lab, name), join(hosts, name)]
     try:
         wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
         os.kill(pid_of(name, "join"), signal.SIGTERM)
         assert started[1].wait(120) == 75, logs[1].read_text()
-        other = hosts.start("b", f"{name}-b2", COMMAND, "join", name, NODES_TEST=name)
+        other = join(hosts, name, log="b2")
         started = [started[0], other]
-        wait_for(lambda: [record["code"] for record in attempts_of(run)] == [75], started, "attempt 1's end", logs)
+        wait_for(lambda: [record.code for record in lab.attempts(name)] == [75], started, "attempt 1's end", logs)
         wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
         kill(pid_of(name, "run"))
         assert started[0].wait(60) != 0
@@ -188,21 +187,16 @@ def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, on_one_ho
     finally:
         for process in started:
             process.kill()
-    codes = [record["code"] for record in attempts_of(run)]
+    codes = [record.code for record in lab.attempts(name)]
     assert codes[0] == 75 and codes[-1] == 0 and 70 in codes
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
-    assert not processes_of(f"NODES_TEST={name}")
+    assert_undisturbed(name)
 
 
-def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab, on_one_host):
+def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab, assert_undisturbed):
     name = "hung"
-    run, logs = lab.run_dir(name), [hosts.log(f"{name}-{host}") for host in ADDRESSES]
+    logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     patient = ["runtime.hang_timeout=5", "environment.communication_timeout=600"]
-    both = [
-        lead(hosts, lab, name, *patient),
-        hosts.start("b", f"{name}-b", COMMAND, "join", name, NODES_TEST=name),
-    ]
+    both = [lead(hosts, lab, name, *patient), join(hosts, name)]
     try:
         wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
         lines = processes_of(f"NODES_TEST={name}").items()
@@ -219,12 +213,10 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     finally:
         for process in both:
             process.kill()
-    hang, done = attempts_of(run)
-    assert (hang["code"], done["code"]) == (76, 0)
-    assert "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for" in hang["message"]
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["weights_sha256"], exact_metrics(run)) == on_one_host
-    assert not processes_of(f"NODES_TEST={name}")
+    hang, done = lab.attempts(name)
+    assert (hang.code, done.code) == (76, 0)
+    assert "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for" in hang.message
+    assert_undisturbed(name)
 
 
 def host_of(pid: int) -> str:

@@ -1,23 +1,12 @@
 """The shortened form of benchmarks/recall.py: the memory is learned, and nothing else can do its work."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
-spec = importlib.util.spec_from_file_location("recall", Path(__file__).parents[2] / "benchmarks" / "recall.py")
-assert spec and spec.loader
-recall = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(recall)
+from support.benchmarks import program
+from support.models import one_thread as one_thread
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+recall = program("recall")
 
 
 def test_a_row_queries_facts_of_earlier_segments():

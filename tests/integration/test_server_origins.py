@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import VariableCreate
 
 from infini_llama.flows.server import api_for_serve
+from support.services import free_port
 
 EVIL = {"Origin": "https://evil.example"}
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
@@ -18,10 +19,7 @@ VARIABLE = b'{"name": "of_another_origin", "value": "x"}'
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("PREFECT_")]:
             patch.delenv(name)
@@ -67,12 +65,12 @@ REFUSED = [
 ]
 
 
-def status(origin: str, path: str, *hosts: str, method: str = "GET") -> int:
+def status(origin: str, path: str, *hosts: str, method: str = "GET", more: str = "Connection: close\r\n") -> int:
     """The status of a request with these Host headers, as a browser sends it."""
     address = httpx.URL(origin)
-    headers = "".join(f"Host: {host}\r\n" for host in hosts)
+    headers = "".join(f"Host: {host}\r\n" for host in hosts) + more
     with socket.create_connection((address.host, address.port), 20) as connection:
-        connection.sendall(f"{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n".encode())
+        connection.sendall(f"{method} {path} HTTP/1.1\r\n{headers}\r\n".encode())
         return int(connection.makefile("rb").readline().split()[1])
 
 
@@ -95,12 +93,7 @@ def test_the_hosts_of_this_machine_and_names_given_are_answered(origin):
 
 
 def test_a_web_socket_of_another_host_is_refused(origin):
-    upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
-    codes = []
-    for host in ("evil.example", "localhost"):
-        address = httpx.URL(origin)
-        with socket.create_connection((address.host, address.port), 20) as connection:
-            request = f"GET /api/events/in HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\n{upgrade}\r\n"
-            connection.sendall(request.encode())
-            codes.append(int(connection.makefile("rb").readline().split()[1]))
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    codes = [status(origin, "/api/events/in", host, more=upgrade) for host in ("evil.example", "localhost")]
     assert codes == [403, 101]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.laboratory import COMMAND, kill, own_environment, processes_of
+from support.services import free_port
 from support.waiting import wait_until
 
 NODES = ("node-1", "node-2")
@@ -47,12 +48,6 @@ RebootProgram=/bin/true
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -158,10 +153,6 @@ def ended(slurm, lab, name: str, job: str, wanted: str) -> None:
     wait_until(lambda: not processes_of(f"SRUN_TEST={name}"), 30)
 
 
-def records(lab, name: str) -> list[dict]:
-    return [json.loads(line) for line in (lab.run_dir(name) / "attempts.jsonl").read_text().splitlines()]
-
-
 def torchruns(name: str) -> list[int]:
     ours = processes_of(f"SRUN_TEST={name}").items()
     return [pid for pid, line in ours if "torch.distributed.run" in line and "slurm" not in line.split()[0]]
@@ -170,7 +161,7 @@ def torchruns(name: str) -> list[int]:
 def test_srun_requests_two_nodes_and_trains_the_same_weights(slurm, lab, calm):
     settings = ["environment.launcher=srun", "environment.nnodes=2", "environment.srun_options=[--partition=all]"]
     lab.finish("asked", *STEPS, *settings, env=slurm.environment)
-    assert lab.same("asked", "calm-srun")["attempts"] == 1
+    assert lab.assert_same("asked", "calm-srun")["attempts"] == 1
     hosts = {json.loads(path.read_text())["node"] for path in lab.run_dir("asked").glob("logs/attempt-01/status-*")}
     assert hosts == {0, 1}
 
@@ -182,10 +173,10 @@ def test_a_stopped_command_saves_a_checkpoint_and_ends_its_step(slurm, lab, calm
     started.process.send_signal(signal.SIGTERM)
     assert started.wait() == 75, started.log.read_text()
     assert not started.processes()
-    (record,) = records(lab, "stopped")
-    assert record["kind"] == "preempted" and record["checkpoint_step"] == record["step"] > 0
+    (record,) = lab.attempts("stopped")
+    assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
     lab.finish("stopped", *settings, env=slurm.environment)
-    lab.same("stopped", "calm-srun")
+    lab.assert_same("stopped", "calm-srun")
 
 
 def test_no_process_outlives_a_killed_command(slurm, lab, calm):
@@ -196,7 +187,7 @@ def test_no_process_outlives_a_killed_command(slurm, lab, calm):
     started.wait()
     wait_until(lambda: not started.processes(), 60)
     lab.finish("killed", *settings, env=slurm.environment)
-    lab.same("killed", "calm-srun")
+    lab.assert_same("killed", "calm-srun")
 
 
 def test_a_partition_that_does_not_exist_is_reported(slurm, lab):
@@ -212,8 +203,8 @@ def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(slurm, lab, c
     slurm("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@N sends when the time is nearly up
     wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
     ended(slurm, lab, "limit", job, "COMPLETED")
-    assert lab.same("limit", "calm-srun")["attempts"] == 2
-    assert [record["kind"] for record in records(lab, "limit")] == ["preempted", "done"]
+    assert lab.assert_same("limit", "calm-srun")["attempts"] == 2
+    assert [record.kind for record in lab.attempts("limit")] == ["preempted", "done"]
 
 
 def test_a_job_requeued_without_a_signal_resumes_bitwise(slurm, lab, calm, submit):
@@ -222,8 +213,8 @@ def test_a_job_requeued_without_a_signal_resumes_bitwise(slurm, lab, calm, submi
     slurm("scontrol", "requeue", job)  # as when a node fails
     wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 120)
     ended(slurm, lab, "requeued", job, "COMPLETED")
-    lab.same("requeued", "calm-srun")
-    assert records(lab, "requeued")[-1]["from_step"] >= 30
+    lab.assert_same("requeued", "calm-srun")
+    assert lab.attempts("requeued")[-1].from_step >= 30
 
 
 def test_a_cancelled_job_can_be_submitted_again(slurm, lab, calm, submit):
@@ -232,7 +223,7 @@ def test_a_cancelled_job_can_be_submitted_again(slurm, lab, calm, submit):
     slurm("scancel", job)
     ended(slurm, lab, "cancelled", job, "CANCELLED")
     ended(slurm, lab, "cancelled", submit("cancelled"), "COMPLETED")
-    lab.same("cancelled", "calm-srun")
+    lab.assert_same("cancelled", "calm-srun")
 
 
 @pytest.mark.parametrize("program", ["torchrun", "srun"])
@@ -248,6 +239,5 @@ def test_a_killed_torchrun_or_srun_is_one_failed_attempt(slurm, lab, calm, submi
             if line.startswith("srun "):
                 kill(pid)
     ended(slurm, lab, name, job, "COMPLETED")
-    lab.same(name, "calm-srun")
-    codes = [record["code"] for record in records(lab, name)]
-    assert codes == [70, 0]
+    lab.assert_same(name, "calm-srun")
+    assert [record.code for record in lab.attempts(name)] == [70, 0]

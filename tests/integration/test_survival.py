@@ -13,35 +13,25 @@ import pytest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.storage.artifacts import commit, staging
-from support.laboratory import exact_metrics, inject, kill
+from support.laboratory import SOFTMAX_2, inject
 from support.waiting import wait_until
-
-SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
-
-
-def attempts(lab, name: str) -> list[dict]:
-    return [json.loads(line) for line in (lab.run_dir(name) / "attempts.jsonl").read_text().splitlines()]
 
 
 def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
-    expected, expected_metrics = uninterrupted("softmax", 2)
+    calm = uninterrupted("softmax", 2)
     started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_timeout=4")
     lab.wait_for_step("stopped", 23, started)
-    status = json.loads((lab.run_dir("stopped") / "logs/attempt-01/status-1.json").read_text())
-    os.kill(status["pid"], signal.SIGSTOP)
     logs = lab.run_dir("stopped") / "logs"
+    status = json.loads((logs / "attempt-01/status-1.json").read_text())
+    os.kill(status["pid"], signal.SIGSTOP)
     wait_until(lambda: len(list(logs.glob("attempt-*"))) == 2, 60, "the stopped rank was not noticed")
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes()
-    first, second = attempts(lab, "stopped")
-    assert first["code"] == 76 and "rank 1 " in first["message"]
-    assert second["kind"] == "done" and second["from_step"] >= 20
-    assert "Current thread" in (lab.run_dir("stopped") / "logs/attempt-01/rank-0.log").read_text(), (
-        "no stacks were written"
-    )
-    summary = json.loads((lab.run_dir("stopped") / "summary.json").read_text())
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert exact_metrics(lab.run_dir("stopped")) == expected_metrics
+    first, second = lab.attempts("stopped")
+    assert first.code == 76 and "rank 1 " in first.message
+    assert second.kind == "done" and second.from_step >= 20
+    assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), "no stacks were written"
+    lab.assert_same("stopped", calm)
 
 
 OUT_OF_MEMORY = """
@@ -71,7 +61,7 @@ def change(module):
 
 
 def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterrupted, tmp_path):
-    expected, expected_metrics = uninterrupted("softmax", 2)
+    calm = uninterrupted("softmax", 2)
     slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpointer", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
@@ -83,26 +73,23 @@ def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterr
     text = started.log.read_text()
     assert "second signal received" in text and "the newest checkpoint is at step 10" in text
     assert not started.processes()
-    summary = lab.finish("twice-stopped", *SOFTMAX_2)
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    time_spent = summary["goodput"]
+    lab.finish("twice-stopped", *SOFTMAX_2)
+    time_spent = lab.assert_same("twice-stopped", calm)["goodput"]
     parts = sum(seconds for part, seconds in time_spent.items() if part not in ("wall", "share"))
     assert abs(parts - time_spent["wall"]) < 0.02 * time_spent["wall"]
     assert time_spent["lost_work"] > 0 and time_spent["down"] > 0 and time_spent["training"] > 0
     last = json.loads((lab.run_dir("twice-stopped") / "metrics.jsonl").read_text().splitlines()[-2])["goodput"]
     assert abs(last["lost_work"] - time_spent["lost_work"]) < 0.02 * time_spent["wall"]
-    assert exact_metrics(lab.run_dir("twice-stopped")) == expected_metrics
 
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
-    expected, _ = uninterrupted("softmax", 2)
-    summary = lab.finish(
-        "tight", *SOFTMAX_2, inject(tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY)
-    )
-    first, second = attempts(lab, "tight")
-    assert (first["code"], second["kind"]) == (71, "done")
-    assert (first["error"]["phase"], first["error"]["sample_rows"]) == ("start", None), "found before the first step"
-    assert first["error"]["memory"]["most_resident"] > 10**7
+    expected = lab.summary(uninterrupted("softmax", 2))
+    tight = inject(tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY)
+    summary = lab.finish("tight", *SOFTMAX_2, tight)
+    first, second = lab.attempts("tight")
+    assert (first.code, second.kind) == (71, "done")
+    assert (first.error.phase, first.error.sample_rows) == ("start", None), "found before the first step"
+    assert first.error.memory["most_resident"] > 10**7
     assert read_resolved(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, "8 halved"
     assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"
 
@@ -131,7 +118,7 @@ def not_finite(steps: range, rows_of_step: bool = False) -> str:
 
 def rows_of(lab) -> int:
     """Training rows of the table that the undisturbed run was trained on."""
-    dataset = json.loads((lab.run_dir("calm-softmax-2") / "lineage.json").read_text())["dataset"]
+    dataset = lab.lineage("calm-softmax-2")["dataset"]
     manifest = lab.home / dataset["path"] / "chunks" / dataset["chunks"] / "manifest.json"
     return json.loads(manifest.read_text())["content"]["rows"]["train"]
 
@@ -143,17 +130,12 @@ def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, uninterrupted, t
     injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
     expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
     assert expected["updates_left_out"] == 3
-    lines = exact_metrics(lab.run_dir("poison-calm"))
+    lines = lab.metrics("poison-calm")
     assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [22, 23, 24]
     assert "update skipped, rows [" in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
-
-    started = lab.start("poison-killed", *SOFTMAX_2, injected)
-    lab.wait_for_step("poison-killed", 34, started)
-    kill(started.process.pid)
-    started.wait()
-    summary = lab.finish("poison-killed", *SOFTMAX_2, injected)
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert exact_metrics(lab.run_dir("poison-killed")) == lines
+    lab.kill_at(34, "poison-killed", *SOFTMAX_2, injected)
+    lab.finish("poison-killed", *SOFTMAX_2, injected)
+    lab.assert_same("poison-killed", "poison-calm")
 
 
 def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, uninterrupted, tmp_path):
@@ -161,10 +143,9 @@ def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, uninter
     body = not_finite(range(24, 33)).replace("SIZE", str(rows_of(lab)))
     injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
     summary = lab.finish("diverges", *SOFTMAX_2, injected, "train.max_skips=4")
-    first, second = attempts(lab, "diverges")
-    assert (first["code"], second["kind"], second["from_step"]) == (72, "done", 20)
-    lineage = json.loads((lab.run_dir("diverges") / "lineage.json").read_text())
-    assert lineage["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
+    first, second = lab.attempts("diverges")
+    assert (first.code, second.kind, second.from_step) == (72, "done", 20)
+    assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
     assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
     assert summary["steps"] == 60
 
@@ -193,11 +174,11 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     newest, older = (found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2])
     poison(newest)
     summary = lab.finish("poisoned", *settings)
-    _, first, again, last = attempts(lab, "poisoned")
-    assert [first["code"], again["code"], last["kind"]] == [72, 72, "done"]
+    _, first, again, last = lab.attempts("poisoned")
+    assert [first.code, again.code, last.kind] == [72, 72, "done"]
     steps = [checkpoints.step_of(checkpoint) for checkpoint in (newest, newest, older)]
-    assert [attempt["from_step"] for attempt in (first, again, last)] == steps
-    (skipped,) = json.loads((lab.run_dir("poisoned") / "lineage.json").read_text())["skipped_samples"]
+    assert [attempt.from_step for attempt in (first, again, last)] == steps
+    (skipped,) = lab.lineage("poisoned")["skipped_samples"]
     assert skipped["first"] == steps[-1] * 32 and summary["steps"] == 60
 
 
@@ -219,9 +200,9 @@ def change(module):
 def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
     injected = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", NON_FINITE_WEIGHTS)
     summary = lab.finish("not-saved", "model.attention=softmax", "environment.nproc_per_node=1", injected)
-    first, second = attempts(lab, "not-saved")
-    assert (first["code"], first["checkpoint_step"]) == (72, 10)
-    assert (second["kind"], second["from_step"], summary["steps"]) == ("done", 10, 60)
+    first, second = lab.attempts("not-saved")
+    assert (first.code, first.checkpoint_step) == (72, 10)
+    assert (second.kind, second.from_step, summary["steps"]) == ("done", 10, 60)
 
 
 @pytest.mark.slow

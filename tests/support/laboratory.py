@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from support.preloaded import Forked, Server
 
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
@@ -43,6 +45,7 @@ CONFIG = {
     "environment": {"device": "cpu", "threads": 1, "precision": "fp32"},
     "runtime": {"retries": 2, "retry_delay": 0.1, "grace_period": 20},
 }
+SOFTMAX_2 = ("model.attention=softmax", "environment.nproc_per_node=2")
 
 
 @dataclass
@@ -151,14 +154,33 @@ class Laboratory:
         code = started.wait()
         assert code == 0, started.log.read_text()
         assert not started.processes(), "processes were left behind"
+        return self.summary(name)
+
+    def kill_at(self, step: int, name: str, *overrides: str) -> None:
+        """Start a command and kill it, and not its workers, once the run has reached `step`."""
+        started = self.start(name, *overrides)
+        self.wait_for_step(name, step, started)
+        kill(started.process.pid)
+        started.wait()
+
+    def summary(self, name: str) -> dict:
         return json.loads((self.run_dir(name) / "summary.json").read_text())
 
-    def same(self, name: str, calm: str) -> dict:
+    def lineage(self, name: str) -> dict:
+        return json.loads((self.run_dir(name) / "lineage.json").read_text())
+
+    def metrics(self, name: str) -> list[dict]:
+        return exact_metrics(self.run_dir(name))
+
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        return read_attempts(RunFolder(self.run_dir(name)))
+
+    def assert_same(self, name: str, calm: str) -> dict:
         """The summary of a run, after seeing that its weights, optimizer and metrics are those of the run `calm`."""
-        one, other = (json.loads((self.run_dir(run) / "summary.json").read_text()) for run in (name, calm))
+        one, other = self.summary(name), self.summary(calm)
         for part in ("weights_sha256", "optimizer_sha256"):
             assert one[part] == other[part], part
-        assert exact_metrics(self.run_dir(name)) == exact_metrics(self.run_dir(calm))
+        assert self.metrics(name) == self.metrics(calm)
         return one
 
     def step(self, name: str) -> int:

@@ -1,5 +1,9 @@
 """Preparing and verifying data with JSON in and out, as the Prefect tasks have it."""
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +28,21 @@ from infini_llama.tasks.verify_data import checks
 
 def preprocess(data: dict[str, Any], home: str | Path, repair: bool = False) -> dict[str, Any]:
     return stage.preprocess(DataConfig.model_validate(data), Path(home), repair).to_json()
+
+
+def start_build(data: dict[str, Any], home: Path, **variables: str) -> subprocess.Popen[str]:
+    """`preprocess` in a process of its own, which has printed its first line, "started", and will print the reference."""
+    command = [sys.executable, str(Path(__file__).with_name("build.py")), json.dumps(data), str(home)]
+    process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "started\n"
+    return process
+
+
+def finish_build(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The reference that the process prints; it must exit with 0."""
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
+    return json.loads(output.splitlines()[-1])
 
 
 def lookup(data: dict[str, Any], home: str | Path) -> dict[str, Any] | None:

@@ -1,14 +1,10 @@
 """A real Prefect server and a real worker: on SQLite, and on PostgreSQL where a test names it or INFINI_TEST_POSTGRES is set."""
 
 import contextlib
-import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,13 +17,14 @@ import yaml
 
 from infini_llama.configs.loading import load_config
 from infini_llama.flows.deployments import Deployment
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from support.browser import CHROMIUM, Browser
 from support.laboratory import COMMAND, CONFIG, processes_of
-from support.waiting import wait_until
+from support.services import POSTGRES, free_port, postgres
 
 ROOT = Path(__file__).parents[3]
-POSTGRES = (found := shutil.which("postgres")) and Path(found).resolve().parent
 DATABASE = "postgres" if os.environ.get("INFINI_TEST_POSTGRES") else "sqlite"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -185,9 +182,8 @@ class House:
     def wait_for_step(self, name: str, step: int) -> None:
         self.wait(lambda: self.step(name) >= step, 200, f"{name} never reached step {step}")
 
-    def attempts(self, name: str) -> list[dict]:
-        path = self.home / "runs" / name / "attempts.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def attempts(self, name: str) -> list[AttemptRecord]:
+        return read_attempts(RunFolder(self.home / "runs" / name))
 
     def processes_of_run(self, name: str) -> dict[int, str]:
         return {pid: command for pid, command in processes_of(self.marker).items() if f"/runs/{name}/" in command}
@@ -196,37 +192,15 @@ class House:
         return f"http://127.0.0.1:{self.port}/{path}"
 
 
+@contextlib.contextmanager
 def _database(kind: str, folder: Path) -> Iterator[str]:
     if kind == "sqlite":
         yield f"sqlite+aiosqlite:///{folder}/prefect.db"
-        return
-    if POSTGRES is None:
+    elif POSTGRES is None:
         pytest.skip("Prefect's server is also tried on PostgreSQL: needs the server's programs on PATH")
-    with tempfile.TemporaryDirectory(prefix="postgres-") as data:  # not pytest's, which only its own user may enter
-        yield from _postgres(data)
-
-
-def _postgres(data: str) -> Iterator[str]:
-    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it does not run as root
-    if user:
-        shutil.chown(data, "postgres")
-    assert POSTGRES
-    subprocess.run([*user, str(POSTGRES / "initdb"), "-D", data, "-U", "prefect", "-A", "trust"], check=True)
-    port = free_port()
-    options = ["-D", data, "-p", str(port), "-k", data, "-h", "127.0.0.1"]
-    server = subprocess.Popen([*user, str(POSTGRES / "postgres"), *options], start_new_session=True)
-    ready = [str(POSTGRES / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
-    wait_until(lambda: server.poll() is not None or subprocess.run(ready, capture_output=True).returncode == 0)
-    assert server.poll() is None, "PostgreSQL ended"
-    yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
-    os.killpg(server.pid, signal.SIGINT)
-    server.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    else:
+        with postgres("prefect", "secret", "postgres") as port:
+            yield f"postgresql+asyncpg://prefect:secret@127.0.0.1:{port}/postgres"
 
 
 @contextlib.contextmanager
@@ -234,18 +208,17 @@ def server_at(home: Path, settings: dict, database: str = DATABASE) -> Iterator[
     """A server without a worker, and a configuration small.yaml; nothing is left of it."""
     config = home / "small.yaml"
     config.write_text(yaml.safe_dump(settings))
-    databases = _database(database, home)
-    house = House(home, config, free_port(), next(databases))
-    try:
-        house.begin_server()
-        yield house
-    finally:
-        for name in ("serve", "worker", "server"):
-            if name in house.processes:
-                house.end(name)
-        next(databases, None)
-        for pid in processes_of(house.marker):
-            os.kill(pid, signal.SIGKILL)
+    with _database(database, home) as address:
+        house = House(home, config, free_port(), address)
+        try:
+            house.begin_server()
+            yield house
+        finally:
+            for name in ("serve", "worker", "server"):
+                if name in house.processes:
+                    house.end(name)
+            for pid in processes_of(house.marker):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

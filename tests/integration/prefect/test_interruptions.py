@@ -26,14 +26,14 @@ def crashed(house, name: str, folder) -> str:
     """Id of a run whose worker has failed at step 25 and which nobody has tried again."""
     run = house.submit(name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.trainer", FAULT))
     assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
-    assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0]["kind"] == "failed"
+    assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0].kind == "failed"
     assert "training-small" in house.artifacts(run), "a failed run has its card too"
     return run
 
 
 def resumed(house, name: str, run: str) -> None:
     assert house.wait_for(run, "COMPLETED", "CRASHED", seconds=240)["state_type"] == "COMPLETED"
-    assert [one["from_step"] for one in house.attempts(name)] == [0, 20]
+    assert [one.from_step for one in house.attempts(name)] == [0, 20]
     assert house.step(name) == 60 and not house.processes_of_run(name)
 
 
@@ -73,7 +73,7 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
     assert house.wait_for(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"] == "CANCELLED"
     assert not house.processes_of_run(name)
     (attempt,) = house.attempts(name)
-    assert attempt["kind"] == "preempted" and attempt["step"] == attempt["checkpoint_step"] == house.step(name)
+    assert attempt.kind == "preempted" and attempt.step == attempt.checkpoint_step == house.step(name)
 
 
 def suspend(house, run: str) -> None:
@@ -83,6 +83,17 @@ def suspend(house, run: str) -> None:
     state = {"state": {"type": "PAUSED", "name": "Suspended", "state_details": details}}
     answer = httpx.post(f"{house.api}/flow_runs/{run}/set_state", json=state, timeout=30)
     assert answer.json()["status"] == "ACCEPT", answer.text
+
+
+def assert_continues(house, run: str, name: str) -> None:
+    """Resume a suspended run: its second attempt starts at the step of the first one's end. The run is then cancelled."""
+    httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
+    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
+    first = house.attempts(name)[0].step
+    house.wait_for_step(name, first + 1)
+    house.cli("flow-run", "cancel", run)
+    house.wait_for(run, "CANCELLED")
+    assert house.attempts(name)[1].from_step == first
 
 
 def workers(house) -> set[int]:
@@ -103,13 +114,7 @@ def test_a_run_that_is_resumed_while_it_ends_continues_and_the_worker_stays(hous
     suspend(house, run)
     house.wait(lambda: house.attempts(name), 60, "training does not end")
     assert [command for command in processes_of(house.marker).values() if "prefect.engine" in command], "still ending"
-    httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
-    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
-    first = house.attempts(name)[0]["step"]
-    house.wait_for_step(name, first + 1)
-    house.cli("flow-run", "cancel", run)
-    house.wait_for(run, "CANCELLED")
-    assert house.attempts(name)[1]["from_step"] == first
+    assert_continues(house, run, name)
     assert workers(house) == before, "a worker has exited"
     if by == "prefect":
         house.end("worker")
@@ -124,15 +129,10 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
     house.wait(lambda: house.attempts("suspended"), 60, "how they ended is not written down")
     (attempt,) = house.attempts("suspended")
-    assert attempt["kind"] == "preempted" and attempt["checkpoint_step"] == attempt["step"]
+    assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     assert house.state(run) == "PAUSED"
     assert datetime.fromisoformat(house.get(run)["state"]["state_details"]["pause_timeout"]) > later
-    httpx.post(f"{house.api}/flow_runs/{run}/resume", json={}, timeout=30).raise_for_status()
-    house.wait(lambda: len(list((house.home / "runs/suspended/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
-    house.wait_for_step("suspended", attempt["step"] + 1)
-    house.cli("flow-run", "cancel", run)
-    house.wait_for(run, "CANCELLED")
-    assert house.attempts("suspended")[1]["from_step"] == attempt["step"]
+    assert_continues(house, run, "suspended")
 
 
 def test_ctrl_c_ends_everything_cancels_runs_and_pauses_nothing(house):

@@ -82,9 +82,12 @@ def start(server, **changes: object) -> httpx.Response:
     return httpx.post(address, json={"parameters": {"changes": changes}}, timeout=30)
 
 
-def first_words(house, browser, deployment: str) -> str:
-    """What the form of a custom run says, once it is seen to start with what people set."""
-    browser.open(house.page(f"deployments/deployment/{deployment}/run"))
+def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(deployed, browser):
+    """The form of the deployment in prefect.yaml, whose sections are folded."""
+    file = ROOT / "deploy" / "prefect.yaml"
+    deployed.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
+    deployment = httpx.get(f"{deployed.api}/deployments/name/pretrain/pretrain", timeout=30).json()["id"]
+    browser.open(deployed.page(f"deployments/deployment/{deployment}/run"))
     browser.wait_for("Learning rate")
     words = browser.text()
     order = [
@@ -98,22 +101,9 @@ def first_words(house, browser, deployment: str) -> str:
         "As deployed",
         "Submit",
     ]
-    assert sorted(order, key=words.index) == order
-    return words
-
-
-def test_the_form_starts_with_what_people_set_and_folds_the_rest(deployed, browser):
-    words = first_words(deployed, browser, deployed.deployment()["id"])
-    assert "Tokenizer" not in words, "sections are folded"
+    assert sorted(order, key=words.index) == order and "Tokenizer" not in words
     tallest = browser.run("Math.max(...[...document.querySelectorAll('*')].map(one => one.scrollHeight))")
     assert tallest < 4 * browser.height
-
-
-def test_the_form_of_prefect_yaml_sends_what_is_filled_in_and_nothing_else(deployed, browser):
-    file = ROOT / "deploy" / "prefect.yaml"
-    deployed.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
-    deployment = httpx.get(f"{deployed.api}/deployments/name/pretrain/pretrain", timeout=30).json()["id"]
-    first_words(deployed, browser, deployment)
     browser.fill(FIELD, "pressed")
     browser.click("button", "Submit")
     wanted = {"flow_runs": {"deployment_id": {"any_": [deployment]}}}

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from support.laboratory import COMMAND, CONFIG, processes_of
+from support.services import free_port
 
-from .conftest import House, free_port
+from .conftest import House
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PARTS = {

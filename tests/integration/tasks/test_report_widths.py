@@ -25,8 +25,7 @@ def report(make_run):
     return write_report(run)[1]
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_nothing_leaves_the_view(report, width, scheme, tmp_path):
     with Browser(width) as browser:
         browser._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

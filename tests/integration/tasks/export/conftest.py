@@ -1,5 +1,24 @@
-"""Runs of random weights, the same ones each time, and no network."""
+"""Exports of runs of random weights, the same ones each time, and no network."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.export.exporting import export
 from support.trained_runs import ranks as ranks
 from support.trained_runs import run_of as run_of
 from support.trained_runs import same_weights as same_weights
+
+
+@pytest.fixture
+def export_of(run_of, tmp_path) -> Callable[..., tuple[Path, Llama]]:
+    """export_of(**model): the folder of an exported run, and the model in it."""
+
+    def make(**changes: object) -> tuple[Path, Llama]:
+        run, model = run_of(**changes)
+        export(run, tmp_path / "out", checkpoint="latest", dtype="float32", max_shard_size="5GB")
+        return tmp_path / "out", model
+
+    return make

@@ -7,16 +7,13 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 from infini_llama.model import hf
-from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.modeling_infini_llama import BESIDE
 from infini_llama.tasks.storage.hf_folder import open_folder
 
 
 @pytest.fixture
-def folder(run_of, tmp_path):
-    run, _ = run_of(attention="infini")
-    export(run, tmp_path / "out", "latest", "float32", "5GB")
-    return tmp_path / "out"
+def folder(export_of):
+    return export_of(attention="infini")[0]
 
 
 def opened(folder, kind=AutoModelForCausalLM, **more):
@@ -55,14 +52,13 @@ def test_sdpa_is_accepted_and_auto_model_gives_hidden_states(folder):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_files_have_the_modes_of_the_umask(run_of, tmp_path, umask):
-    run, _ = run_of()
+def test_files_have_the_modes_of_the_umask(export_of, umask):
     before = os.umask(umask)
     try:
-        export(run, tmp_path / "out", "latest", "float32", "5GB")
+        folder, _ = export_of()
     finally:
         os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~umask}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
 
 
 def test_the_documented_padding_hides_no_end_of_text(folder):
@@ -74,8 +70,6 @@ def test_the_documented_padding_hides_no_end_of_text(folder):
     assert (labels == end).sum() == 2 and (labels == -100).sum() == 2
 
 
-def test_a_plain_card_has_no_infini_keys(run_of, tmp_path):
-    run, _ = run_of()
-    export(run, tmp_path / "out", "latest", "float32", "5GB")
-    card = (tmp_path / "out/README.md").read_text()
+def test_a_plain_card_has_no_infini_keys(export_of):
+    card = (export_of()[0] / "README.md").read_text()
     assert "| hidden_size |" in card and not [name for name in ("segment_length", "memory_") if f"| {name}" in card]

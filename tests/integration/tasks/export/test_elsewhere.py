@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from infini_llama.model.llama import Llama
 from infini_llama.model.rope import scaled_frequencies
-from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.runs.load import load_run
-from support.trained_runs import ranks as ranks
-from support.trained_runs import run_of as run_of
 
 PAGE = Path(__file__).parents[4] / "docs/huggingface.md"
 TEXTS = ["the cat sat on a mat", "a dog, and then: the end.", "«größer» 日本語 🙂"]
@@ -35,14 +33,8 @@ metric_list: [{{metric: bits_per_byte}}]
 """
 
 
-def exported(run: Path, folder: Path) -> Path:
-    export(run, folder, checkpoint="latest", dtype="float32", max_shard_size="5GB")
-    return folder
-
-
-def bits_per_byte(run: Path, texts: list[str]) -> float:
+def bits_per_byte(model: Llama, tokenizer: Tokenizer, texts: list[str]) -> float:
     """Of whole texts, each behind an end-of-text token, as training reads documents."""
-    model, tokenizer, _ = load_run(run)
     nats = 0.0
     for text in texts:
         ids = torch.tensor([[0, *tokenizer.encode(text, add_special_tokens=False).ids]])
@@ -54,9 +46,9 @@ def bits_per_byte(run: Path, texts: list[str]) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'")
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_the_lm_eval_harness_gives_our_figures(run_of, tmp_path, attention):
-    run, _ = run_of(attention=attention)
-    folder, texts = exported(run, tmp_path / "out"), tmp_path / "texts.jsonl"
+def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
+    folder, model = export_of(attention=attention)
+    tokenizer, texts = Tokenizer.from_file(str(folder / "tokenizer.json")), tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (tmp_path / "ours.yaml").write_text(TASK.format(texts=texts))
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--tasks", "ours"]
@@ -67,16 +59,15 @@ def test_the_lm_eval_harness_gives_our_figures(run_of, tmp_path, attention):
     assert done.returncode == 0, done.stderr
     (results,) = tmp_path.glob("results*.json")
     theirs = json.loads(results.read_text())["results"]["ours"]["bits_per_byte,none"]
-    assert theirs == pytest.approx(bits_per_byte(run, TEXTS), rel=1e-5)
+    assert theirs == pytest.approx(bits_per_byte(model, tokenizer, TEXTS), rel=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("LLAMA_CPP" not in os.environ, reason="needs llama.cpp's sources: LLAMA_CPP=its folder")
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "rope_scaling": LLAMA3}])
-def test_the_converter_of_llama_cpp_takes_a_softmax_model(run_of, tmp_path, changes):
+def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, changes):
     """By the program that stands on the page."""
-    run, model = run_of(**changes)
-    folder = exported(run, tmp_path / "out")
+    folder, model = export_of(**changes)
     script, place = tmp_path / "convert.py", Path(os.environ["LLAMA_CPP"])
     (program,) = re.findall(r"^```python\n(# convert\.py.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     script.write_text(program)

@@ -8,17 +8,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.modeling_infini_llama import InfiniLlamaConfig, InfiniLlamaForCausalLM
 
-KINDS = {"softmax": {}, "infini": {"attention": "infini"}}
 PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
-
-
-def exported(run_of, folder, **changes):
-    run, model = run_of(**changes)
-    export(run, folder, checkpoint="latest", dtype="float32", max_shard_size="5GB")
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True), model
 
 
 def wrapped(**changes):
@@ -38,17 +30,16 @@ def rows(count=8, length=24):
     return ids, labels
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_trainer_accumulates_the_gradient_of_one_batch(run_of, tmp_path, kind):
+def test_the_trainer_accumulates_the_gradient_of_one_batch(export_of, tmp_path):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
     ids, labels = rows()
     data = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
-    exported(run_of, tmp_path / "out", **KINDS[kind])
+    folder, _ = export_of(attention="infini")
     found = {}
     for accumulation in (1, 4):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
         settings = TrainingArguments(
             output_dir=str(tmp_path / "trainer"),
             per_device_train_batch_size=8 // accumulation,
@@ -73,24 +64,10 @@ def test_the_trainer_accumulates_the_gradient_of_one_batch(run_of, tmp_path, kin
         torch.testing.assert_close(found[4][name], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_of_micro_batches_sum_up_to_that_of_the_batch(run_of, tmp_path, kind):
-    """As transformers' Trainer calls a model that takes `num_items_in_batch`."""
-    model, _ = exported(run_of, tmp_path / "out", **KINDS[kind])
-    ids, labels = rows()
-    whole = model(input_ids=ids, labels=labels).loss
-    count = (labels[:, 1:] != -100).sum()
-    parts = [
-        model(input_ids=ids[i : i + 2], labels=labels[i : i + 2], num_items_in_batch=count).loss for i in (0, 2, 4, 6)
-    ]
-    torch.testing.assert_close(sum(parts), whole)
-    assert getattr(model, "accepts_loss_kwargs", True)
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_checkpointing_changes_memory_and_not_gradients(run_of, tmp_path, kind):
-    model, _ = exported(run_of, tmp_path / "out", **KINDS[kind])
+def test_gradient_checkpointing_changes_memory_and_not_gradients(export_of):
+    folder, _ = export_of(attention="infini")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids, labels = rows(2, 40)
     kept, gradients = [], []
     for enabled in (False, True):
@@ -196,12 +173,12 @@ def test_unsupported_arguments_are_refused(arguments, word):
         wrapped()(torch.randint(0, 97, (2, 40)), **arguments)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_example_on_the_card_runs_without_a_prompt(run_of, tmp_path, monkeypatch, capsys, kind):
+@pytest.mark.parametrize("kind", ["softmax", "infini"])
+def test_the_example_on_the_card_runs_without_a_prompt(export_of, monkeypatch, capsys, kind):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
-    exported(run_of, tmp_path / "out", **KINDS[kind])
-    card = (tmp_path / "out/README.md").read_text()
+    folder, _ = export_of(attention=kind)
+    card = (folder / "README.md").read_text()
     assert ("An Infini-Llama of" if kind == "infini" else "A Llama of") in card
     (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    exec(compile(program.replace("FOLDER", str(tmp_path / "out")), "card", "exec"), {})
+    exec(compile(program.replace("FOLDER", str(folder)), "card", "exec"), {})
     assert capsys.readouterr().out

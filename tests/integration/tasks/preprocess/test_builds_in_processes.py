@@ -11,7 +11,8 @@ import pytest
 from infini_llama.tasks.preprocess import corpus as corpus_module
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.storage.artifacts import check
-from support.stages import lookup, preprocess
+from support.laboratory import inject
+from support.stages import finish_build, lookup, preprocess, start_build
 from support.waiting import wait_until
 
 
@@ -19,44 +20,36 @@ def temporaries(home: Path) -> list[str]:
     return [str(path) for path in home.rglob(".*.tmp")]
 
 
-# Small files are several parts, also for the workers that are spawned from this script.
+# Small files are several parts, as in support/build.py.
 SMALL_PARTS = """
 from infini_llama.tasks.preprocess.tokens import parts
 parts.RUN_BYTES, parts.PER_FILE = 1500, 0
 """
-BUILD = f"""
+UNGUARDED = f"""
 import json, sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 {SMALL_PARTS}
-reference = preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()
-loaded = [name for name in ("torch", "datasets", "transformers", "prefect", "pandas") if name in sys.modules]
-print(json.dumps([reference, loaded]))
+preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
-
-
-def build(data: dict, home: Path, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", BUILD, json.dumps(data), str(home)]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
     """A spawned worker imports the script once more: without the guard it would wait for its parent's lock."""
     script = tmp_path / "script.py"
-    script.write_text(BUILD)
+    script.write_text(UNGUARDED)
     command = [sys.executable, str(script), json.dumps(data(num_workers=2)), str(tmp_path / "home")]
     ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0 and "__main__" in ended.stderr
 
 
-def test_the_bytes_are_the_same_with_any_number_of_threads_and_no_torch_is_imported(data, tmp_path, digests):
-    references = []
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_the_bytes_are_the_same_with_any_number_of_threads(data, tmp_path, digests, kind):
+    settings, references = data(tokenizer={"kind": kind, "vocab_size": 400}), []
     for threads in ("1", "3"):
-        child = build(data(), tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads)
-        reference, loaded = json.loads(child.stdout)
-        assert loaded == []
-        references.append(reference)
+        build = start_build(settings, tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads)
+        references.append(finish_build(build))
     assert references[0] == references[1]
     assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
 
@@ -124,14 +117,25 @@ def test_any_number_of_worker_processes_gives_the_same_bytes(data, corpus, tmp_p
     assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
 
 
+KILLED_AT_THE_FOURTH_UNIT = """
+def change(module):
+    import signal
+    commit, calls = module.commit, []
+    def dying(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit(*arguments)
+    module.commit = dying
+"""
+
+
 def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_path, digests, monkeypatch, small_parts):
     whole = preprocess(data(), str(tmp_path / "whole"))
-    script = BUILD.replace("reference =", "import os, signal\n"
-        "from infini_llama.tasks.preprocess.tokens import units\ncommit, count = units.commit, []\n"
-        "def dying(*given):\n    count.append(1)\n    len(count) == 4 and os.kill(os.getpid(), signal.SIGKILL)\n    commit(*given)\n"
-        "units.commit = dying\nreference =")  # fmt: skip
+    inject(tmp_path, "infini_llama.tasks.preprocess.tokens.units", KILLED_AT_THE_FOURTH_UNIT)
     home = tmp_path / "killed"
-    child = subprocess.run([sys.executable, "-c", script, json.dumps(data()), str(home)], capture_output=True)
+    child = start_build(data(), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    child.communicate(timeout=120)
     assert child.returncode == -9
     finished = sorted(home.glob("units/*/*/manifest.json"))
     lost = next(finished[1].parent.glob("*.arrow"))
@@ -150,12 +154,9 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
 def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests, small_parts):
     settings = data(num_workers=3)
     whole = preprocess(settings, str(tmp_path / "whole"))
-    home, script = tmp_path / "killed", tmp_path / "script.py"
-    script.write_text(GUARDED)
+    home = tmp_path / "killed"
     for _ in range(2):
-        child = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(settings), str(home)], stdout=subprocess.DEVNULL
-        )
+        child = start_build(settings, home)
         before = len(list(home.glob("units/*/*/manifest.json")))
         wait_until(
             lambda child=child, before=before: (
@@ -163,21 +164,9 @@ def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data,
             )
         )
         child.kill()
-        child.wait()
+        child.communicate()
     assert preprocess(settings, str(home)) | {"built": []} == whole | {"built": []}
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
-
-
-GUARDED = f"""
-import json, signal, sys
-from pathlib import Path
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.stage import preprocess
-{SMALL_PARTS}
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-    preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
-"""
 
 
 def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts):
@@ -186,22 +175,17 @@ def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_part
         (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
     settings = data(files=[str(tmp_path / "text" / "*")], num_workers=2)
     settings["tokenizer"]["vocab_size"] = 257
-    script = tmp_path / "script.py"
-    script.write_text(GUARDED)
-    command = [sys.executable, str(script), json.dumps(settings), str(tmp_path / "home")]
-    child = subprocess.Popen(command, start_new_session=True)
+    child = start_build(settings, tmp_path / "home")
     wait_until(lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json")))
     child.terminate()
-    assert child.wait(timeout=100) == 3
-    done = len(list(tmp_path.glob("home/units/*/*/manifest.json")))
-    preprocess(settings, str(tmp_path / "home"))
-    assert done < len(list(tmp_path.glob("home/units/*/*/manifest.json")))
+    child.communicate(timeout=100)
+    assert child.returncode == 3
+    assert len(list(tmp_path.glob("home/units/*/*/manifest.json"))) < 120, "one for each file"
 
 
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
-    command = [sys.executable, "-c", BUILD, json.dumps(data()), str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    references = [json.loads(process.communicate(timeout=120)[0])[0] for process in both]
+    both = [start_build(data(), tmp_path) for _ in range(2)]
+    references = [finish_build(process) for process in both]
     assert sorted(len(reference["built"]) for reference in references) == [0, 2]
     assert references[0] | {"built": []} == references[1] | {"built": []}
 

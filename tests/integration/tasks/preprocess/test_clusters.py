@@ -1,9 +1,7 @@
 """Dask and Ray do the same units as local processes: equal bytes, also where a worker is killed in the middle."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,18 +13,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
 from infini_llama.tasks.preprocess.workers import Job, prepare_part_elsewhere, versions
-from support.stages import plan, preprocess
-
-BUILD = """
-import json, sys
-from pathlib import Path
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens import parts
-parts.RUN_BYTES, parts.PER_FILE = 1500, 0
-if __name__ == "__main__":
-    print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).digest))
-"""
+from support.stages import finish_build, plan, preprocess, start_build
 
 
 @pytest.mark.slow
@@ -39,12 +26,7 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
     settings = data(files=[str(tmp_path / "text")])
     expected = preprocess(settings, str(tmp_path / "local"))
     home = tmp_path / engine
-    given = json.dumps(settings | {"engine": engine, "num_workers": 2})
-    (tmp_path / "build.py").write_text(BUILD)
-    with (tmp_path / "log").open("wb") as log:
-        build = subprocess.Popen(
-            [sys.executable, tmp_path / "build.py", given, str(home)], stdout=subprocess.PIPE, stderr=log, text=True
-        )
+    build = start_build(settings | {"engine": engine, "num_workers": 2}, home)
     killed = None
     while build.poll() is None and killed is None:
         for folder in home.glob("units/*/.*.tmp"):
@@ -54,25 +36,21 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
                 killed = pid
                 break
         time.sleep(0.002)
-    answer, _ = build.communicate(timeout=240)
-    assert build.returncode == 0, (tmp_path / "log").read_text()
+    reference = finish_build(build)
     assert killed is not None and not Path(f"/proc/{killed}").exists()
-    assert json.loads(answer.splitlines()[-1]) == expected["digest"]
+    assert reference["digest"] == expected["digest"]
     assert digests(home / "datasets") == digests(tmp_path / "local" / "datasets")
     assert not [path for path in (home / "datasets").iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path):
+def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path, capfd):
     """Ray reports it by itself, and tries for minutes."""
     pytest.importorskip("distributed")
     variable, address = "DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1"
-    (tmp_path / "build.py").write_text(BUILD)
-    command = [sys.executable, tmp_path / "build.py", json.dumps(data(engine="dask")), str(tmp_path / "home")]
-    build = subprocess.run(
-        command, env=os.environ | {variable: address}, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert f"ConfigError: no cluster answers at {variable}={address}" in build.stderr
+    build = start_build(data(engine="dask"), tmp_path / "home", **{variable: address})
+    build.communicate(timeout=200)
+    assert f"ConfigError: no cluster answers at {variable}={address}" in capfd.readouterr().err
 
 
 @pytest.mark.slow

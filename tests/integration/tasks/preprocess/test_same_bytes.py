@@ -1,10 +1,8 @@
 """One dataset, whoever builds it: any number of workers, any engine, left alone or killed again and again."""
 
 import json
-import os
 import random
 import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,23 +12,10 @@ import pytest
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens import parts
-from support.stages import preprocess, read_manifest
+from support.stages import finish_build, preprocess, read_manifest, start_build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KILLS = 10  # in each of the six cases
-BUILD = """
-import json, sys
-from pathlib import Path
-from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess import stage
-from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens import parts
-parts.RUN_BYTES, parts.PER_FILE = 100_000, 0
-if __name__ == "__main__":
-    stage.WORTH_A_FAST_ENGINE = 10**9 if sys.argv[3] == "tokenizers" else 1
-    print("begun", flush=True)
-    print(json.dumps(preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +40,13 @@ def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same
     monkeypatch.setattr(parts, "PER_FILE", 0)
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
     expected, whole = preprocess(plain, str(tmp_path / "plain")), digests(tmp_path / "plain" / "datasets")
-    script = tmp_path / "build.py"
-    script.write_text(BUILD)
 
     def start(home: Path) -> subprocess.Popen:
-        command = [sys.executable, str(script), json.dumps(settings), str(home), engine]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-        assert child.stdout and child.stdout.readline() == "begun\n"
-        return child
+        return start_build(settings, home, ENGINE=engine, RUN_BYTES="100000")
 
     def finish(home: Path) -> None:
         """Builds to the end, and finds every byte as it should be."""
-        reference = json.loads(start(home).communicate()[0])
+        reference = finish_build(start(home))
         assert reference | {"built": []} == expected | {"built": []}
         assert digests(home / "datasets") == whole
         assert read_manifest(home / reference["path"], "dataset")["meta"]["engine"]["name"] == engine

@@ -20,7 +20,7 @@ from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.retries import Retries, error_of
 from support.made_up_runs import LINEAGE
-from support.records import make_plan, make_resolved
+from support.records import make_resolved
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -65,17 +65,6 @@ def train(run, monkeypatch):
     return make
 
 
-OUT_OF_MEMORY = """
-import sys, time
-from pathlib import Path
-from infini_llama.tasks.records.status import RankError
-from infini_llama.tasks.runs.status import write_status
-
-write_status(Path(sys.argv[1]), 0, "failed", 71, 3, RankError(type="MemoryError", message="none left"))
-time.sleep(100)
-"""
-
-
 DONE = """
 import sys
 from pathlib import Path
@@ -83,16 +72,6 @@ from infini_llama.tasks.runs.status import write_status
 
 write_status(Path(sys.argv[1]), 0, "done", 0, 16)
 """
-
-
-def test_ranks_that_hang_since_another_one_failed_do_not_hide_its_failure(run, monkeypatch):
-    def command(attempt_dir: Path, *_: object, **__: object) -> list[str]:
-        return [sys.executable, "-c", OUT_OF_MEMORY, str(attempt_dir)]
-
-    monkeypatch.setattr(local, "torchrun", command)
-    config = parse_config({"data": {"source": "python-stdlib"}, "runtime": {"hang_timeout": 0.1}})
-    outcome = run_attempt(make_resolved(run.path, config, plan=make_plan(nproc_per_node=2)), (), lambda: None)
-    assert (outcome.code, outcome.culprit) == (71, 0)
 
 
 def is_up(run: RunFolder, number: int) -> bool:

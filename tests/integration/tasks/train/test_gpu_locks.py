@@ -1,46 +1,25 @@
-"""One run at a time on a GPU: waited for, given up when asked to stop, freed by the owner's death."""
+"""One run at a time on a GPU: waited for, given up when asked to stop. Its owner's death frees it: test_locks.py."""
 
-import subprocess
-import sys
-import time
-from pathlib import Path
+import os
+from contextlib import ExitStack
 
 import pytest
 
 from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
-from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.train.stage import gpus_of, hold_gpus
 from support.records import make_plan
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
-from infini_llama.tasks.storage.locks import Lock
-with Lock(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(600)
-"""
 
-
-def test_a_gpu_in_use_is_waited_for_and_a_killed_holder_frees_it(tmp_path, caplog):
+def test_a_gpu_in_use_is_waited_for(tmp_path, caplog):
     path = tmp_path / "gpu-a.lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"held\n"
-        waits = []
-
-        def each_wait() -> None:
-            waits.append(time.monotonic())
-            owner.kill()
-
-        with hold_gpus(["a", "b"], each_wait, tmp_path) as locks:
-            assert len(locks) == 2 and waits
-            with pytest.raises(Exception, match="process"), Lock(path):
+    with ExitStack() as other:
+        other.enter_context(Lock(path))
+        with hold_gpus(["a", "b"], other.close, tmp_path) as locks:
+            assert len(locks) == 2
+            with pytest.raises(Busy), Lock(path):
                 pass
-    assert f"process {owner.pid}" in caplog.text
+    assert f"process {os.getpid()}" in caplog.text
 
 
 def test_the_gpus_of_a_plan_by_identity_in_one_order():

@@ -61,7 +61,7 @@ def web(folder, monkeypatch):
         yield server
 
 
-PATTERNS = ["{}/**/*", "{}/deep/*.jsonl*", "{}/a.txt", "{}/[fg]*"]
+PATTERNS = ["{}/", "{}/**/*", "{}/deep/*.jsonl*", "{}/a.txt", "{}/[fg]*"]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -72,11 +72,6 @@ def test_the_same_text_elsewhere_has_the_same_key(folder, s3, web, pattern):
         found[place] = corpus.identity, corpus.report.records
     here, *elsewhere = found.values()
     assert here[1] and elsewhere == [here, here]
-
-
-def test_a_folder_is_read_as_a_local_one(folder, s3, web):
-    here = survey({"files": [str(folder)]}).identity
-    assert survey({"files": [s3]}).identity == here == survey({"files": [f"{web.url}/text/"]}).identity
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -153,13 +148,6 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     web.sent.clear()
     assert [text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch] == texts[1000:1100]
     assert web.sent["rows.parquet"] < 300_000
-
-
-def test_a_damaged_second_bz2_stream_is_not_taken_for_the_end(tmp_path):
-    lines = [bz2.compress(b'{"text": "a"}\n'), bytearray(bz2.compress(b'{"text": "b"}\n'))]
-    lines[1][0] ^= 1
-    (tmp_path / "x.jsonl.bz2").write_bytes(b"".join(lines))
-    assert survey({"files": [str(tmp_path / "x.jsonl.bz2")], "on_bad_input": "skip"}).report.bad_files == 1
 
 
 def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch):

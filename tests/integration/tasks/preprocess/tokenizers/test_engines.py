@@ -20,6 +20,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choo
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from support.stages import preprocess, read_manifest
 
+pytest.importorskip("gigatoken")
 STOPPED_WHILE_CHECKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -46,19 +47,19 @@ except Stopped:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, workers, small_parts, monkeypatch):
-    pytest.importorskip("gigatoken")
     first = preprocess(data(), str(tmp_path / "slow"))
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
     second = preprocess(data(num_workers=workers), str(tmp_path / "fast"))
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
-    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
-    assert used["name"] == "gigatoken" and used["refused"] == {}
+    slow, fast = (
+        read_manifest(tmp_path / name / first["path"], "dataset")["meta"]["engine"] for name in ("slow", "fast")
+    )
+    assert (slow["name"], fast["name"], fast["refused"]) == ("tokenizers", "gigatoken", {})
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
 def test_a_request_to_stop_during_the_check_is_not_taken_for_the_engines_fault(tmp_path, seconds):
-    pytest.importorskip("gigatoken")
     command = [sys.executable, "-c", STOPPED_WHILE_CHECKING, str(tmp_path), str(seconds)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert child.stdout == "stopped\n" and not list(tmp_path.iterdir()), child.stderr
@@ -85,7 +86,6 @@ def longer(encode, chosen):
 @pytest.fixture
 def wrong(monkeypatch):
     """An engine that gives one id too many for a text with an x in it; installed under a real engine's name."""
-    pytest.importorskip("gigatoken")
     right = engines.gigatoken_of
 
     def broken(description):
@@ -95,7 +95,6 @@ def wrong(monkeypatch):
 
 
 def test_the_fast_engine_gives_the_reference_ids_on_the_golden_set():
-    pytest.importorskip("gigatoken")
     tokenizer = train_bpe(TEXTS * 3, 300)
     assert compare(tokenizer, golden(tokenizer) + ENCODED) is None
 
@@ -117,7 +116,6 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
 @pytest.fixture
 def fast(monkeypatch):
     """The fast engine is used for little text, too."""
-    pytest.importorskip("gigatoken")
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
 
 
@@ -146,7 +144,6 @@ def test_a_difference_found_during_the_build_switches_to_the_reference(
 @pytest.fixture
 def late(monkeypatch):
     """gigatoken, that passes its check and is right for the first text alone; the 21st is sampled."""
-    pytest.importorskip("gigatoken")
     right = engines.gigatoken_of
 
     def broken(description):
@@ -193,17 +190,6 @@ def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
 
 
-def test_a_fast_engine_is_used_for_large_enough_text(data, tmp_path, monkeypatch):
-    pytest.importorskip("gigatoken")
-
-    def used(home):
-        return read_manifest(home / preprocess(data(), str(home))["path"], "dataset")["meta"]["engine"]["name"]
-
-    assert used(tmp_path / "little") == "tokenizers"
-    monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
-    assert used(tmp_path / "much") == "gigatoken"
-
-
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
     monkeypatch.setattr(engines, "SAMPLED", 4)
     encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
@@ -213,7 +199,6 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
 
 
 def test_characters_of_newer_unicode_versions_use_the_reference_engine():
-    pytest.importorskip("gigatoken")
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
     tokenizer = train_bpe(texts * 50, 300)
     slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine("gigatoken", tokenizer)
@@ -232,7 +217,6 @@ def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
 
 
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
-    pytest.importorskip("gigatoken")
     description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     description["added_tokens"] = []

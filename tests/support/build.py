@@ -1,0 +1,23 @@
+"""Prepare data in a process of its own: `python build.py SETTINGS HOME` prints the dataset's reference as JSON.
+
+Variables: RUN_BYTES, the largest part of a text, small by default; ENGINE=gigatoken uses the fast engine for little text as well.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess.tokens import parts
+
+# Not below the guard: workers that are spawned import this file and need the same parts.
+parts.RUN_BYTES, parts.PER_FILE = int(os.environ.get("RUN_BYTES", "1500")), 0
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    stage.WORTH_A_FAST_ENGINE = 1 if os.environ.get("ENGINE") == "gigatoken" else 10**9
+    print("started", flush=True)
+    print(json.dumps(stage.preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
