@@ -1,17 +1,16 @@
 """scripts/bootstrap.sh in a project of one dependency: which build of torch it installs, from two indexes on this machine."""
 
-import functools
-import http.server
 import os
 import shutil
 import subprocess
-import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from support.remote import WebServer
 
 ROOT = Path(__file__).parents[2]
 # Builds a wheel without any package that would have to be fetched.
@@ -88,17 +87,8 @@ def machine(tmp_path) -> Iterator[Machine]:
     write_wheel(tmp_path / "web" / "simple", "nvidia-cublas", "13.0")
     write_wheel(tmp_path / "web" / "cpu", "torch", "2.13.0+cpu")
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield Machine(project, f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-        thread.join()
+    with WebServer(tmp_path / "web") as server:
+        yield Machine(project, server.url)
 
 
 def test_without_a_gpu_the_cpu_build_comes_from_its_own_index(machine):

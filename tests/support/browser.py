@@ -1,11 +1,9 @@
 """A headless Chromium, spoken to in its own language (the DevTools protocol), for tests of Prefect's pages."""
 
-import base64
 import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 
@@ -26,8 +24,8 @@ OPTIONS += [
 class Browser:
     """One page of one browser; within `with`. Elements are found by CSS or by their text, and waited for."""
 
-    def __init__(self, width: int = 1280, height: int = 900) -> None:
-        self.width, self.height, self.number = width, height, 0
+    def __init__(self, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        self.width, self.height, self.scheme, self.number = width, height, scheme, 0
 
     def __enter__(self) -> "Browser":
         assert CHROMIUM, "no Chromium is installed"
@@ -40,7 +38,10 @@ class Browser:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             page = next(one for one in json.load(answer) if one["type"] == "page")
         self.socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None)
-        self._size(self.height)
+        size = {"width": self.width, "height": self.height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": self.scheme}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,11 +58,6 @@ class Browser:
             if answer.get("id") == self.number:
                 assert "error" not in answer, answer
                 return answer["result"]
-
-    def _size(self, height: int) -> None:
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=self.width, height=height, deviceScaleFactor=1, mobile=False
-        )
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
@@ -101,13 +97,3 @@ class Browser:
             f"Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(one, {json.dumps(value)}); "
             "one.dispatchEvent(new Event('input', {bubbles: true})); one.dispatchEvent(new Event('change', {bubbles: true})); })()"
         )
-
-    def picture(self, path: Path, height: int | None = None) -> None:
-        """A screenshot; of `height` pixels where the page is longer than the window."""
-        if height:
-            self._size(height)
-            time.sleep(1)
-        shot = self._call("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(shot["data"]))
-        if height:
-            self._size(self.height)

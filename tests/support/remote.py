@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import pytest
@@ -75,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, with_body: bool) -> None:
-        path = self.server.root / self.path.split("?")[0].strip("/")
+        path = self.server.root / unquote(self.path.split("?")[0]).strip("/")
         self.server.requests[path.name] += 1
         fault = self.server.faults.pop() if with_body and path.is_file() and self.server.faults else self.server.always
         if fault.isdigit() or not path.exists():

@@ -94,11 +94,12 @@ class House:
         except httpx.HTTPError:
             return False
 
-    def begin_worker(self) -> None:
+    def begin_worker(self, *options: str) -> None:
+        """Start `serve`, and wait until it takes runs."""
         log = self.home / "serve.log"
         before = log.read_text().count("ready;") if log.exists() else 0
-        self.begin("serve", COMMAND, "serve", str(self.config), "--limit", "2")
-        self.wait(lambda: log.read_text().count("ready;") > before, 120, "the worker does not come up")
+        self.begin("serve", COMMAND, "serve", str(self.config), *(options or ("--limit", "2")))
+        self.wait(lambda: log.read_text().count("ready;") > before, 240, "the worker does not come up")
 
     def end(self, name: str, number: signal.Signals = signal.SIGINT) -> None:
         process = self.processes.pop(name)
@@ -116,14 +117,20 @@ class House:
         files = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
         return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in files if log.suffix == ".log"]
 
-    def ours(self, *arguments: str) -> str:
-        """`infini-llama`."""
-        command = [COMMAND, *arguments]
-        done = subprocess.run(
-            command, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=180
-        )
+    def call(self, *command: str, folder: Path | None = None) -> str:
+        """What a command prints in `folder`, by default home; it must exit with 0."""
+        options = {"env": self.environment(), "cwd": folder or self.home, "capture_output": True, "text": True}
+        done = subprocess.run(command, timeout=180, check=False, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def ours(self, *arguments: str) -> str:
+        """`infini-llama`."""
+        return self.call(COMMAND, *arguments)
+
+    def cli(self, *arguments: str, folder: Path | None = None) -> str:
+        """Prefect's own command."""
+        return self.call(sys.executable, "-m", "prefect", *arguments, folder=folder)
 
     def headers(self) -> dict[str, str]:
         """Of a POST."""
@@ -138,15 +145,6 @@ class House:
             time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None
-
-    def cli(self, *arguments: str, folder: Path | None = None) -> str:
-        """Prefect's own command, called in `folder`; by default in home."""
-        command = [sys.executable, "-m", "prefect", *arguments]
-        done = subprocess.run(
-            command, env=self.environment(), cwd=folder or self.home, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""

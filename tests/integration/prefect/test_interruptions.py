@@ -53,11 +53,6 @@ def test_retry_by_command(house, tmp_path):
     resumed(house, "by-command", run)
 
 
-def test_a_new_flow_run_of_the_same_name_resumes(house, tmp_path):
-    crashed(house, "again", tmp_path)
-    resumed(house, "again", house.submit("again"))
-
-
 @pytest.mark.parametrize("by", ["page", "command"])
 def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request, by):
     name = f"cancelled-by-{by}"

@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -53,19 +52,10 @@ print(json.dumps({"gaps": [b - a for a, b in zip(calls, calls[1:])], "state": st
 """
 
 
-def python(server, *arguments: str) -> str:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, env=server.environment(), cwd=server.home, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def deployed(server, tmp_path_factory):
     """The server with a deployment whose workers have a secret that is named by a block."""
-    python(server, "-c", SAVE_BLOCK, SECRET)
+    server.call(sys.executable, "-c", SAVE_BLOCK, SECRET)
     path = inject(tmp_path_factory.mktemp("path"), "infini_llama.tasks.train.worker.trainer", HAS_SECRET).partition(
         "="
     )[2]
@@ -175,7 +165,9 @@ def test_a_notification_is_sent_for_ends(deployed):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         for _ in range(2):  # again changes nothing
-            python(deployed, str(ROOT / "deploy" / "notifications.py"), f"http://127.0.0.1:{hook.server_port}/")
+            deployed.call(
+                sys.executable, str(ROOT / "deploy" / "notifications.py"), f"http://127.0.0.1:{hook.server_port}/"
+            )
         known = [one for one in deployed.post("automations/filter") if one["name"] == "infini-llama-notifications"]
         assert len(known) == 1
         time.sleep(5)  # the server's trigger service reads the automation
@@ -194,7 +186,7 @@ def test_a_notification_is_sent_for_ends(deployed):
 @pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True)
 def test_the_engine_consults_the_retry_policy_after_each_failure(server):
     """A thousand retries whose delay changes and whose end is decided by a condition: not in Prefect's documentation."""
-    found = json.loads(python(server, "-c", RETRIES).splitlines()[-1])
+    found = json.loads(server.call(sys.executable, "-c", RETRIES).splitlines()[-1])
     assert found["state"] == "Failed"
     assert len(found["gaps"]) == 4, "two retries at each of two checkpoints"
     assert all(gap >= delay for gap, delay in zip(found["gaps"], (1.5, 3.0, 1.5, 3.0), strict=True)), found

@@ -36,10 +36,7 @@ class Served(House):
         }
 
     def serve(self) -> None:
-        log = self.home / "serve.log"
-        before = log.read_text().count("ready;") if log.exists() else 0
-        self.begin("serve", COMMAND, "serve", str(self.config), "--port", str(self.port))
-        self.wait(lambda: log.read_text().count("ready;") > before, 240, "serve does not come up")
+        self.begin_worker("--port", str(self.port))
 
     def headers(self) -> dict[str, str]:
         """With the token that the server asks for, as docs/prefect.md shows it."""

@@ -26,13 +26,11 @@ def report(make_run):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_nothing_leaves_the_view(report, width, scheme, tmp_path):
-    with Browser(width) as browser:
-        browser._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+def test_nothing_leaves_the_view(report, width, scheme):
+    with Browser(width, scheme=scheme) as browser:
         browser.open(report.as_uri())
         browser.wait_for("Attempts")
         assert browser.run(BEYOND) == []
         assert browser.run("document.documentElement.scrollWidth") <= width
         ground = browser.run("getComputedStyle(document.body).backgroundColor")
         assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[scheme]
-        browser.picture(tmp_path / "page.png", height=4000)

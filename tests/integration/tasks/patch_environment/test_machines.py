@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, T4, in_home, lay_out, settings, with_driver
+from support.machines import GIB, H100, in_home, lay_out, settings, with_driver
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -104,8 +104,6 @@ def test_no_compiler(tmp_path):
     ("requested", "gpus", "key"),
     [
         ({"gpus": [7]}, [H100] * 4, "environment.gpus"),
-        ({"precision": "bf16"}, [T4], "environment.precision=bf16"),
-        ({"distributed_backend": "nccl"}, None, "environment.distributed_backend=nccl"),
         ({"gpus": [0]}, None, "environment.gpus"),
         ({"attention_backend": "flash2"}, None, "environment.attention_backend=flash2"),
         ({"gpus": [0, 1], "nproc_per_node": 4}, [H100] * 4, "environment.gpus"),

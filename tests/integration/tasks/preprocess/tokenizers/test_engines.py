@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, golden, open_engine
+from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from support.stages import preprocess, read_manifest
 
@@ -45,11 +45,10 @@ except Stopped:
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, workers, small_parts, monkeypatch):
+def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, small_parts, monkeypatch):
     first = preprocess(data(), str(tmp_path / "slow"))
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
-    second = preprocess(data(num_workers=workers), str(tmp_path / "fast"))
+    second = preprocess(data(num_workers=2), str(tmp_path / "fast"))
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
     slow, fast = (
@@ -92,11 +91,6 @@ def wrong(monkeypatch):
         return longer(right(description), lambda text: b"x:" in text)
 
     monkeypatch.setattr(engines, "gigatoken_of", broken)
-
-
-def test_the_fast_engine_gives_the_reference_ids_on_the_golden_set():
-    tokenizer = train_bpe(TEXTS * 3, 300)
-    assert compare(tokenizer, golden(tokenizer) + ENCODED) is None
 
 
 def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
