@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import yaml
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
@@ -10,7 +9,7 @@ from infini_llama.model.hf import to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import SingleRank
-from support.laboratory import CONFIG, Laboratory
+from support.laboratory import Laboratory
 from support.one_rank import OneRank
 
 pytestmark = pytest.mark.gpu
@@ -67,8 +66,7 @@ def test_losses_and_gradients_are_those_without(switch, attention, half):
     ids=str,
 )
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(settings, tmp_path):
-    lab = Laboratory(tmp_path, tmp_path / "config.yaml")
-    lab.config.write_text(yaml.safe_dump(CONFIG))
+    lab = Laboratory.create(tmp_path)
     overrides = ("environment.device=cuda", *settings)
     lab.finish("calm", *overrides)
     lab.kill_at(25, "killed", *overrides)

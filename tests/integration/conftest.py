@@ -3,13 +3,11 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 
 from infini_llama.tasks.storage.locks import Lock
-from support.laboratory import CONFIG, Laboratory
+from support.laboratory import Laboratory
 from support.preloaded import Server
 
 
@@ -21,24 +19,16 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-def laboratory(home: Path, server: Server) -> Laboratory:
-    home.mkdir(exist_ok=True)
-    config = home / "config.yaml"
-    if not config.exists():
-        config.write_text(yaml.safe_dump(CONFIG))
-    return Laboratory(home, config, server)
-
-
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory, server) -> Laboratory:
-    return laboratory(tmp_path_factory.mktemp("home"), server)
+    return Laboratory.create(tmp_path_factory.mktemp("home"), server)
 
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory, server) -> Laboratory:
     """The home of the undisturbed runs. Several processes of one test session share it, by a lock."""
     base = tmp_path_factory.getbasetemp()
-    return laboratory((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm", server)
+    return Laboratory.create((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm", server)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
-from support.laboratory import CONFIG, SOFTMAX_2, Laboratory
+from support.laboratory import SOFTMAX_2, Laboratory
 
 
 def flip_a_bit(path, at=0.5):
@@ -49,8 +48,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finishe
 
 
 def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
-    own = Laboratory(tmp_path, tmp_path / "config.yaml", lab.server)
-    own.config.write_text(yaml.safe_dump(CONFIG))
+    own = Laboratory.create(tmp_path, lab.server)
     shutil.copytree(lab.home / "datasets", tmp_path / "datasets", symlinks=True)
     (dataset,) = (tmp_path / "datasets").glob("python-stdlib-*")
     shard = dataset / "train/data-00000.arrow"

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from support.preloaded import Forked, Server
@@ -98,6 +100,15 @@ class Laboratory:
     home: Path
     config: Path
     server: Server | None = None
+
+    @classmethod
+    def create(cls, home: Path, server: Server | None = None) -> "Laboratory":
+        """A folder whose configuration is CONFIG."""
+        home.mkdir(exist_ok=True)
+        config = home / "config.yaml"
+        if not config.exists():  # another process of this session may have begun to read it
+            config.write_text(yaml.safe_dump(CONFIG))
+        return cls(home, config, server)
 
     def run_dir(self, name: str) -> Path:
         return self.home / "runs" / name
