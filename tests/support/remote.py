@@ -90,6 +90,7 @@ class Handler(BaseHTTPRequestHandler):
             body = path.read_bytes()
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self.server.ranges else None
         self.send_response(206 if asked else 200)
+        self.send_header("Content-Type", "text/html" if path.is_dir() else "application/octet-stream")
         self.send_header("ETag", f'"{blake3(body).hexdigest()}"')
         if asked:
             first, last = int(asked[1]), min(int(asked[2]) + 1, len(body))

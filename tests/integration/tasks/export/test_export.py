@@ -40,37 +40,6 @@ def ours(model, prompt, length, end=0):
     return tokens if len(tokens) == length else [*tokens, end]
 
 
-@pytest.mark.parametrize(("tied", "kv_heads"), [(True, 1), (False, 2)])
-def test_a_softmax_model_opens_without_our_code(run_of, tmp_path, tied, kv_heads):
-    run, model = run_of(tie_word_embeddings=tied, num_key_value_heads=kv_heads, rope_theta=500.0)
-    record = exported(run, tmp_path / "out")
-    assert record.custom_code == () and not list((tmp_path / "out").glob("*.py"))
-    theirs = opened(tmp_path / "out")
-    assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
-    ids = torch.randint(0, 300, (3, 40))
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=1e-5)
-    for prompt in ([5], [7, 8, 9], list(range(40))):
-        assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_infini_model_opens_with_the_code_it_carries(run_of, tmp_path, tied):
-    run, model = run_of(attention="infini", tie_word_embeddings=tied)
-    record = exported(run, tmp_path / "out")
-    assert record.custom_code == ("attention=infini",)
-    theirs = opened(tmp_path / "out", trust_remote_code=True)
-    assert type(theirs).__module__.startswith("transformers_modules.")
-    assert theirs._llama.__module__.startswith("transformers_modules."), "the code of the folder, not the installed one"
-    assert theirs.state_dict().keys() == model.state_dict().keys()
-    for length in (3, 8, 9, 40):  # within a segment, one, beyond it, several
-        ids = torch.randint(0, 300, (2, length))
-        with torch.no_grad():
-            assert torch.equal(theirs(ids).logits, model(ids))
-    for prompt in ([5], [7, 8, 9], list(range(40))):
-        assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
-
-
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -90,15 +59,19 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"hidden_act": "gelu", "attention_dropout": 0.1, "hidden_dropout": 0.2},
         {"hidden_act": "gelu_pytorch_tanh"},
         {"head_dim": 24},
+        {"tie_word_embeddings": True, "num_key_value_heads": 1},
+        {"tie_word_embeddings": False, "num_key_value_heads": 4, "rope_theta": 500.0},
     ],
 )
 def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_path, changes):
     run, model = run_of(**changes)
-    assert exported(run, tmp_path / "out").custom_code == ()
+    assert exported(run, tmp_path / "out").custom_code == () and not list((tmp_path / "out").glob("*.py"))
     theirs = opened(tmp_path / "out")
+    assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
     ids = torch.randint(0, 300, (2, 100))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), rtol=0, atol=2e-5)
+    assert greedy(theirs, [7, 8, 9], 30) == ours(model, [7, 8, 9], 30)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +80,8 @@ def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_p
         {"qk_norm": True},
         {"pre_norm": False},
         {"attention": "local"},
+        {"attention": "infini"},
+        {"attention": "infini", "tie_word_embeddings": False},
         {"attention": "infini", "memory_update": "delta_bounded", "rope_scaling": YARN},
     ],
 )
@@ -114,10 +89,14 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
     run, model = run_of(**changes)
     assert exported(run, tmp_path / "out").custom_code
     theirs = opened(tmp_path / "out", trust_remote_code=True)
+    assert type(theirs).__module__.startswith("transformers_modules.")
+    assert theirs._llama.__module__.startswith("transformers_modules."), "the code of the folder, not the installed one"
+    assert theirs.state_dict().keys() == model.state_dict().keys()
     ids = torch.randint(0, 300, (2, 100))
     with torch.no_grad():
         assert torch.equal(theirs(ids).logits, model(ids))
-    assert greedy(theirs, ids[0].tolist(), 20) == ours(model, ids[0].tolist(), 20)
+    for prompt in ([5], ids[0].tolist()):
+        assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
 
 
 @pytest.mark.parametrize("changes", [{"attention": "infini"}, {"qk_norm": True}])
