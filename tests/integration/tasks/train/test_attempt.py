@@ -20,7 +20,7 @@ from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.retries import Retries, error_of
 from support.made_up_runs import LINEAGE
-from support.records import make_resolved
+from support.records import make_plan, make_resolved
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
