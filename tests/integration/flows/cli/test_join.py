@@ -17,7 +17,8 @@ from infini_llama.tasks.train import nodes
 def home(tmp_path, monkeypatch):
     """With a run, `mine`, that its leader has left."""
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path))
-    monkeypatch.setattr(nodes.join, "__defaults__", (None, 0.5))
+    monkeypatch.setattr(nodes.join, "__defaults__", (None, 0.1))
+    monkeypatch.setattr(nodes, "POLL_SECONDS", 0.02)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     return tmp_path
 

@@ -33,7 +33,7 @@ def answering(monkeypatch, tmp_path):
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         real = hub.snapshot_download

@@ -4,9 +4,8 @@ import pytest
 
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.probe import probe
-from support.machines import changed
+from support.machines import H100, changed
 
-GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
 DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False}
 
 
@@ -21,7 +20,7 @@ def laptop(tmp_path_factory):
     [
         ({"gpu_fault": "CUDA driver version is insufficient"}, "GPUs", "warning", "update the driver"),
         ({"gpus": []}, "GPUs", "note", "on the CPU"),
-        ({"gpus": [GPU], "nccl": False}, "nccl", "warning", "install a CUDA build"),
+        ({"gpus": [H100], "nccl": False}, "nccl", "warning", "install a CUDA build"),
         (
             {"disk": DISK | {"works": False, "fault": "Read-only file system"}},
             "disk",
@@ -35,8 +34,8 @@ def laptop(tmp_path_factory):
             "warning",
             "fewer workers",
         ),
-        ({"shared_memory": 64 * 2**20, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
-        ({"shared_memory": None, "gpus": [GPU] * 2}, "/dev/shm", "warning", "--shm-size"),
+        ({"shared_memory": 64 * 2**20, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
+        ({"shared_memory": None, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
     ],
 )
 def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
@@ -44,13 +43,13 @@ def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
     assert found.severity == severity and cure in found.sentence and found.sentence.endswith(".")
 
 
-@pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [GPU], "nccl": True}])
+@pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}])
 def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
     (found,) = [found for found in assess(changed(laptop, change)) if found.name == "/dev/shm"]
     assert found.severity == "ok"
 
 
 def test_flash_attention_that_does_not_work_is_explained(laptop):
-    facts = changed(laptop, {"gpus": [GPU], "flash_attention": "it was built on a system with glibc 2.38"})
+    facts = changed(laptop, {"gpus": [H100], "flash_attention": "it was built on a system with glibc 2.38"})
     (found,) = [found for found in assess(facts) if found.name == "flash attention"]
     assert "glibc 2.38" in found.sentence and found.severity == "warning"

@@ -13,10 +13,7 @@ from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
-from support.machines import changed, in_home
-
-GPU = {"name": "H100", "capability": [9, 0], "memory": 80 * 1024**3, "free": 79 * 1024**3, "bf16": True}
-OLD_GPU = GPU | {"name": "T4", "capability": [7, 5], "bf16": False}
+from support.machines import H100, T4, changed, in_home, settings
 
 
 @pytest.fixture(scope="module")
@@ -26,25 +23,20 @@ def laptop(tmp_path_factory):
     return changed(facts, plain | {"gpus": [], "nccl": False})
 
 
-def config(environment=None, train=None) -> PipelineConfig:
-    sections = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
-    return PipelineConfig.model_validate(sections)
-
-
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
-    plan = resolve(config(), laptop)
+    plan = resolve(settings(), laptop)
     assert (plan.device, plan.nproc_per_node, plan.threads) == ("cpu", 1, 8)
     assert (plan.precision, plan.distributed_backend, plan.micro_batch_size) == ("fp32", "gloo", 8)
     assert plan.env["OMP_NUM_THREADS"] == "8"
 
 
 def test_cores_are_divided_among_workers_and_never_zero(laptop):
-    assert resolve(config({"nproc_per_node": 2}), laptop).threads == 4
-    assert resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 1})).threads == 1
+    assert resolve(settings({"nproc_per_node": 2}), laptop).threads == 4
+    assert resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 1})).threads == 1
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
-    plan = resolve(config(), changed(laptop, {"gpus": [GPU] * 4, "nccl": True}))
+    plan = resolve(settings(), changed(laptop, {"gpus": [H100] * 4, "nccl": True}))
     assert (plan.device, plan.nproc_per_node, plan.precision, plan.distributed_backend) == (
         "cuda",
         4,
@@ -54,39 +46,44 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 
 
 def test_layers_are_compiled_on_gpus_that_can(laptop):
-    gpus = changed(laptop, {"gpus": [GPU], "nccl": True, "versions": laptop.versions | {"triton": "3.7"}})
+    gpus = changed(laptop, {"gpus": [H100], "nccl": True, "versions": laptop.versions | {"triton": "3.7"}})
     gpus = changed(gpus, {"compilers": {"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"}})
-    assert (resolve(config(), gpus).compile, resolve(config(), laptop).compile) == ("block", "off")
-    assert resolve(config(train={"parallel": "deepspeed"}), gpus).compile == "off"
+    assert (resolve(settings(), gpus).compile, resolve(settings(), laptop).compile) == ("block", "off")
+    assert resolve(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
     without = changed(gpus, {"compilers": {"cc": None, "cxx": None}})
-    assert resolve(config(), without).compile == "off" and "C compiler" in resolve(config(), without).reasons["compile"]
+    assert (
+        resolve(settings(), without).compile == "off"
+        and "C compiler" in resolve(settings(), without).reasons["compile"]
+    )
 
 
-def test_one_old_gpu_among_others_means_fp32(laptop):
-    assert resolve(config(), changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})).precision == "fp32"
+def test_one_old_gpu_in_use_means_fp32(laptop):
+    facts = changed(laptop, {"gpus": [H100, T4], "nccl": True})
+    assert resolve(settings(), facts).precision == "fp32"
+    assert resolve(settings({"nproc_per_node": 1}), facts).precision == "bf16"
 
 
 def test_the_loss_is_cut_where_the_logits_are_large(laptop):
-    """8 rows of 256 tokens: 32 MiB at 4k of vocabulary, which is not more than it may be; parts take 128. On a GPU a GiB may be."""
+    """8 rows of 256 tokens: 32 MiB at 4k of vocabulary, which is not more than it may be; parts take 128. On a H100 a GiB may be."""
     for vocab_size, expected in ((8192, 4096), (32_000, 1024), (128_256, 256), (4096, 0)):
-        requested = config().with_vocab_size(vocab_size)
+        requested = settings().with_vocab_size(vocab_size)
         assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
         assert resolve(requested, laptop).loss_chunk == expected
-    gpu = changed(laptop, {"gpus": [GPU], "nccl": True})
-    assert resolve(config().with_vocab_size(128_256), gpu).loss_chunk == 0
-    assert resolve(config().with_vocab_size(256_000), gpu).loss_chunk == 4096
-    assert resolve(config(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
+    gpu = changed(laptop, {"gpus": [H100], "nccl": True})
+    assert resolve(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
+    assert resolve(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
+    assert resolve(settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
 
 
 def largest_micro_batch(laptop, free, requested):
     """The micro-batch of two GPUs of 80 GiB, of which one has `free` bytes left."""
-    gpus = [GPU, GPU | {"free": free}]
+    gpus = [H100, H100 | {"free": free}]
     return resolve(requested, changed(laptop, {"gpus": gpus, "nccl": True})).micro_batch_size
 
 
 def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
-    """The estimate and 1 GiB have to fit into 80 % of what is free there, however large the GPU is."""
-    requested = config({"gpus": [0, 1]}, {"micro_batch_size": "auto", "global_batch_size": 64})
+    """The estimate and 1 GiB have to fit into 80 % of what is free there, however large the H100 is."""
+    requested = settings({"gpus": [0, 1]}, {"micro_batch_size": "auto", "global_batch_size": 64})
     for micro in (2, 4, 16):
         need = sum(bytes_needed(requested, micro, "bf16", "cuda", 2).values())
         enough = math.ceil((need + 1024**3) / 0.8)
@@ -102,7 +99,7 @@ def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
 
 def test_disk_space_for_the_kept_checkpoints(laptop):
     """3 newest, the best, one being written, and of 1000 steps every 250th: nine of 12 bytes a parameter."""
-    requested = config(train={"max_steps": 1000, "save_permanent_every": 250})
+    requested = settings(train={"max_steps": 1000, "save_permanent_every": 250})
     each = 12 * parameters(model_of(requested))
     for free, required, fits in (
         (9 * each, 0, True),
@@ -120,7 +117,7 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
 
 @pytest.mark.parametrize(("optimizer", "parts"), [({}, 3), ({"optimizer": "muon"}, 2)])
 def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
-    requested = config(train=optimizer)
+    requested = settings(train=optimizer)
     least = parts * 4 * parameters(model_of(requested))
     for free, severity in ((least, "warning"), (least - 12, "error")):
         facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": 0, "works": True})})
@@ -135,8 +132,9 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
 
 
 def test_the_users_variables_win_over_the_plans(laptop):
-    plan = resolve(config({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
+    plan = resolve(settings({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
     assert plan.env["OMP_NUM_THREADS"] == "3" and plan.env["MINE"] == "x"
+    assert findings(plan).keys() == {"environment.env.OMP_NUM_THREADS"}, "that it replaces the plan's is noted"
 
 
 @pytest.mark.parametrize(
@@ -144,27 +142,27 @@ def test_the_users_variables_win_over_the_plans(laptop):
     [
         ({"device": "cuda"}, [], "environment.device=cuda"),
         ({"distributed_backend": "nccl"}, [], "environment.distributed_backend=nccl"),
-        ({"precision": "bf16"}, [OLD_GPU], "environment.precision=bf16"),
-        ({"nproc_per_node": 4, "device": "cuda"}, [GPU], "there are 1 GPU"),
-        ({"nproc_per_node": 4}, [GPU], "there are 1 GPU"),
+        ({"precision": "bf16"}, [T4], "environment.precision=bf16"),
+        ({"nproc_per_node": 4, "device": "cuda"}, [H100], "there are 1 GPU"),
+        ({"nproc_per_node": 4}, [H100], "there are 1 GPU"),
         ({"env": {"WORLD_SIZE": "2"}}, [], "environment.env.WORLD_SIZE=2"),
     ],
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
     with pytest.raises(ConfigError, match="environment") as raised:
-        resolve(config(environment), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
+        resolve(settings(environment), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
     assert words in str(raised.value)
 
 
 def test_every_impossible_setting_is_named_at_once(laptop):
     with pytest.raises(ConfigError) as raised:
-        resolve(config({"device": "cuda", "distributed_backend": "nccl"}), laptop)
+        resolve(settings({"device": "cuda", "distributed_backend": "nccl"}), laptop)
     assert len(str(raised.value).splitlines()) == 3
 
 
 def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop, caplog):
-    requested = config(train={"global_batch_size": 8, "micro_batch_size": 8})
-    pinned = resolve(config({"nproc_per_node": 2}), laptop).pinned()
+    requested = settings(train={"global_batch_size": 8, "micro_batch_size": 8})
+    pinned = resolve(settings({"nproc_per_node": 2}), laptop).pinned()
     assert resolve(requested, laptop, pinned).nproc_per_node == 1
     assert "global_batch_size=8" in caplog.text
 
@@ -175,53 +173,48 @@ def findings(plan):
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     plan = resolve(
-        config(train={"global_batch_size": 16, "micro_batch_size": 8}),
-        changed(laptop, {"gpus": [GPU] * 3, "nccl": True}),
+        settings(train={"global_batch_size": 16, "micro_batch_size": 8}),
+        changed(laptop, {"gpus": [H100] * 3, "nccl": True}),
     )
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
     whole = resolve(
-        config(train={"global_batch_size": 24, "micro_batch_size": 8}),
-        changed(laptop, {"gpus": [GPU] * 3, "nccl": True}),
+        settings(train={"global_batch_size": 24, "micro_batch_size": 8}),
+        changed(laptop, {"gpus": [H100] * 3, "nccl": True}),
     )
     assert whole.nproc_per_node == 3 and "workers" not in findings(whole)
-    fewer = resolve(config({"nproc_per_node": 2}), changed(laptop, {"gpus": [GPU] * 3, "nccl": True}))
+    fewer = resolve(settings({"nproc_per_node": 2}), changed(laptop, {"gpus": [H100] * 3, "nccl": True}))
     assert findings(fewer)["workers"].severity == "note", "as it was requested"
 
 
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     new = changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": True}})
-    assert (resolve(config(), laptop).precision, resolve(config(), new).precision) == ("fp32", "bf16")
-    assert "AMX" in resolve(config(), new).reasons["precision"]
-    assert resolve(config({"precision": "fp32"}), new).precision == "fp32"
+    assert (resolve(settings(), laptop).precision, resolve(settings(), new).precision) == ("fp32", "bf16")
+    assert "AMX" in resolve(settings(), new).reasons["precision"]
+    assert resolve(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(laptop):
     musl = changed(laptop, {"glibc": ""})
-    assert [resolve(config(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
-    assert "trim_threshold" in resolve(config(), laptop).env["GLIBC_TUNABLES"]
-    assert "GLIBC_TUNABLES" not in resolve(config({"allocator": "system"}), laptop).env
-    assert resolve(config(), changed(laptop, {"gpus": [GPU]})).allocator == "system"
+    assert [resolve(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
+    assert "trim_threshold" in resolve(settings(), laptop).env["GLIBC_TUNABLES"]
+    assert "GLIBC_TUNABLES" not in resolve(settings({"allocator": "system"}), laptop).env
+    assert resolve(settings(), changed(laptop, {"gpus": [H100]})).allocator == "system"
     with pytest.raises(ConfigError, match=r"environment\.allocator=glibc"):
-        resolve(config({"allocator": "glibc"}), musl)
-
-
-def test_only_the_gpus_in_use_decide_the_precision(laptop):
-    facts = changed(laptop, {"gpus": [GPU, OLD_GPU], "nccl": True})
-    assert resolve(config({"nproc_per_node": 1}), facts).precision == "bf16"
+        resolve(settings({"allocator": "glibc"}), musl)
 
 
 def test_two_workers_on_two_cores_are_fine_and_on_one_core_warned(laptop):
-    fine = resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 2}))
+    fine = resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 2}))
     assert fine.threads == 1 and not fine.findings
-    warned = findings(resolve(config({"nproc_per_node": 2}), changed(laptop, {"cores": 1})))["threads"]
+    warned = findings(resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 1})))["threads"]
     assert warned.severity == "warning" and "1 usable core" in warned.sentence
 
 
 def test_bf16_on_a_processor_without_it_is_warned(laptop):
-    requested = config({"precision": "bf16"})
+    requested = settings({"precision": "bf16"})
     assert not resolve(requested, changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": False}})).findings
     assert "precision" in findings(
         resolve(requested, changed(laptop, {"cpu": {"model": "old", "bf16": False, "amx": False}}))
@@ -229,45 +222,39 @@ def test_bf16_on_a_processor_without_it_is_warned(laptop):
 
 
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
-    one = resolve(config(), laptop).env
+    one = resolve(settings(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
     assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 4
     busy = changed(laptop, {"load": 1.0})
-    assert resolve(config(), busy).env["OMP_WAIT_POLICY"] == "passive", (
+    assert resolve(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
         "neighbours need the cores that waiting threads spin on"
     )
-    assert "OMP_WAIT_POLICY" not in resolve(config({"threads": 1}), busy).env
-    assert resolve(config({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
-    two_gpus = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": True})).env
+    assert "OMP_WAIT_POLICY" not in resolve(settings({"threads": 1}), busy).env
+    two_gpus = resolve(settings(), changed(laptop, {"gpus": [H100] * 2, "nccl": True})).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
 
 
-def test_replacing_a_variable_of_the_plan_is_noted(laptop):
-    plan = resolve(config({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
-    assert findings(plan).keys() == {"environment.env.OMP_NUM_THREADS"}
-
-
 def test_a_driver_that_torch_cannot_use_is_named(laptop):
     facts = changed(laptop, {"gpu_fault": "driver too old"})
-    assert resolve(config(), facts).device == "cpu"
+    assert resolve(settings(), facts).device == "cpu"
     with pytest.raises(ConfigError, match="driver too old"):
-        resolve(config({"device": "cuda"}), facts)
+        resolve(settings({"device": "cuda"}), facts)
 
 
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
-    plan = resolve(config(), changed(laptop, {"gpus": [GPU] * 2, "nccl": False}))
+    plan = resolve(settings(), changed(laptop, {"gpus": [H100] * 2, "nccl": False}))
     assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)
 
 
 def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(laptop):
-    assert resolve(config({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in resolve(config({"nnodes": 2, "nproc_per_node": 2}), laptop).env
+    assert resolve(settings({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in resolve(settings({"nnodes": 2, "nproc_per_node": 2}), laptop).env
 
 
 def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
     def lost(then: dict, now: dict) -> list[str]:
-        plans = [resolve(config(settings), laptop) for settings in (then, now)]
+        plans = [resolve(settings(environment), laptop) for environment in (then, now)]
         return [
             change.name
             for change in differences(plans[0].pinned(), laptop, plans[1], laptop)
@@ -294,7 +281,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
     ],
 )
 def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, settings, expected):
-    facts = changed(laptop, {"gpus": [GPU], "nccl": True, "flash_attention": fault})
+    facts = changed(laptop, {"gpus": [H100], "nccl": True, "flash_attention": fault})
     found = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}} | settings)
     plan = resolve(found, facts)
     assert plan.attention_backend == expected

@@ -31,7 +31,8 @@ from infini_llama.tasks.train.stage import write_summary
 from support.made_up_runs import LINEAGE, add_checkpoint, add_result
 from support.records import make_resolved
 
-DAMAGE = ["", "{", "[1, 2]", "null", "7", "[" * 100_000, "\0\0", '{"a": 1e', "{}", '{"dataset": {}, "steps": "16"}']
+# one each of what tests/unit/tasks/storage/test_record_files.py finds: no JSON, no object, wrong fields
+DAMAGE = ["{", "[1, 2]", '{"dataset": {}, "steps": "16"}']
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 import json
 import logging
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,18 +102,18 @@ def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built):
 
 def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
     home, reference = built
-    choose, struck = random.Random(3), 0
+    struck = 0
     for level, full_below in (("quick", 10**9), ("deep", 0)):
         for path in files_of(home, reference):
             whole = path.read_bytes()
-            for bit in (0, 8 * len(whole) - 1, *(choose.randrange(8 * len(whole)) for _ in range(2))):
+            for bit in (0, 4 * len(whole), 8 * len(whole) - 1):
                 flip(path, bit)
                 with pytest.raises(DataError, match=str(path)) as caught:
                     verify(reference, str(home), level, full_below)
                 assert caught.value.exit_code == 65
                 path.write_bytes(whole)
                 struck += 1
-    assert struck >= 80 and verify(reference, str(home), "deep", 0)["ok"]
+    assert struck >= 60 and verify(reference, str(home), "deep", 0)["ok"]
 
 
 def test_above_the_bound_quick_leaves_shards_to_their_first_read_but_not_manifests_sizes_and_tokenizer(built):

@@ -39,7 +39,7 @@ def server(tmp_path):
 
     (tmp_path / "served").mkdir()
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served")))
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
     yield tmp_path / "served", f"http://127.0.0.1:{httpd.server_port}", asked
     httpd.shutdown()
     httpd.server_close()

@@ -22,3 +22,9 @@ def test_layers_share_the_code_that_is_generated_once(monkeypatch):
     for _ in range(2):
         module(ids[:, :-1], ids[:, 1:]).backward()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_whole_takes_the_loss_with_it():
+    module = LossModule(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)))
+    assert Compiled(module, module.model, "whole").parts == [module]
+    assert len(Compiled(module, module.model, "block").parts) == 2

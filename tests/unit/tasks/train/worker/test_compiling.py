@@ -8,7 +8,7 @@ import torch
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies import compiling
-from infini_llama.tasks.train.worker.strategies.compiling import Compiled, compile_if_it_agrees, eager
+from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees, eager
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 from support.one_rank import OneRank
 from support.records import make_plan
@@ -94,11 +94,6 @@ def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, 
     module.model.model.layers[1].__dict__.pop("forward")
     assert compile_as(module, run_dir, lambda original, *arguments: original(*arguments) * 2, monkeypatch) is None
     assert "bitwise" in caplog.text
-
-
-def test_whole_takes_the_loss_with_it(module):
-    assert Compiled(module, module.model, "whole").parts == [module]
-    assert len(Compiled(module, module.model, "block").parts) == 2
 
 
 def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, monkeypatch):

@@ -37,12 +37,6 @@ def test_any_split_into_batches_gives_the_same_rows(size, seed, first, cuts):
     assert np.array_equal(whole, np.concatenate(parts))
 
 
-def test_an_epoch_sees_every_row_once_and_the_next_in_another_order():
-    first, second = sample_rows(0, 1000, 1000, 7), sample_rows(1000, 1000, 1000, 7)
-    assert sorted(first) == sorted(second) == list(range(1000))
-    assert not np.array_equal(first, second)
-
-
 def test_seeds_give_unrelated_orders():
     one, other = sample_rows(0, 1000, 1000, 1), sample_rows(0, 1000, 1000, 2)
     assert np.mean(one == other) < 0.02
