@@ -18,10 +18,15 @@ def files_of(*packages: str) -> list[Path]:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Full names of the modules that a file imports anywhere in it, also inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -44,6 +49,18 @@ def test_only_flows_and_task_files_import_prefect():
     assert users and not strangers
 
 
+def test_quick_tests_import_neither_transformers_nor_prefect():
+    """Nor a module of this project that imports Prefect at its top."""
+    slow = {"prefect", "transformers", "datasets"}
+    for path in files_of("flows", "tasks"):
+        names = {name.name for node in tree(path).body if isinstance(node, ast.Import) for name in node.names}
+        names |= {str(node.module) for node in tree(path).body if isinstance(node, ast.ImportFrom)}
+        if "prefect" in packages(names):
+            slow.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    tests = [*(ROOT / "tests/unit").rglob("*.py"), *(ROOT / "tests/contracts").rglob("*.py")]
+    assert len(slow) > 5 and not [path for path in tests if slow & imported(path)]
+
+
 def test_only_task_files_of_a_stage_import_prefect():
     folders = {path.parent for path in files_of("tasks") if path.name == "task.py"}
     assert {folder.name for folder in folders} >= {"preprocess", "verify_data", "patch_environment", "train"}
@@ -63,7 +80,7 @@ def test_every_module_can_be_the_first_that_is_imported():
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files_of(*OURS)}
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
-        statements = ast.parse(path.read_text(encoding="utf-8")).body
+        statements = tree(path).body
         found = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module]
         names = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
         names |= {str(node.module) for node in found}

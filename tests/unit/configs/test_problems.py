@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
@@ -133,6 +133,7 @@ section = st.one_of(
 SECTIONS = [key for key in all_keys() if "." not in key]
 
 
+@settings(max_examples=60)
 @given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
 def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
     try:

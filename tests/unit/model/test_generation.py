@@ -33,7 +33,7 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(
     ("kv_heads", "length"),
-    [*((2, length) for length in (1, N - 1, N, N + 1, 2 * N)), *((n, 3 * N + 7) for n in (4, 2, 1))],
+    [(2, N - 1), (2, N), (2, N + 1), (4, 3 * N + 7), (1, 3 * N + 7)],
 )
 @torch.inference_mode()
 def test_prefill_and_decode_equal_the_full_forward(config, kind, kv_heads, length):

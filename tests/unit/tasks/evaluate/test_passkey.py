@@ -62,13 +62,13 @@ def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 64)
     monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
     tokenizer = load_run(run_of("b")[0])[1]
-    for length in (300, 3000):
+    for length in (300, 1500):
         right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
     assert len(set(sizes)) == 1
 
 
 def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
-    folder, _ = run_of(**INFINI)
+    folder, _ = run_of(attention="infini", segment_length=32)
     record = find_passkeys(folder, "latest", [300, 400], [0.0, 1.0], samples=2, seed=3)
     for name in ("memory", "no_memory"):
         assert [(one.length, one.depth) for one in getattr(record, name)] == [

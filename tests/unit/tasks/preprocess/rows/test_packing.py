@@ -180,9 +180,9 @@ def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(dat
     reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
-    (inputs, labels, documents), *_ = TrainBatches(
-        stages_of(reader), 3, len(reader), len(reader), 0, 1, isolate=True
-    ).micro_batches(0, torch.device("cpu"))
+    (inputs, labels, documents), *_ = TrainBatches(stages_of(reader), 3, 60, 60, 0, 1, isolate=True).micro_batches(
+        0, torch.device("cpu")
+    )
     single, shared = torch.zeros((), dtype=torch.float64), 0
     for row, label, document in zip(inputs, labels, documents, strict=True):
         numbers = [number for number in document.unique().tolist() if number >= 0]
