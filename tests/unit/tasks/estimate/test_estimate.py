@@ -1,6 +1,5 @@
 """The estimated memory of a step against the bytes of real tensors, part by part."""
 
-import gc
 import weakref
 from pathlib import Path
 
@@ -61,7 +60,6 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     train = config.train
     fields = config.model.architecture(config.data.tokenizer.vocab_size, 128)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
-    gc.collect()
     with LiveBytes() as live:
         model = Llama(LlamaConfig.from_dict(fields), config.environment.attention_backend.replace("auto", "sdpa"))
         save_memory(model, train, loss_chunk)

@@ -1,9 +1,6 @@
-import itertools
 import json
 import logging
-import math
 import shutil
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,16 +102,6 @@ def test_in_however_many_batches_the_text_is_tokenized_the_bytes_and_facts_are_t
     monkeypatch.setattr(texts, "BATCH_BYTES", size)
     assert preprocess(data(), str(tmp_path / "batches")) == reference
     assert digests(tmp_path / "batches" / "datasets") == digests(home / "datasets")
-
-
-def test_the_entropy_is_that_of_the_tokens_that_were_written(built):
-    home, reference = built
-    for split in ("train", "validation"):
-        values = [map_shard(shard)[1].tolist() for shard in (home / reference["path"] / split).glob("*.arrow")]
-        counts = Counter(itertools.chain.from_iterable(values))
-        assert counts.total() == reference[split]["tokens"]
-        bits = sum(count / counts.total() * math.log2(counts.total() / count) for count in counts.values())
-        assert reference[split]["unigram_entropy_bits"] == pytest.approx(bits, rel=1e-12)
 
 
 def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_path):

@@ -57,13 +57,6 @@ def test_a_run_without_steps(make_run, read_page):
     assert "the dataset was moved or removed" in page.text
 
 
-def test_an_ending_before_a_resume_is_not_the_result(make_run):
-    folder = make_run()
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"steps": 40}))
-    assert RunReader(folder).result is None and RunReader(folder).state == "to finish"
-
-
 def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_page):
     folder = make_run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
