@@ -3,6 +3,7 @@
 import ast
 import sys
 import tomllib
+from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -61,11 +62,6 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
     assert len(slow) > 5 and not [path for path in tests if slow & imported(path)]
 
 
-def test_only_task_files_of_a_stage_import_prefect():
-    folders = {path.parent for path in files_of("tasks") if path.name == "task.py"}
-    assert {folder.name for folder in folders} >= {"preprocess", "verify_data", "patch_environment", "train"}
-
-
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [("configs", {"flows", "tasks", "model"}), ("model", {"flows", "tasks", "configs"}), ("tasks", {"flows"})],
@@ -102,3 +98,82 @@ def test_the_model_imports_torch_and_the_standard_library_only():
 def test_the_packages_that_pyright_checks_strictly_are_there():
     strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["strict"]
     assert len(strict) == 5 and all((ROOT / folder / "__init__.py").is_file() for folder in strict)
+
+
+# No package below tasks/ imports a package that imports it, directly or through others.
+
+
+@cache
+def imports_between_packages(root: Path) -> dict[str, set[str]]:
+    """The packages that each package below `root`/tasks imports, by dotted name."""
+    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in (root / "tasks").rglob("*.py")}
+    packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for name, path in modules.items():
+        home = name.rpartition(".")[0]
+        for node in ast.walk(tree(path)):
+            targets: list[str] = []
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                targets = [f"{node.module}.{alias.name}" for alias in node.names]
+            for target in (target.removeprefix("infini_llama.") for target in targets):
+                owner = next(
+                    (part for part in (target, target.rpartition(".")[0]) if part in modules or part in packages), None
+                )
+                if owner is not None:
+                    arrows[home].add(owner if owner in packages else owner.rpartition(".")[0])
+    return {home: {other for other in found if other != home} for home, found in arrows.items()}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """Pairs of packages that reach each other."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for following in arrows.get(waiting.pop(), set()) - seen:
+                seen.add(following)
+                waiting.append(following)
+        return seen
+
+    reach = {package: reached(package) for package in arrows}
+    return sorted(f"{a} <-> {b}" for a in reach for b in reach if a < b and b in reach[a] and a in reach[b])
+
+
+def test_no_packages_import_each_other():
+    arrows = imports_between_packages(ROOT)
+    assert {"tasks.storage", "tasks.runs", "tasks.train", "tasks.train.worker"} <= set(arrows)
+    assert circles(arrows) == []
+
+
+def test_a_circle_is_found(tmp_path):
+    for package, other in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        folder = tmp_path / "tasks" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "code.py").write_text(f"def f():\n    from infini_llama.tasks.{other}.code import f\n")
+    assert circles(imports_between_packages(tmp_path)) == [
+        "tasks.a <-> tasks.b",
+        "tasks.a <-> tasks.c",
+        "tasks.b <-> tasks.c",
+    ]
+
+
+def lower_layers(layer: str) -> set[str]:
+    """The layers that packages of this layer may import (outside train's own packages)."""
+    order = ["records", "storage", "runs"]
+    return set(order[: order.index(layer)]) if layer in order else set(order)
+
+
+def test_records_storage_and_runs_import_downwards_only():
+    arrows = imports_between_packages(ROOT)
+    for layer in ("records", "storage", "runs"):
+        lower = {f"tasks.{name}" for name in lower_layers(layer)} | {"tasks"}
+        assert arrows.get(f"tasks.{layer}", set()) <= lower, layer
+
+
+def test_the_worker_does_not_import_its_supervisor():
+    arrows = imports_between_packages(ROOT)
+    assert "tasks.train" not in arrows["tasks.train.worker"]

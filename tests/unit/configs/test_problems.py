@@ -54,25 +54,6 @@ def test_every_item_of_a_list_or_table_is_named():
     assert "environment.env.9x: " in text and "environment.env.A:" in text
 
 
-@pytest.mark.parametrize(
-    ("entry", "key"),
-    [
-        ({"name": "a", "file": ["x"]}, "data.sources.1.file:"),
-        ({"files": ["x"]}, "data.sources.1.name:"),
-        ({"name": "a b"}, "data.sources.1.name: 'a b'"),
-        ({"name": "b", "files": ["x"], "weight": True}, "data.sources.1.weight: true"),
-        ({"name": "b", "files": ["x"], "weight": -1}, "data.sources.1.weight: -1"),
-        ({"name": "b"}, "data.sources.1.files "),
-        ("x", "data.sources.1: 'x'"),
-        ({"name": "a", "files": ["x"]}, "data.sources=['a', 'a']"),
-        ({"name": "b", "files": ["x"], "weight": 1}, "data.sources=['a', 'b']"),
-    ],
-)
-def test_an_error_in_one_of_several_sources_is_reported_without_noise(entry, key):
-    text = message({"data": {"sources": [{"name": "a", "files": ["x"]}, entry]}})
-    assert key in text and "data.files" not in text
-
-
 def test_a_section_without_keys_is_no_problem():
     assert parse_config(GOOD | {"train": None, "model": {}}).train.max_steps == 1000
     assert "train: 5 " in message(GOOD | {"train": 5})
@@ -152,13 +133,6 @@ def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
 def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
     text = message(GOOD | {"environment": {"env": value}})
     assert "environment.env." in text and "hunter2" not in text
-
-
-@pytest.mark.parametrize("ends", [{}, {"until": 5.5}, {"until": 0}, {"until_step": 5}])
-def test_a_curriculum_stage_ends_at_a_step_or_a_fraction(ends):
-    stages = [{"sequence_length": 64, "until": 2}, {"sequence_length": 128} | ends]
-    text = message({"data": GOOD["data"] | {"curriculum": stages}, "train": {"max_steps": "x"}})
-    assert "data.curriculum.1.until" in text and "train.max_steps" in text
 
 
 @pytest.mark.parametrize(

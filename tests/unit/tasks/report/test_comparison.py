@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.comparison import compare, comparison_document
 from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.record_files import read_fields, write_fields
@@ -46,12 +45,3 @@ def test_the_page(two, read_page):
     assert "train.learning_rate 0.001 0.5" in page.text
     assert page.elements.count("svg") == 7  # no MFU and no gates
     assert "are not of the same sequences" not in page.text
-
-
-def test_runs_that_cannot_be_compared(two, tmp_path):
-    with pytest.raises(ConfigError, match=r"1 run.* 2 to 8"):
-        compare(two[:1])
-    with pytest.raises(ConfigError, match="name"):
-        compare([two[0], two[0]])
-    with pytest.raises(ConfigError, match=r"lineage\.json"):
-        compare([two[0], tmp_path])

@@ -3,9 +3,6 @@
 import json
 import shutil
 
-import pytest
-
-from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import Lock
@@ -103,8 +100,3 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     assert page.elements.count("svg") == 12  # eight curves, gates, reads, distances, parts
     assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
-
-
-def test_a_folder_that_is_not_a_run(tmp_path):
-    with pytest.raises(ConfigError, match=r"lineage\.json"):
-        write_report(tmp_path)

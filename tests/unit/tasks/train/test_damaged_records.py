@@ -205,6 +205,7 @@ def test_a_run_that_stopped_early_is_finished_under_the_same_patience(run, patie
 
 
 def test_a_result_that_is_not_of_the_newest_checkpoint_is_not_used(run, caplog):
+    append_attempt(run, AttemptRecord(attempt=1, kind="done", code=0))
     add_result(run, 16, checkpoint_digest="blake3:0")
     assert RunReader(run.path).result is None and str(run.result) in caplog.text
     assert RunReader(run.path).state == "to finish"

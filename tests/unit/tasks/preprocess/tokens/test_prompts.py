@@ -9,8 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.loading import load_config
+from infini_llama.configs.errors import DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -138,13 +137,6 @@ def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
         (tmp_path / f"{number}.txt").write_text(f"{number}{MARK}{number}" if number != 17 else "no mark here")
     with pytest.raises(DataError, match=r"17\.txt .*answer_after"):
         preprocess(data(files=[str(tmp_path / "*.txt")], **ANSWERS), tmp_path)
-
-
-@pytest.mark.parametrize("changes", [["data.loss_on=answer"], ["data.answer_after=x"]])
-def test_answers_need_both_keys(tmp_path, changes):
-    (tmp_path / "c.yaml").write_text("data:\n  files: [a.txt]\n")
-    with pytest.raises(ConfigError, match="loss_on"):
-        load_config(tmp_path / "c.yaml", changes)
 
 
 def test_without_a_mark_the_encoding_is_the_whole_text():
