@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, own_environment, processes_of
+from support.laboratory import COMMAND, Laboratory, own_environment, workers_of
 
 FEW = (
     "train.max_steps=12",
@@ -21,14 +21,9 @@ FEW = (
 def peaks(marker: str) -> dict[int, int]:
     """Highest resident set so far, in bytes, of each worker that lives now."""
     found = {}
-    for pid, command in processes_of(marker).items():
-        if (
-            "infini_llama.tasks.train.worker" in command
-            and "torch.distributed" not in command
-            and "exec_wrapper" not in command
-        ):
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            found[pid] = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+    for pid in workers_of(marker):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        found[pid] = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
     return found
 
 

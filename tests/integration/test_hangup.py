@@ -6,26 +6,7 @@ import signal
 import threading
 from contextlib import suppress
 
-import pytest
-
 from support.laboratory import COMMAND, SOFTMAX_2, own_environment, processes_of
-
-
-@pytest.fixture
-def in_terminal(lab):
-    """Starts the command as the first process of a terminal's session; returns its pid and the terminal."""
-
-    def start(name: str, *overrides: str) -> tuple[int, int, str]:
-        marker = f"INFINI_TEST_RUN={name}-{os.getpid()}"
-        variable, value = marker.split("=")
-        words = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
-        pid, terminal = pty.fork()
-        if pid == 0:
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-            os.execve(COMMAND, [*words, *overrides], own_environment(lab.home) | {variable: value})
-        return pid, terminal, marker
-
-    return start
 
 
 def drain(terminal: int, closed: threading.Event) -> None:
@@ -34,9 +15,14 @@ def drain(terminal: int, closed: threading.Event) -> None:
             os.read(terminal, 4096)
 
 
-def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal):
+def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted):
     uninterrupted("softmax", 2)  # makes the dataset
-    pid, terminal, marker = in_terminal("hung-up", *SOFTMAX_2)
+    command = [COMMAND, "run", str(lab.config), "runtime.name=hung-up", f"runtime.home={lab.home}", "--no-prefect"]
+    number = str(os.getpid())
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        os.execve(COMMAND, [*command, *SOFTMAX_2], own_environment(lab.home) | {"HANGUP_TEST": number})
     closed = threading.Event()
     reader = threading.Thread(target=drain, args=(terminal, closed))
     reader.start()
@@ -47,6 +33,6 @@ def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted, in_terminal)
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 75
-    assert not processes_of(marker)
+    assert not processes_of(f"HANGUP_TEST={number}")
     last = lab.attempts("hung-up")[-1]
     assert last.code == 75 and last.checkpoint_step % 10, "saved where it stood: test_kills.py resumes from that"

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from support.laboratory import SOFTMAX_2, kill
+from support.laboratory import SOFTMAX_2, kill, workers_of
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
@@ -20,8 +20,8 @@ MARKED = [
 ]
 
 
-def pids(started, mark: str) -> list[int]:
-    return sorted(pid for pid, command in started.processes().items() if mark in command)
+def torchrun_of(started) -> int:
+    return next(pid for pid, command in sorted(started.processes().items()) if "torch.distributed.run" in command)
 
 
 def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
@@ -42,17 +42,9 @@ def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
     if victim == "flow":
         kill(started.process.pid)
     elif victim == "torchrun":
-        kill(next(pid for pid in pids(started, "torch.distributed.run")))
+        kill(torchrun_of(started))
     else:
-        kill(
-            rng.choice(
-                [
-                    pid
-                    for pid in pids(started, "infini_llama.tasks.train.worker")
-                    if pid not in pids(started, "torch.distributed.run")
-                ]
-            )
-        )
+        kill(rng.choice(workers_of(started.marker)))
 
 
 @pytest.mark.parametrize(("victim", "attention", "workers"), MARKED)
@@ -95,7 +87,7 @@ def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     overrides += ("train.dataloader_num_workers=2",)
     started = lab.start("packed-killed", *overrides)
     lab.wait_for_step("packed-killed", 25, started)
-    kill(next(pid for pid in pids(started, "torch.distributed.run")))
+    kill(torchrun_of(started))
     assert started.wait() == 0, started.log.read_text()
     lab.assert_same("packed-killed", "packed-calm")
     tokens = [record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"]

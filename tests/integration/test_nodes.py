@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, kill, own_environment, processes_of
+from support.laboratory import COMMAND, Laboratory, kill, own_environment, processes_of, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,13 +34,14 @@ class Hosts:
     """Two machines, a and b, which share the filesystem and a cable."""
 
     folder: Path
+    started: list[subprocess.Popen] = field(default_factory=list)
 
     def start(self, host: str, name: str, *command: str, **variables: str) -> subprocess.Popen:
         """A command on a host; its output is in `name`.log."""
         program = f'hostname host-{host}; exec "$@"'
         inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", program, "sh"]
         with self.log(name).open("wb") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 ["ip", "netns", "exec", f"infini-{host}", *inside, *command],
                 env=own_environment(self.folder) | {"INFINI_LLAMA_HOME": str(self.folder)} | variables,
                 stdin=subprocess.DEVNULL,
@@ -48,6 +49,8 @@ class Hosts:
                 stderr=output,
                 start_new_session=True,
             )
+        self.started.append(process)
+        return process
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -61,14 +64,17 @@ class Hosts:
 def hosts(tmp_path_factory, lab):
     for host in ADDRESSES:
         ip("netns", "add", f"infini-{host}")
+    both = Hosts(lab.home)
     try:
         ip("link", "add", "cable", "netns", "infini-a", "type", "veth", "peer", "name", "cable", "netns", "infini-b")
         for host, address in ADDRESSES.items():
             ip("-n", f"infini-{host}", "address", "add", f"{address}/24", "dev", "cable")
             for interface in ("lo", "cable"):
                 ip("-n", f"infini-{host}", "link", "set", interface, "up")
-        yield Hosts(lab.home)
+        yield both
     finally:
+        for process in both.started:
+            process.kill()
         for host in ADDRESSES:
             ip("netns", "delete", f"infini-{host}")
 
@@ -114,17 +120,13 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, l
     leader = lead(hosts, lab, name)
     other = join(hosts, name)
     both = [leader, other]
-    try:
-        wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
-        hosts.cable("down")
-        wait_for(lambda: lab.attempts(name), both, "the end of the first attempt", logs)
-        time.sleep(3)
-        hosts.cable("up")
-        assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
-        assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()
-    finally:
-        for process in both:
-            process.kill()
+    wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
+    hosts.cable("down")
+    wait_for(lambda: lab.attempts(name), both, "the end of the first attempt", logs)
+    time.sleep(3)
+    hosts.cable("up")
+    assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
+    assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()
     assert [record.code for record in lab.attempts(name)] == [70, 0]
     assert_undisturbed(name)
 
@@ -142,20 +144,16 @@ def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, a
 
     logs = [hosts.log(f"{name}-{host}1") for host in ADDRESSES]
     pods = start(1)
-    try:
-        wait_for(lambda: lab.step(name) >= 15, pods, "step 15", logs)
-        commands = [pid for pid, line in processes_of(f"NODES_TEST={name}").items() if "infini-llama run" in line]
-        for pid in commands:
-            if Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1":
-                os.kill(pid, signal.SIGTERM)
-        assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
-        (record,) = lab.attempts(name)
-        assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
-        pods = start(2)
-        assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(f"{name}-a2").read_text()
-    finally:
-        for pod in pods:
-            pod.kill()
+    wait_for(lambda: lab.step(name) >= 15, pods, "step 15", logs)
+    commands = [pid for pid, line in processes_of(f"NODES_TEST={name}").items() if "infini-llama run" in line]
+    for pid in commands:
+        if Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1":
+            os.kill(pid, signal.SIGTERM)
+    assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
+    (record,) = lab.attempts(name)
+    assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
+    pods = start(2)
+    assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(f"{name}-a2").read_text()
     assert_undisturbed(name)
 
 
@@ -171,22 +169,18 @@ def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, assert_un
     for log in logs:
         log.touch()
     started = [lead(hosts, lab, name), join(hosts, name)]
-    try:
-        wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
-        os.kill(pid_of(name, "join"), signal.SIGTERM)
-        assert started[1].wait(120) == 75, logs[1].read_text()
-        other = join(hosts, name, log="b2")
-        started = [started[0], other]
-        wait_for(lambda: [record.code for record in lab.attempts(name)] == [75], started, "attempt 1's end", logs)
-        wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
-        kill(pid_of(name, "run"))
-        assert started[0].wait(60) != 0
-        started = [lead(hosts, lab, name, log="a2"), other]
-        assert started[0].wait(300) == 0, logs[3].read_text()
-        assert other.wait(60) == 0, logs[2].read_text()
-    finally:
-        for process in started:
-            process.kill()
+    wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
+    os.kill(pid_of(name, "join"), signal.SIGTERM)
+    assert started[1].wait(120) == 75, logs[1].read_text()
+    other = join(hosts, name, log="b2")
+    started = [started[0], other]
+    wait_for(lambda: [record.code for record in lab.attempts(name)] == [75], started, "attempt 1's end", logs)
+    wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
+    kill(pid_of(name, "run"))
+    assert started[0].wait(60) != 0
+    started = [lead(hosts, lab, name, log="a2"), other]
+    assert started[0].wait(300) == 0, logs[3].read_text()
+    assert other.wait(60) == 0, logs[2].read_text()
     codes = [record.code for record in lab.attempts(name)]
     assert codes[0] == 75 and codes[-1] == 0 and 70 in codes
     assert_undisturbed(name)
@@ -197,22 +191,13 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     patient = ["runtime.hang_timeout=5", "environment.communication_timeout=600"]
     both = [lead(hosts, lab, name, *patient), join(hosts, name)]
-    try:
-        wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
-        lines = processes_of(f"NODES_TEST={name}").items()
-        ranks = {
-            pid
-            for pid, line in lines
-            if "infini_llama.tasks.train.worker" in line and "torch.distributed.run" not in line
-        }
-        far = [pid for pid in ranks if host_of(pid) == "b"]
-        assert len(ranks) == 2 and len(far) == 1
-        os.kill(far[0], signal.SIGSTOP)
-        assert both[0].wait(300) == 0, logs[0].read_text()
-        assert both[1].wait(60) == 0, logs[1].read_text()
-    finally:
-        for process in both:
-            process.kill()
+    wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
+    ranks = workers_of(f"NODES_TEST={name}")
+    far = [pid for pid in ranks if host_of(pid) == "b"]
+    assert len(ranks) == 2 and len(far) == 1
+    os.kill(far[0], signal.SIGSTOP)
+    assert both[0].wait(300) == 0, logs[0].read_text()
+    assert both[1].wait(60) == 0, logs[1].read_text()
     hang, done = lab.attempts(name)
     assert (hang.code, done.code) == (76, 0)
     assert "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for" in hang.message

@@ -94,40 +94,46 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
     assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"
 
 
-def not_finite(steps: range, rows_of_step: bool = False) -> str:
-    """The loss of these steps' global batches is not finite, by their first row, however often they come."""
-    return f"""
-    def change(module):
-        from infini_llama.tasks.train.worker.data.order import sample_rows
-        bad = {{int(sample_rows(32 * (step - 1), 1, SIZE, 1234)[0]) for step in {list(steps)}}}
-        gather = module.TokenReader.gather
-        def poisoned(self, rows):
-            tokens = gather(self, rows)
-            if len(self) == SIZE and bad & set(rows.tolist()):
-                tokens[:] = -7  # a sign that the model below turns into a loss that is not finite
-            return tokens
-        module.TokenReader.gather = poisoned
-        from infini_llama.model.llama import Llama
-        loss = Llama.loss
-        def of_poison(self, inputs, labels, *rest):
-            value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), *rest)
-            return (value * float("nan") if (inputs == -7).any() else value), count
-        Llama.loss = of_poison
+NOT_FINITE = """
+def change(module):
+    from infini_llama.tasks.train.worker.data.order import sample_rows
+    bad = {{int(sample_rows(32 * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
+    gather = module.TokenReader.gather
+    def poisoned(self, rows):
+        tokens = gather(self, rows)
+        if len(self) == {rows} and bad & set(rows.tolist()):
+            tokens[:] = -7  # a sign that the model below turns into a loss that is not finite
+        return tokens
+    module.TokenReader.gather = poisoned
+    from infini_llama.model.llama import Llama
+    loss = Llama.loss
+    def of_poison(self, inputs, labels, *rest):
+        value, count = loss(self, inputs.clamp_min(0), labels.clamp_min(0), *rest)
+        return (value * float("nan") if (inputs == -7).any() else value), count
+    Llama.loss = of_poison
+"""
+
+
+@pytest.fixture
+def not_finite(lab, uninterrupted, tmp_path):
+    """not_finite(steps): a setting by which the loss of these steps' global batches is not finite, however often they come.
+
+    It is by their first rows, of the table that the undisturbed run was trained on.
     """
-
-
-def rows_of(lab) -> int:
-    """Training rows of the table that the undisturbed run was trained on."""
-    dataset = lab.lineage("calm-softmax-2")["dataset"]
+    dataset = lab.lineage(uninterrupted("softmax", 2))["dataset"]
     manifest = lab.home / dataset["path"] / "chunks" / dataset["chunks"] / "manifest.json"
-    return json.loads(manifest.read_text())["content"]["rows"]["train"]
+    rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
+
+    def setting(steps: range) -> str:
+        body = NOT_FINITE.format(rows=rows, steps=[*steps])
+        return inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
+
+    return setting
 
 
 @pytest.mark.slow
-def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, uninterrupted, tmp_path):
-    uninterrupted("softmax", 2)  # makes the dataset, whose number of rows is needed
-    body = not_finite(range(22, 25)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
+def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, not_finite):
+    injected = not_finite(range(22, 25))
     expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
     assert expected["updates_left_out"] == 3
     lines = lab.metrics("poison-calm")
@@ -138,11 +144,8 @@ def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, uninterrupted, t
     lab.assert_same("poison-killed", "poison-calm")
 
 
-def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, uninterrupted, tmp_path):
-    uninterrupted("softmax", 2)
-    body = not_finite(range(24, 33)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
-    summary = lab.finish("diverges", *SOFTMAX_2, injected, "train.max_skips=4")
+def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, not_finite):
+    summary = lab.finish("diverges", *SOFTMAX_2, not_finite(range(24, 33)), "train.max_skips=4")
     first, second = lab.attempts("diverges")
     assert (first.code, second.kind, second.from_step) == (72, "done", 20)
     assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
@@ -206,11 +209,9 @@ def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_divergence_without_end_stops_with_a_sentence(lab, uninterrupted, tmp_path):
-    uninterrupted("softmax", 2)
-    body = not_finite(range(1, 200)).replace("SIZE", str(rows_of(lab)))
-    injected = inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
-    started = lab.start("hopeless", *SOFTMAX_2, injected, "train.max_skips=2", "runtime.max_rollbacks=1")
+def test_divergence_without_end_stops_with_a_sentence(lab, not_finite):
+    bad = not_finite(range(1, 200))
+    started = lab.start("hopeless", *SOFTMAX_2, bad, "train.max_skips=2", "runtime.max_rollbacks=1")
     assert started.wait() == 72, started.log.read_text()
     assert "were not finite" in started.log.read_text() and "train.learning_rate" in started.log.read_text()
     assert not started.processes()

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from websockets.sync.client import connect
@@ -72,8 +73,14 @@ class Browser:
         """What the page says."""
         return str(self.run("document.body ? document.body.innerText : ''"))
 
+    def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        try:
+            wait_until(condition, seconds)
+        except AssertionError:
+            raise AssertionError(f"{what}; the page:\n{self.text()[:2000]}") from None
+
     def wait_for(self, words: str, seconds: float = 60) -> None:
-        wait_until(lambda: words in self.text(), seconds, f"the page never said {words!r}")
+        self.wait(lambda: words in self.text(), seconds, f"the page never said {words!r}")
 
     def find(self, css: str, words: str = "") -> str:
         """A JavaScript expression for the innermost such element that holds these words."""
@@ -84,9 +91,7 @@ class Browser:
 
     def click(self, css: str, words: str = "", seconds: float = 30) -> None:
         element = self.find(css, words)
-        wait_until(
-            lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r} on the page:\n{self.text()[:2000]}"
-        )
+        self.wait(lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r}")
         self.run(f"({element}).click()")
 
     def fill(self, element: str, value: str) -> None:

@@ -83,6 +83,15 @@ def processes_of(marker: str) -> dict[int, str]:
     return found
 
 
+def workers_of(marker: str) -> list[int]:
+    """The ranks among these processes."""
+    others = ("torch.distributed.run", "exec_wrapper")
+    lines = processes_of(marker).items()
+    return sorted(
+        pid for pid, line in lines if "tasks.train.worker" in line and not any(word in line for word in others)
+    )
+
+
 def own_environment(home: Path) -> dict[str, str]:
     """The environment of a user whose Prefect lives in `home`, whatever this machine's own settings are."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}

@@ -149,8 +149,11 @@ class House:
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""
         config = load_config(self.config, [f"runtime.name={name}", *overrides])
-        path = f"deployments/{self.deployment()['id']}/create_flow_run"
-        return self.post(path, name=name, parameters=Deployment(name, config).parameters())["id"]
+        return self.create_run(name=name, parameters=Deployment(name, config).parameters())
+
+    def create_run(self, deployment: str | None = None, **fields: object) -> str:
+        """Id of a new run of a deployment, by default that of the configuration."""
+        return self.post(f"deployments/{deployment or self.deployment()['id']}/create_flow_run", **fields)["id"]
 
     def get(self, run: str) -> dict:
         return httpx.get(f"{self.api}/flow_runs/{run}", timeout=30).json()
@@ -162,9 +165,13 @@ class House:
         return httpx.get(f"{self.api}/deployments/name/pretrain/small", timeout=30).json()
 
     def artifacts(self, run: str) -> dict[str, dict]:
-        """The newest of each key."""
+        """The newest of each key; what Prefect itself stores has none."""
         query = {"flow_runs": {"id": {"any_": [run]}}, "sort": "CREATED_DESC"}
-        return {artifact["key"]: artifact for artifact in reversed(self.post("artifacts/filter", **query))}
+        return {
+            artifact["key"]: artifact
+            for artifact in reversed(self.post("artifacts/filter", **query))
+            if artifact["key"]
+        }
 
     def state(self, run: str) -> str:
         return self.get(run)["state_type"]

@@ -132,7 +132,7 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     changes |= {"name": "by-prefect-yaml", "files": files}
     if "serve" not in server.processes:
         server.begin_worker()
-    run = server.post(f"deployments/{stored['id']}/create_flow_run", parameters={"changes": changes})["id"]
+    run = server.create_run(stored["id"], parameters={"changes": changes})
     ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)
     assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", ended["state"]
     assert (server.home / "runs/by-prefect-yaml/summary.json").exists()

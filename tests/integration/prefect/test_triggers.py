@@ -10,7 +10,7 @@ FIELD = "[...document.querySelectorAll('textarea,input')].find(one => one.value 
 def test_submit_in_a_browser_runs_and_logs_its_milestones(house, browser):
     deployment = house.deployment()
     browser.open(house.page(f"deployments/deployment/{deployment['id']}/run"))
-    browser.wait_for("Learning rate")
+    browser.wait_for("learning_rate")
     browser.fill(FIELD, "pressed")
     browser.click("button", "Submit")
     house.wait(lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}), 90, "no run of that name began")
@@ -26,8 +26,8 @@ def test_submit_in_a_browser_runs_and_logs_its_milestones(house, browser):
 
 def test_a_rule_between_keys_fails_the_run_with_its_sentence(house):
     changes = {"name": "both", "global_batch_size": 7}
-    answer = house.post(f"deployments/{house.deployment()['id']}/create_flow_run", parameters={"changes": changes})
-    ended = house.wait_for(answer["id"], "FAILED", "CRASHED", "COMPLETED")
+    run = house.create_run(parameters={"changes": changes})
+    ended = house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")
     assert ended["state_type"] == "FAILED" and "train.global_batch_size=7" in ended["state"]["message"]
 
 
