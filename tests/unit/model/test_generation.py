@@ -164,7 +164,7 @@ def test_a_seed_decides_the_text(config):
 )
 def test_a_batched_row_equals_the_row_by_itself(config, kind, temperature):
     model = model_of(config, **MODELS[kind]).double()
-    prompts = [torch.randint(0, 97, (length,)).tolist() for length in (3, 1, N, 2 * N + 5, N - 1)]
+    prompts = [torch.randint(0, 97, (length,)).tolist() for length in (1, N, 2 * N + 5)]
     sampling = Sampling(temperature=temperature, repetition_penalty=1.2, seed=7)
     single = [list(generate(model, prompt, 2 * N + 3, sampling)) for prompt in prompts]
     steps = list(generate_batch(model, prompts, 2 * N + 3, sampling))

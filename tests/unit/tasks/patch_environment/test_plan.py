@@ -23,6 +23,10 @@ def laptop(tmp_path_factory):
     return changed(facts, plain | {"gpus": [], "nccl": False})
 
 
+def with_gpus(facts, gpus: list[dict]):
+    return changed(facts, {"gpus": gpus, "nccl": True})
+
+
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
     plan = resolve(settings(), laptop)
     assert (plan.device, plan.nproc_per_node, plan.threads) == ("cpu", 1, 8)
@@ -36,7 +40,7 @@ def test_cores_are_divided_among_workers_and_never_zero(laptop):
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
-    plan = resolve(settings(), changed(laptop, {"gpus": [H100] * 4, "nccl": True}))
+    plan = resolve(settings(), with_gpus(laptop, [H100] * 4))
     assert (plan.device, plan.nproc_per_node, plan.precision, plan.distributed_backend) == (
         "cuda",
         4,
@@ -58,7 +62,7 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
 
 
 def test_one_old_gpu_in_use_means_fp32(laptop):
-    facts = changed(laptop, {"gpus": [H100, T4], "nccl": True})
+    facts = with_gpus(laptop, [H100, T4])
     assert resolve(settings(), facts).precision == "fp32"
     assert resolve(settings({"nproc_per_node": 1}), facts).precision == "bf16"
 
@@ -69,7 +73,7 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
         requested = settings().with_vocab_size(vocab_size)
         assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
         assert resolve(requested, laptop).loss_chunk == expected
-    gpu = changed(laptop, {"gpus": [H100], "nccl": True})
+    gpu = with_gpus(laptop, [H100])
     assert resolve(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
     assert resolve(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
     assert resolve(settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
@@ -172,20 +176,14 @@ def findings(plan):
 
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
-    plan = resolve(
-        settings(train={"global_batch_size": 16, "micro_batch_size": 8}),
-        changed(laptop, {"gpus": [H100] * 3, "nccl": True}),
-    )
+    plan = resolve(settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
-    whole = resolve(
-        settings(train={"global_batch_size": 24, "micro_batch_size": 8}),
-        changed(laptop, {"gpus": [H100] * 3, "nccl": True}),
-    )
+    whole = resolve(settings(train={"global_batch_size": 24, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
     assert whole.nproc_per_node == 3 and "workers" not in findings(whole)
-    fewer = resolve(settings({"nproc_per_node": 2}), changed(laptop, {"gpus": [H100] * 3, "nccl": True}))
+    fewer = resolve(settings({"nproc_per_node": 2}), with_gpus(laptop, [H100] * 3))
     assert findings(fewer)["workers"].severity == "note", "as it was requested"
 
 
@@ -230,7 +228,7 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
         "neighbours need the cores that waiting threads spin on"
     )
     assert "OMP_WAIT_POLICY" not in resolve(settings({"threads": 1}), busy).env
-    two_gpus = resolve(settings(), changed(laptop, {"gpus": [H100] * 2, "nccl": True})).env
+    two_gpus = resolve(settings(), with_gpus(laptop, [H100] * 2)).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
 
