@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import yaml
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
@@ -9,7 +10,7 @@ from infini_llama.model.hf import to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import SingleRank
-from support.laboratory import Laboratory
+from support.laboratory import CONFIG, Laboratory, exact_metrics, kill
 from support.one_rank import OneRank
 
 pytestmark = pytest.mark.gpu
@@ -66,9 +67,14 @@ def test_losses_and_gradients_are_those_without(switch, attention, half):
     ids=str,
 )
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(settings, tmp_path):
-    lab = Laboratory.create(tmp_path)
+    lab = Laboratory(tmp_path, tmp_path / "config.yaml")
+    lab.config.write_text(yaml.safe_dump(CONFIG))
     overrides = ("environment.device=cuda", *settings)
-    lab.finish("calm", *overrides)
-    lab.kill_at(25, "killed", *overrides)
-    lab.finish("killed", *overrides)
-    lab.assert_same("killed", "calm")
+    expected = lab.finish("calm", *overrides)
+    started = lab.start("killed", *overrides)
+    lab.wait_for_step("killed", 25, started)
+    kill(started.process.pid)
+    started.wait()
+    summary = lab.finish("killed", *overrides)
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert exact_metrics(lab.run_dir("killed")) == exact_metrics(lab.run_dir("calm"))
