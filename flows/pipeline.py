@@ -1,13 +1,17 @@
 """The sequence of stages without Prefect, with the same files and the same retries of training (Prefect also retries preprocess)."""
 
+import logging
 import time
 from typing import Any
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import DataConfig, PipelineConfig
+from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
+from infini_llama.tasks.preprocess.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.evaluation import Evaluations
@@ -16,11 +20,14 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.storage.artifacts import Damaged, is_complete
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
 from infini_llama.tasks.verify_data.checks import verify
+
+FREE = {name for name, policy in resume_policies(DataConfig).items() if policy is Resume.FREE}
+log = logging.getLogger("infini_llama.preprocess")
 
 
 def run(config: PipelineConfig) -> dict[str, Any]:
@@ -34,9 +41,51 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     settings = resolved(config)
     refuse_blocks(settings)
     check_requirements(settings)
-    preparation = Preparation(settings.data, settings.runtime.home)
-    restore_dataset(settings, preparation.plan)
-    return verify_and_train(settings, preparation.build()).to_json()
+    return verify_and_train(settings, preparation_for(settings).build()).to_json()
+
+
+def preparation_for(config: PipelineConfig) -> Preparation:
+    """The preparation of a run's dataset: of today's text, or for a run that goes on, of the text that it began with.
+
+    Text that was added or changed between a failure, a stop or a suspension and the next attempt does not end the run.
+    """
+    preparation, kept = Preparation(config.data, config.runtime.home), dataset_to_continue(config)
+    if kept is None:
+        restore_dataset(config, preparation.plan)
+    elif (today := preparation.lookup()) is None or today.path != kept.path:
+        log.warning(
+            "the text may be another one than when run %s began: it goes on with its dataset %s. Another runtime.name "
+            "trains on today's text.",
+            config.runtime.name,
+            kept.name,
+        )
+        preparation.kept = kept
+    return preparation
+
+
+def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:
+    """The dataset of the run, which is complete, if it has begun and not finished and the settings of its text are still the same."""
+    run = RunFolder.of(config.runtime)
+    if not run.lineage.exists():
+        return None
+    try:
+        record = RunReader(run.path)
+        if record.result is not None or _without_free(record.config.get("data")) != _without_free(
+            config.data.model_dump(mode="json")
+        ):
+            return None
+        folder = config.runtime.home / record.lineage.dataset.path
+        dataset = reference_for(config.data, folder, config.runtime.home)
+        whole = is_complete(folder, "dataset") and all(
+            is_complete(folder / "chunks" / table.chunks, "chunks") for table in dataset.row_tables
+        )
+    except (Damaged, ConfigError):  # the stages name and repair what is damaged
+        return None
+    return dataset if whole and dataset.digest == record.lineage.dataset.digest else None
+
+
+def _without_free(data: object) -> object:
+    return {name: value for name, value in data.items() if name not in FREE} if isinstance(data, dict) else None
 
 
 def has_finished(config: PipelineConfig) -> bool:

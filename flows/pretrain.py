@@ -20,17 +20,16 @@ from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import resolved, run_name
-from infini_llama.flows.pipeline import finish
+from infini_llama.flows.pipeline import finish, preparation_for
 from infini_llama.flows.scheduled import Changes, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
-from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.report.task import closing_card
-from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import mirrored, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
@@ -81,9 +80,7 @@ def pretrain(
     page = RunPage(name, deployment.name or name)
     with api_logs(), lasting_suspension():
         check_requirements(config)
-        preparation = Preparation(config.data, home)
-        restore_dataset(config, preparation.plan)
-        dataset: DatasetRef = preprocess(preparation, page, return_state=True).result()
+        dataset: DatasetRef = preprocess(preparation_for(config), page, return_state=True).result()
         report = verify_data(dataset, home, config.verify.level, page)
         restore_run(config)
         environment = patch_environment(config, dataset.vocab_size, page)

@@ -50,13 +50,14 @@ def dry_run(config: PipelineConfig) -> Answer:
     import yaml
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
+    from infini_llama.flows.pipeline import dataset_to_continue
     from infini_llama.tasks.estimate.run import estimate, plan_of
     from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
     folder = RunFolder.of(config.runtime).path
-    dataset = lookup(config.data, home)
+    dataset = dataset_to_continue(config) or lookup(config.data, home)
     run = RunReader(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -144,7 +145,7 @@ def estimate(arguments: Namespace) -> Answer:
 
 
 def train(arguments: Namespace) -> Answer:
-    from infini_llama.flows.pipeline import verify_and_train
+    from infini_llama.flows.pipeline import dataset_to_continue, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
@@ -156,7 +157,7 @@ def train(arguments: Namespace) -> Answer:
     if arguments.dataset is not None:
         reference = reference_for(config.data, find(arguments.dataset, "datasets"), config.runtime.home)
     else:
-        reference = lookup(config.data, config.runtime.home)
+        reference = dataset_to_continue(config) or lookup(config.data, config.runtime.home)
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "

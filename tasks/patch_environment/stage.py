@@ -172,4 +172,5 @@ def _log_differences(before: EnvironmentRecord, plan: EnvironmentPlan, facts: Ma
     for change in differences(before.pinned, before.facts, plan, facts):
         level = logging.INFO if change.exactness == "kept" else logging.WARNING
         since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
-        log.log(level, "%s was %s %s and is %s now: %s.", change.name, change.then, since, change.now, change.sentence)
+        then, now = ("absent" if value is None else value for value in (change.then, change.now))
+        log.log(level, "%s was %s %s and is %s now: %s.", change.name, then, since, now, change.sentence)

@@ -82,6 +82,7 @@ class Preparation:
 
     Attributes:
         listing: a hash of the settings and of the places, sizes and times of all files of text.
+        kept: a dataset that takes the place of today's text; None: nothing does.
 
     Raises:
         DataError: no text.
@@ -89,6 +90,7 @@ class Preparation:
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
+        self.kept: DatasetRef | None = None
         self.corpus = Corpus(data, home)
         self.listing = self.corpus.listing()
 
@@ -103,6 +105,8 @@ class Preparation:
 
     def lookup(self) -> DatasetRef | None:
         """The reference of the complete dataset; None where something is missing, or the text has to be read to know. Nothing is read."""
+        if self.kept is not None:
+            return self.kept
         if not self.corpus.recall():
             return None
         planned = self._planned()

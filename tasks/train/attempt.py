@@ -22,10 +22,12 @@ from infini_llama.tasks.runs.run_folder import (
     cut_metrics,
     number_of,
     read_attempts,
+    read_resolved,
     remove_staging,
     write_resolved,
 )
 from infini_llama.tasks.runs.status import Outcome, classify, read_statuses
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_files import unreadable
 from infini_llama.tasks.train.hangs import HangDetector, Hung
@@ -157,9 +159,19 @@ def record_killed_attempts(run: RunFolder) -> int:
     if fault := unreadable(run.attempts, AttemptRecord, run.id):
         log.warning("%s; its contents are skipped.", fault)
         message = "the command was killed, or the line of its end cannot be read"
-    for missing in sorted(begun - recorded):
+    for folder in attempt_folders(run):
+        if number_of(folder) in recorded:
+            continue
+        from_step: int | None = None
+        with suppress(Damaged):
+            from_step = read_resolved(folder).from_step
         killed = AttemptRecord(
-            attempt=missing, invocation=None, kind="failed", code=ExitCode.UNEXPECTED, message=message
+            attempt=number_of(folder),
+            invocation=None,
+            from_step=from_step,
+            kind="failed",
+            code=ExitCode.UNEXPECTED,
+            message=message,
         )
         append_attempt(run, killed)
     return max(begun | recorded, default=0)

@@ -13,7 +13,7 @@ import pytest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.storage.artifacts import commit, staging
-from support.laboratory import SOFTMAX_2, inject
+from support.laboratory import SOFTMAX_2, Laboratory, inject
 from support.waiting import wait_until
 
 
@@ -32,6 +32,24 @@ def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     assert second.kind == "done" and second.from_step >= 20
     assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), "no stacks were written"
     lab.assert_same("stopped", calm)
+
+
+def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
+    lab, texts = Laboratory.create(tmp_path / "home", server), tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number}.txt").write_text(f"the {number}th text of a folder that grows. " * 20)
+    settings = (*SOFTMAX_2, "data.source=files", f"data.files=[{texts}]", "data.tokenizer.vocab_size=300")
+    lab.finish("calm", *settings)
+    lab.kill_at(12, "grown", *settings)
+    (texts / "later.txt").write_text("added before the run went on. " * 200)
+    lab.finish("grown", *settings)
+    lab.assert_same("grown", "calm")
+    killed = lab.attempts("grown")[0]
+    assert (killed.code, killed.from_step) == (70, 0), "on record although its command was killed"
+    assert lab.start("grown", *settings).wait() == 64, "the text is another one than that of the finished run"
+    lab.finish("new", *settings, "train.max_steps=6")
+    assert lab.lineage("new")["dataset"]["path"] != lab.lineage("grown")["dataset"]["path"]
 
 
 OUT_OF_MEMORY = """
