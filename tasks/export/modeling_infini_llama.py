@@ -20,6 +20,8 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import PADDING
 from infini_llama.model.llama import Llama, States
 
+# Name of the cache among the inputs and outputs of a model: transformers 5.24 renamed `past_key_values`.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 # What other attention functions are given for packed rows.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 # Fields of the model that stand beside `infini_llama`, too, under the same names: transformers reads and changes them there.
@@ -62,6 +64,9 @@ class InfiniCache:
     """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding."""
 
     is_compileable = False
+    is_croppable = False
+    is_linear = (False,)  # generate passes on only the tokens that the cache has not read
+    _is_user_defined = True  # with is_croppable: on Apple GPUs, generate must not read one token ahead
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -132,22 +137,25 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
+        cache: InfiniCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits for input_ids [B, T] or inputs_embeds [B, T, D], and with `labels` [B, T] (not shifted) the cross-entropy.
 
         Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed: `position_ids` [B, T] that do not go up by
-        one begin another document, which sees nothing of those before it. With `past_key_values`, as `generate` and use_cache=True
-        pass them, the tokens are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
+        one begin another document, which sees nothing of those before it. With `past_key_values`, which transformers 5.24 calls
+        `cache`, the tokens are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
 
         Raises:
-            ValueError: both or none of input_ids and inputs_embeds, or an input that cannot be honoured.
+            ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that cannot be honoured.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x: torch.Tensor = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         _refuse_unsupported(attention_mask, position_ids, kwargs)
-        past = past_key_values
+        if past_key_values is not None and cache is not None:
+            raise ValueError("give either past_key_values or cache")
+        past = past_key_values if cache is None else cache
         if use_cache and past is None:
             past = InfiniCache(max(x.shape[1], self._llama.config.max_position_embeddings))
         hidden_states = self._hidden_states(x, attention_mask, position_ids, past)
@@ -160,8 +168,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         output = CausalLMOutputWithPast(
             loss=loss,  # type: ignore
             logits=logits,  # type: ignore
-            past_key_values=past,  # type: ignore
             hidden_states=tuple(hidden_states) if with_hidden_states else None,  # type: ignore
+            **{CACHE: past},  # type: ignore
         )
         return output.to_tuple() if return_dict is False else output
 
@@ -223,8 +231,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         """Instead of transformers' growing cache, which has no place for a compressive memory."""
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = InfiniCache(max_cache_length + 1)
+        if generation_config.use_cache is not False and model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = InfiniCache(max_cache_length + 1)
 
 
 class InfiniLlamaModel(InfiniLlamaForCausalLM):
@@ -233,9 +241,7 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
     def forward(self, *arguments: Any, **kwargs: Any) -> Any:
         kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
         output: Any = super().forward(*arguments, **kwargs)
-        return BaseModelOutputWithPast(
-            last_hidden_state=output.hidden_states[-1], past_key_values=output.past_key_values
-        )
+        return BaseModelOutputWithPast(last_hidden_state=output.hidden_states[-1], **{CACHE: output.get(CACHE)})
 
 
 def _refuse_unsupported(

@@ -99,6 +99,20 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
         assert greedy(theirs, prompt, 30) == ours(model, prompt, 30)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}])
+def test_every_generated_token_has_the_logits_of_a_full_forward_pass(export_of, changes):
+    folder, _ = export_of(**changes)
+    theirs = opened(folder, trust_remote_code=True)
+    ids = torch.randint(1, 300, (2, 37))
+    options = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    for more in ({}, {"prefill_chunk_size": 5}):
+        made = theirs.generate(ids, return_dict_in_generate=True, output_logits=True, **options, **more)
+        with torch.no_grad():
+            expected = theirs(made.sequences).logits[:, 36:-1]
+        torch.testing.assert_close(torch.stack(made.logits, 1), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("changes", [{"attention": "infini"}, {"qk_norm": True}])
 def test_generation_of_a_padded_batch_and_of_beams(export_of, changes):
     folder, model = export_of(**changes)

@@ -131,11 +131,14 @@ def test_a_cache_continues_where_it_was(changes):
     model, ids = wrapped(**changes), torch.randint(0, 97, (2, 40))
     whole = model(ids)
     assert whole.past_key_values is None
-    past = model(ids[:, :20], use_cache=True).past_key_values
-    for start in range(20, 40, 5):
-        output = model(ids[:, start : start + 5], past_key_values=past, use_cache=True)
-        assert output.past_key_values is past and past.get_seq_length() == start + 5
-        torch.testing.assert_close(output.logits, whole.logits[:, start : start + 5], rtol=0, atol=1e-5)
+    for name in ("past_key_values", "cache"):  # the second is transformers 5.24's
+        past = model(ids[:, :20], use_cache=True).past_key_values
+        for start in range(20, 40, 5):
+            output = model(ids[:, start : start + 5], use_cache=True, **{name: past})
+            assert output.past_key_values is past and past.get_seq_length() == start + 5
+            torch.testing.assert_close(output.logits, whole.logits[:, start : start + 5], rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="cache"):
+        model(ids, past_key_values=past, cache=past)
 
 
 @torch.no_grad()
