@@ -108,7 +108,7 @@ class RunReader:
     def attempts(self) -> list[AttemptRecord]:
         """Those whose line can be read, with a warning where attempts that have ended have none."""
         recorded = read_attempts(self.folder)
-        if lock_holder(self.path / "lock") is None:
+        if self.result or lock_holder(self.path / "lock") is None:
             begun = set(map(number_of, attempt_folders(self.folder)))
             _warn_of_missing(self.folder.attempts, "end of attempt", begun - {record.attempt for record in recorded})
         return recorded
