@@ -54,8 +54,8 @@ def preparation_for(config: PipelineConfig) -> Preparation:
         restore_dataset(config, preparation.plan)
     elif (today := preparation.lookup()) is None or today.path != kept.path:
         log.warning(
-            "the text may be another one than when run %s began: it goes on with its dataset %s. Another runtime.name "
-            "trains on today's text.",
+            "the text has changed, or has to be read again, since run %s began; the run continues with its dataset %s. Another "
+            "runtime.name trains on today's text.",
             config.runtime.name,
             kept.name,
         )
