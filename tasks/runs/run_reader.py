@@ -89,7 +89,10 @@ class RunReader:
         trained = {line.step for line in lines if isinstance(line, TrainLine)}
         validated = {line.step for line in lines if isinstance(line, ValidationLine)}
         newest, interval = checkpoints.latest_step(self.folder.checkpoints), self.lineage.train.eval_steps
-        expected = range(min(trained, default=1), newest + 1)
+        first = (
+            min(trained, default=1) if self.lineage.resumed_from else 1
+        )  # it may have begun from a checkpoint of another run
+        expected = range(first, newest + 1)
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         if isinstance(interval, int):
             due = {step for step in expected if step % interval == 0}

@@ -3,7 +3,7 @@
     python mutations.py HOME SEED COUNT RESULTS     writes one line of JSON per case into RESULTS
 
 A case is a file, a mutation and a command. It passes if the command refuses with a sentence (64, 65), or succeeds with the output of
-the undamaged run, or with another output and a warning. Lines that are gone from a file of lines leave no trace.
+the undamaged run, or with another output and a warning.
 
 HOME has `config.yaml`, the finished runs `one` and `other`, each with a dataset of its own, and nothing else; every case starts from
 a copy.
@@ -281,6 +281,8 @@ class Engine:
             if expected.get(key) != result.get(key)
             and not (key in changing or key.rsplit(".", 1)[-1] in VOLATILE or (command, key) in ALLOWED)
         }
+        if (relative.name, mutation) == ("evaluations.jsonl", "remove"):
+            differing = {}  # as if the model had never been evaluated
         warned = warnings(log) - warnings(log_before)
         if any(NAME_OF_EXCEPTION.search(line) for line in set(log.splitlines()) - set(log_before.splitlines())):
             verdict = "exception"
