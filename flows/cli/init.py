@@ -189,7 +189,8 @@ def write_new(
         ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run; or no model fits.
         DataError: no text is there, or too little.
     """
-    text, facts = _sampled(output, files, home, machine, None)
+    _refuse(output)
+    text, facts = _sampled(files, home, machine)
     fitting = [plan for size in SIZES if (plan := _planned(size, text.tokens, facts, home, overrides, attention))]
     if not fitting:
         raise ConfigError(
@@ -217,10 +218,11 @@ def write_continuation(
     Raises:
         ConfigError, DataError: as `write_new`; or the Hub does not give the model, or its folder cannot be imported.
     """
+    _refuse(output)  # before anything is downloaded
     folder = open_model(folder_of(model, None))
     mapping: dict[str, Any] = {**configuration_of(folder, attention, None)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
-    text, facts = _sampled(output, files, home, machine, load(settings) if is_given(settings) else None)
+    text, facts = _sampled(files, home, machine, load(settings) if is_given(settings) else None)
     size, length = parameters_of(folder), mapping["data"]["sequence_length"]
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     mapping["data"] |= {"files": files, **_held_out(text.files, length)}
@@ -257,13 +259,17 @@ class Text:
     tokens: int
 
 
-def _sampled(
-    output: Path, patterns: list[str], home: Path, machine: Machine | None, tokenizer: Tokenizer | None
-) -> tuple[Text, MachineFacts]:
-    """The text and the machine, once it is certain that `output` can be written."""
+def _refuse(output: Path) -> None:
+    """Refuse a file that cannot be written, or whose name is not that of a run."""
     if not re.fullmatch(RUN_NAME, output.stem):
         raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
     refuse_as_new(output)
+
+
+def _sampled(
+    patterns: list[str], home: Path, machine: Machine | None, tokenizer: Tokenizer | None = None
+) -> tuple[Text, MachineFacts]:
+    """The text, whose tokens are counted by the tokenizer where it is known, and the machine."""
     files = files_of(TextConfig(files=patterns))[0]
     tokens = sampled_tokens(files, tokenizer)
     if tokens < FEWEST_SEQUENCES * SHORTEST:

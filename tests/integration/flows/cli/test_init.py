@@ -104,6 +104,14 @@ def test_a_llama_that_fits_nowhere_is_named(tmp_path):
     assert not output.exists()
 
 
+def test_an_output_that_exists_is_refused_before_the_model_is_fetched(tmp_path):
+    output = tmp_path / "my.yaml"
+    output.write_text("kept")
+    with pytest.raises(ConfigError, match=str(output)):
+        write_continuation(output, ["x.txt"], "nobody/nothing", None, tmp_path / "home", Overrides())
+    assert output.read_text() == "kept"
+
+
 @pytest.fixture
 def begin(tmp_path):
     def write(*texts: str, attention: str = "softmax"):
