@@ -281,8 +281,6 @@ class Engine:
             if expected.get(key) != result.get(key)
             and not (key in changing or key.rsplit(".", 1)[-1] in VOLATILE or (command, key) in ALLOWED)
         }
-        if (relative.name, mutation) == ("evaluations.jsonl", "remove"):
-            differing = {}  # as if the model had never been evaluated
         warned = warnings(log) - warnings(log_before)
         if any(NAME_OF_EXCEPTION.search(line) for line in set(log.splitlines()) - set(log_before.splitlines())):
             verdict = "exception"
