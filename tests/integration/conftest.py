@@ -45,7 +45,7 @@ def uninterrupted(lab, calm) -> Callable[[str, int], str]:
                 if not (calm.run_dir(name) / "summary.json").exists():
                     calm.finish(name, f"model.attention={attention}", f"environment.nproc_per_node={workers}")
             shutil.copytree(calm.run_dir(name), lab.run_dir(name), symlinks=True)
-            for dataset in (calm.home / "datasets").glob("python-stdlib-*"):
+            for dataset in (calm.home / "datasets").glob("files-*"):
                 if dataset.is_dir() and not (lab.home / "datasets" / dataset.name).exists():
                     shutil.copytree(dataset, lab.home / "datasets" / dataset.name)
         return name

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,21 @@ def machine(tmp_path) -> Iterator[Machine]:
         yield Machine(project, server.url)
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """What the script makes first, which takes most of its time."""
+    folder = tmp_path_factory.mktemp("environment") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def prepared(machine, environment) -> Machine:
+    """A machine that has the environment, with nothing in it."""
+    shutil.copytree(environment, machine.folder / ".venv", symlinks=True)
+    return machine
+
+
 def test_without_a_gpu_the_cpu_build_comes_from_its_own_index(machine):
     printed = machine.bootstrap(gpu=False)
     assert machine.torch() == "2.13.0+cpu"
@@ -98,9 +114,9 @@ def test_without_a_gpu_the_cpu_build_comes_from_its_own_index(machine):
     assert machine.bootstrap(gpu=False) == "", "a second call does nothing"
 
 
-def test_without_that_index_torch_comes_from_the_package_index(machine):
-    printed = machine.bootstrap(gpu=False, TORCH_CPU_INDEX="http://127.0.0.1:9/cpu")
-    assert machine.torch() == "2.13.0"
+def test_without_that_index_torch_comes_from_the_package_index(prepared):
+    printed = prepared.bootstrap(gpu=False, TORCH_CPU_INDEX="http://127.0.0.1:9/cpu")
+    assert prepared.torch() == "2.13.0"
     assert (
         "http://127.0.0.1:9/cpu does not answer" in printed
         and "installed torch 2.13.0 with CUDA; .venv takes" in printed
@@ -110,6 +126,6 @@ def test_without_that_index_torch_comes_from_the_package_index(machine):
 @pytest.mark.parametrize(
     ("gpu", "wanted", "installed"), [(True, "", "2.13.0"), (False, "cuda", "2.13.0"), (True, "cpu", "2.13.0+cpu")]
 )
-def test_a_gpu_or_TORCH_decides(machine, gpu, wanted, installed):  # noqa: N802
-    machine.bootstrap(gpu, **({"TORCH": wanted} if wanted else {}))
-    assert machine.torch() == installed
+def test_a_gpu_or_TORCH_decides(prepared, gpu, wanted, installed):  # noqa: N802
+    prepared.bootstrap(gpu, **({"TORCH": wanted} if wanted else {}))
+    assert prepared.torch() == installed

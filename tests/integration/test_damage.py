@@ -50,7 +50,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finishe
 def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
     own = Laboratory.create(tmp_path, lab.server)
     shutil.copytree(lab.home / "datasets", tmp_path / "datasets", symlinks=True)
-    (dataset,) = (tmp_path / "datasets").glob("python-stdlib-*")
+    (dataset,) = (tmp_path / "datasets").glob("files-*")
     shard = dataset / "train/data-00000.arrow"
     flip_a_bit(shard)
     refused(own.start("flipped"), 65, str(shard), "checksum")

@@ -1,25 +1,14 @@
 """From a run's weights to another run: exported, imported with Infini-attention in their place, killed and carried on."""
 
-import json
-import subprocess
-
 import pytest
 import yaml
 
 from support.laboratory import COMMAND, Laboratory, own_environment
 
 
-def command(lab, *words):
-    result = subprocess.run(
-        [COMMAND, *words, "--json"],
-        env=own_environment(lab.home) | {"INFINI_LLAMA_HOME": str(lab.home)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+def command(lab, log, *words):
+    environment = own_environment(lab.home) | {"INFINI_LLAMA_HOME": str(lab.home)}
+    assert lab.server.run([COMMAND, *words], environment, log) == 0, log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +16,11 @@ def starting(lab, uninterrupted, tmp_path_factory):
     """A laboratory whose configuration starts from an exported run; that run's summary."""
     summary = lab.summary(uninterrupted("softmax", 2))
     folder = tmp_path_factory.mktemp("hf")
-    command(lab, "export", summary["run"], "--output", str(folder / "model"))
+    command(lab, folder / "log", "export", summary["run"], "--output", str(folder / "model"))
     written = folder / "start.yaml"
     command(
         lab,
+        folder / "log",
         "import",
         str(folder / "model"),
         "--output",

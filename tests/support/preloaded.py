@@ -2,7 +2,7 @@
 
 The processes are real: each has its process ID, parent, session, signals, descriptors, command line and environment as if it had been
 executed, and imports all of this project itself. Only the libraries are there already. `infini-llama`, torchrun and its ranks are
-forked; every other program that they start is executed.
+forked, and the interpreter with a module or a statement; every other program that they start is executed.
 
     python preloaded.py SOCKET PADDING     serves requests on the inherited socket, one at a time, until that is closed
 """
@@ -108,6 +108,14 @@ class Server:
         """
         pid = self.request({"command": command, "env": env, "cwd": str(Path.cwd())}, [output])
         return Forked(self, pid)
+
+    def run(
+        self, command: list[str], env: dict[str, str], log: Path, folder: Path | None = None, seconds: float = 120
+    ) -> int:
+        """The exit code of `command` in `folder`, by default the current one; what it prints is in `log`."""
+        with log.open("wb") as output, contextlib.chdir(folder or Path.cwd()):
+            process = self.start(command, env, output.fileno())
+        return process.wait(seconds)
 
     def close(self) -> None:
         self.socket.close()
@@ -235,6 +243,10 @@ def become(command: list[str], env: dict[str, str]) -> None:
         sys.argv = command
         sys.exit(importlib.import_module("infini_llama.flows.cli.main").main())
     words = [word for word in command[1:] if word != "-u"]
+    if words[0] == "-c":
+        sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
+        exec(words[1], sys.modules["__main__"].__dict__)
+        return
     execvp, os.execvp = os.execvp, lambda _, command: become(command, env)  # exec_wrapper.py
     if words[0] == "-m":
         os.execvp = execvp

@@ -15,6 +15,7 @@ import torch
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import read_resolved
 from infini_llama.tasks.train.worker import trainer
+from infini_llama.tasks.train.worker.callbacks import step_metrics
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -46,6 +47,7 @@ class Noted(TrainBatches):
 
 def main() -> None:
     trainer.TrainBatches = Noted
+    step_metrics.SIZE["cpu"] = 64  # the peak for MFU, which takes seconds in fp16
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):

@@ -29,6 +29,8 @@ from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, injec
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
+# more text, so that its preparation takes as long as it takes to kill it
+LARGER = CONFIG | {"data": CONFIG["data"] | {"source": "python-stdlib", "files": []}}
 LAST_STEP = CONFIG["train"]["max_steps"]
 START_UP, MID_RUN, ENDING, RESUME = PHASES = ("start-up", "mid-run", "ending", "resume")
 STARTING_SECONDS = 3.0  # from the first worker's process to about the first step
@@ -332,7 +334,7 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         lab = Laboratory(Path(folder), Path(folder) / "config.yaml")
-        lab.config.write_text(yaml.safe_dump(CONFIG))
+        lab.config.write_text(yaml.safe_dump(LARGER))
         calm = {}
         for number in range(arguments.first, arguments.first + arguments.n):
             turn, kind = divmod(number, len(names))
