@@ -1,13 +1,13 @@
 # `make demo` installs the runtime, `make test` also the test tools; they need Python 3.11 to 3.13, make and a package index.
 VENV ?= .venv
 export VENV
-.PHONY: demo quick test check docs slow faults exactness gpu bench pythons clean
+.PHONY: demo quick test check docs package slow faults exactness gpu bench pythons clean
 
 demo: setup
 	$(VENV)/bin/infini-llama run configs/tiny.yaml
 
 # one thread for each of two test processes: with more, they would wait for one another's threads on two cores
-quick test: export OMP_NUM_THREADS = 1
+quick test docs package: export OMP_NUM_THREADS = 1
 
 # unit and contract tests: no process, no server, neither transformers nor Prefect
 quick: setup-dev
@@ -16,16 +16,21 @@ quick: setup-dev
 # two test processes, one file at a time each: more would make tests of time limits fail; in the order of the folders, so that no
 # long file is last; a crashed test process ends the run, since pytest-xdist 3.8 can wait forever once it has replaced one
 test: setup-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/contracts tests/integration tests/unit
 
 check: setup-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
-# the site, into build/site; a broken link or anchor fails
+# the site, into build/site; a broken link or anchor fails; then every Python block, link, option, key and figure of the pages
 docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	$(VENV)/bin/python -m pytest tests/docs
+
+# bootstrap.sh, the wheel's pins, every file in deploy/, benchmarks at tiny sizes
+package: setup-dev
+	$(VENV)/bin/python -m pytest tests/package
 
 # the full matrix of faults, workers and attentions (docs/testing.md)
 slow: setup-dev

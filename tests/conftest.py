@@ -4,7 +4,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import settings
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.tokens.parts import SETTLED
 from support import made_up_runs
+from support.preloaded import Server
 from support.stages import preprocess
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no fault
@@ -60,6 +61,14 @@ def data_section(corpus: Path, **changes: object) -> dict:
         "tokenizer": {"vocab_size": 300},
     }
     return PipelineConfig.model_validate({"data": given | changes}).model_dump(mode="json")["data"]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The process with torch of this test process."""
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

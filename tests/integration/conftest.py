@@ -2,21 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from infini_llama.tasks.storage.locks import Lock
 from support.laboratory import Laboratory
-from support.preloaded import Server
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """The process with torch of this test process."""
-    server = Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

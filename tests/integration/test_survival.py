@@ -39,7 +39,13 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     texts.mkdir()
     for number in range(40):
         (texts / f"{number}.txt").write_text(f"the {number}th text of a folder that grows. " * 20)
-    settings = (*SOFTMAX_2, "data.source=files", f"data.files=[{texts}]", "data.tokenizer.vocab_size=300", "train.max_steps=24")
+    settings = (
+        *SOFTMAX_2,
+        "data.source=files",
+        f"data.files=[{texts}]",
+        "data.tokenizer.vocab_size=300",
+        "train.max_steps=24",
+    )
     lab.finish("calm", *settings)
     lab.kill_at(12, "grown", *settings)
     (texts / "later.txt").write_text("added before the run went on. " * 200)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TABLE = (TESTS / "seed_features.md").read_text(encoding="utf-8")
-TEST = re.compile(r"`((?:unit|contracts|integration|gpu)/[\w/]+\.py)::(\w+)`")
+TEST = re.compile(r"`((?:unit|contracts|integration|docs|package|gpu)/[\w/]+\.py)::(\w+)`")
 
 
 @cache

@@ -13,7 +13,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schedulers import with_scheduler
 from infini_llama.configs.schema import EnvironmentConfig
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
 SCHEMAS = ROOT / "tests" / "support" / "schemas"
 DOCUMENTS = {

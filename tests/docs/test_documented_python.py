@@ -1,14 +1,16 @@
-"""Every Python block of the README and the docs, each in a fresh process, in a folder that has what the pages assume."""
+"""Every Python block of the README and the docs, each in a process of its own, in a folder that has what the pages assume."""
 
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.laboratory import COMMAND
+from support.preloaded import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,17 +23,15 @@ LLAMA_CPP = {
 }
 
 
-def run(folder: Path, *arguments: str) -> None:
+def run(server: Server, folder: Path, *command: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     environment.pop("INFINI_LLAMA_HOME", None)  # the pages mean ./workspace
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    code = server.run([*command], environment, folder / "log", folder, seconds=240)
+    assert code == 0, (folder / "log").read_text()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, server) -> Path:
     """A user's texts, the run that the README's example makes of them, and its exports."""
     place = tmp_path_factory.mktemp("documented")
     (place / "texts/more").mkdir(parents=True)
@@ -41,9 +41,9 @@ def folder(tmp_path_factory) -> Path:
     for name, text in LLAMA_CPP.items():
         (place / "llama.cpp" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "llama.cpp" / name).write_text(text)
-    run(place, "-c", next(block for page, block in BLOCKS if page == "README.md"))
+    run(server, place, sys.executable, "-c", next(block for page, block in BLOCKS if page == "README.md"))
     first, *others = EXPORTS
-    run(place, "-m", "infini_llama", "export", "run", "--output", first)
+    run(server, place, COMMAND, "export", "run", "--output", first)
     for name in others:
         shutil.copytree(place / first, place / name)
     return place
@@ -51,13 +51,19 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)])
-def test_a_block_runs(folder, page, block):
-    run(folder, "-c", block, "llama.cpp")
+def test_a_block_runs(server, folder, page, block):
+    run(server, folder, sys.executable, "-c", block, "llama.cpp")
 
 
-def test_the_notebook_runs(tmp_path):
+def test_the_notebook_runs(server, tmp_path):
     cells = json.loads((ROOT / "docs/api.ipynb").read_text(encoding="utf-8"))["cells"]
-    run(tmp_path, "-c", "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    run(
+        server,
+        tmp_path,
+        sys.executable,
+        "-c",
+        "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"),
+    )
 
 
 def test_every_page_with_python_is_covered():

@@ -11,7 +11,7 @@ from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.flows.settings import SERVER, WORKER
 from infini_llama.tasks.train.stopping import COMMAND_END_SECONDS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 RESOURCES = [path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name[:2] not in ("ku", "tr")]
