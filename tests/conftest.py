@@ -1,5 +1,6 @@
 """Fixtures of unit and integration tests: a small corpus of made-up text, and a dataset built from it once."""
 
+import os
 import random
 import shutil
 import signal
@@ -38,7 +39,8 @@ WORDS = [
 
 
 def pytest_configure() -> None:
-    """Let child processes obey Ctrl-C: they inherit that it is ignored where a script started the tests with `&`."""
+    """No network, and child processes obey Ctrl-C: they inherit that it is ignored where a script started the tests with `&`."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -61,6 +63,15 @@ def data_section(corpus: Path, **changes: object) -> dict:
         "tokenizer": {"vocab_size": 300},
     }
     return PipelineConfig.model_validate({"data": given | changes}).model_dump(mode="json")["data"]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test starts from the same seed, on one thread."""
+    import torch  # not in the process that only distributes the tests
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

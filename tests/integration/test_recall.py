@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from support.benchmarks import program
-from support.models import one_thread as one_thread
 
 recall = program("recall")
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from support.benchmarks import program
-from support.models import one_thread as one_thread
 
 memory = program("memory")
 

@@ -2,19 +2,7 @@
 
 from typing import Any
 
-import pytest
-import torch
-
 from infini_llama.model.config import LlamaConfig
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small(**changes: Any) -> LlamaConfig:
@@ -32,8 +20,3 @@ def small(**changes: Any) -> LlamaConfig:
         "segment_length": 8,
     }
     return LlamaConfig(**(fields | changes))
-
-
-@pytest.fixture
-def config():
-    return small

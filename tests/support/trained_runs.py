@@ -19,13 +19,6 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.records import make_plan
 
 
-@pytest.fixture(autouse=True)
-def same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same random weights in each run of a test, and no network."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def ranks(monkeypatch):
     place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from infini_llama.model.llama import Llama
-from support.models import config as config
-from support.models import one_thread as one_thread
+from support.models import small
 
 KINDS = {
     "softmax": {"attention": "softmax"},
@@ -16,10 +15,10 @@ KINDS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_graph_does_not_break(config, kind, packed):
+def test_the_graph_does_not_break(kind, packed):
     """torch.compile could take the loss whole: traced by Dynamo alone, as its back end is not what is tested."""
     torch.compiler.reset()
-    model = Llama(config(**KINDS[kind]))
+    model = Llama(small(**KINDS[kind]))
     ids = torch.randint(0, 97, (2, 30))
     documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
@@ -30,9 +29,9 @@ def test_the_graph_does_not_break(config, kind, packed):
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_losses_and_gradients_are_those_of_eager(config, kind, packed):
+def test_compiled_losses_and_gradients_are_those_of_eager(kind, packed):
     torch.compiler.reset()
-    model = Llama(config(**KINDS[kind], num_hidden_layers=1)).double()
+    model = Llama(small(**KINDS[kind], num_hidden_layers=1)).double()
     ids = torch.randint(0, 97, (2, 30))
     documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
     results = []
@@ -53,10 +52,10 @@ def test_compiled_losses_and_gradients_are_those_of_eager(config, kind, packed):
 
 
 @pytest.mark.parametrize(("attention", "checkpointing"), [("softmax", "selective"), ("infini", "full")])
-def test_a_compiled_loss_in_chunks_is_that_of_eager(config, attention, checkpointing):
+def test_a_compiled_loss_in_chunks_is_that_of_eager(attention, checkpointing):
     """By the back end that generates no code: what chunks and recomputation ask of Dynamo and autograd is tested."""
     torch.compiler.reset()
-    model = Llama(config(attention=attention, num_hidden_layers=1)).double()
+    model = Llama(small(attention=attention, num_hidden_layers=1)).double()
     model.loss_chunk, model.z_loss = 10, 1e-3
     model.checkpoint_activations(checkpointing)
     ids = torch.randint(0, 97, (2, 30))

@@ -8,6 +8,7 @@ from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
+from support.models import small
 
 
 @pytest.mark.parametrize(
@@ -19,21 +20,21 @@ from infini_llama.model.config import LlamaConfig
         {"hidden_act": "gelu", "attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     ],
 )
-def test_export_and_import_round_trip(config, changes):
-    ours = config(segment_length=64, **changes)
+def test_export_and_import_round_trip(changes):
+    ours = small(segment_length=64, **changes)
     assert hf.config_from_hf(hf.config_to_hf(ours)) == ours
     assert hf.config_from_hf(hf.config_to_infini_llama(ours)) == ours
 
 
-def test_transformers_reads_and_writes_the_same(config):
-    ours = config(rope_theta=500.0, rms_norm_eps=1e-4, segment_length=64)
+def test_transformers_reads_and_writes_the_same():
+    ours = small(rope_theta=500.0, rms_norm_eps=1e-4, segment_length=64)
     theirs = TheirConfig(**hf.config_to_hf(ours))
     assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
     assert hf.config_from_hf(theirs.to_dict()) == ours
 
 
-def test_omitted_fields_have_hugging_faces_defaults(config):
-    sizes = {name: value for name, value in config().to_dict().items() if hf.SAME.get(name, 0) is None}
+def test_omitted_fields_have_hugging_faces_defaults():
+    sizes = {name: value for name, value in small().to_dict().items() if hf.SAME.get(name, 0) is None}
     del sizes["num_key_value_heads"]
     ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
     for name in hf.SAME:
@@ -41,10 +42,10 @@ def test_omitted_fields_have_hugging_faces_defaults(config):
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
-def test_infini_attention_cannot_be_exported_as_plain_llama(config):
+def test_infini_attention_cannot_be_exported_as_plain_llama():
     with pytest.raises(ValueError, match="attention=infini"):
-        hf.config_to_hf(config(attention="infini"))
-    assert hf.config_from_hf(hf.config_to_infini_llama(config(attention="infini"))) == config(attention="infini")
+        hf.config_to_hf(small(attention="infini"))
+    assert hf.config_from_hf(hf.config_to_infini_llama(small(attention="infini"))) == small(attention="infini")
 
 
 @pytest.mark.parametrize(
@@ -59,13 +60,13 @@ def test_infini_attention_cannot_be_exported_as_plain_llama(config):
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ],
 )
-def test_unsupported_settings_of_a_hugging_face_model_are_named(config, changes, words):
+def test_unsupported_settings_of_a_hugging_face_model_are_named(changes, words):
     with pytest.raises(ValueError, match=words):
-        hf.config_from_hf(hf.config_to_hf(config()) | changes)
+        hf.config_from_hf(hf.config_to_hf(small()) | changes)
 
 
-def test_tensors_are_checked_by_name_and_shape(config):
-    infini = config(attention="infini", tie_word_embeddings=True)
+def test_tensors_are_checked_by_name_and_shape():
+    infini = small(attention="infini", tie_word_embeddings=True)
     found = hf.shapes(infini)
     assert "lm_head.weight" not in found and sum(map(hf.is_gate, found)) == 2
     hf.check_shapes(found, infini)
@@ -89,20 +90,20 @@ OTHER = {
 }
 
 
-def test_every_field_is_carried_or_refused(config):
+def test_every_field_is_carried_or_refused():
     """A field that is new in LlamaConfig fails here until it is known where it goes."""
     known = hf.SAME.keys() | hf.OTHER_KEYS | hf.TRAINING | hf.SEGMENTS | hf.NOT_STORED
     assert {field.name for field in fields(LlamaConfig)} - known == OTHER.keys()
     for name, value in OTHER.items():
-        assert hf.beyond_llama(config(**{name: value})) == [f"{name}={value}"]
+        assert hf.beyond_llama(small(**{name: value})) == [f"{name}={value}"]
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
-def test_scaled_rotary_positions_in_the_styles_of_transformers_4_and_5(config, kind):
+def test_scaled_rotary_positions_in_the_styles_of_transformers_4_and_5(kind):
     scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 64}
     if kind == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    values = hf.config_to_hf(config(rope_scaling=scaling, rope_theta=5e5, segment_length=64))
+    values = hf.config_to_hf(small(rope_scaling=scaling, rope_theta=5e5, segment_length=64))
     five = {name: value for name, value in values.items() if name not in ("rope_theta", "rope_scaling")}
     four = {name: value for name, value in values.items() if name != "rope_parameters"}
     for style in (values, four, five):

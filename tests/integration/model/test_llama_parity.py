@@ -8,6 +8,7 @@ from transformers.models.llama import modeling_llama
 
 from infini_llama.model.llama import Llama
 from support.differences import relative
+from support.models import small
 
 SHARED = (
     "vocab_size",
@@ -58,8 +59,8 @@ def assert_equal(ours, theirs, length, tolerance):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_equals_transformers(config, kv_heads, tied, dtype, tolerance):
-    settings = config(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_theta=500.0, initializer_range=0.1)
+def test_equals_transformers(kv_heads, tied, dtype, tolerance):
+    settings = small(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_theta=500.0, initializer_range=0.1)
     assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
 
 
@@ -74,15 +75,15 @@ SCALINGS = {
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_scaled_positions_equal_transformers(config, name, dtype, tolerance):
+def test_scaled_positions_equal_transformers(name, dtype, tolerance):
     scaling = {"rope_type": name.split()[0]} | SCALINGS[name]
-    settings = config(rope_scaling=scaling, rope_theta=500.0, initializer_range=0.1, hidden_size=64)
+    settings = small(rope_scaling=scaling, rope_theta=500.0, initializer_range=0.1, hidden_size=64)
     assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
-def test_other_activations_equal_transformers(config, hidden_act):
-    assert_equal(*pair(config(hidden_act=hidden_act, initializer_range=0.1), torch.float32), length=33, tolerance=1e-5)
+def test_other_activations_equal_transformers(hidden_act):
+    assert_equal(*pair(small(hidden_act=hidden_act, initializer_range=0.1), torch.float32), length=33, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_other_activations_equal_transformers(config, hidden_act):
         (SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0}, "low_freq_factor"),
     ],
 )
-def test_impossible_scalings_are_refused(config, scaling, word):
+def test_impossible_scalings_are_refused(scaling, word):
     with pytest.raises(ValueError, match=word):
-        Llama(config(rope_scaling=scaling))
+        Llama(small(rope_scaling=scaling))
 
 
-def test_equals_transformers_to_the_last_digits_of_fp64(config, monkeypatch):
+def test_equals_transformers_to_the_last_digits_of_fp64(monkeypatch):
     """Their norms and rotary tables are rounded to fp32; without that the two agree to fp64's precision."""
 
     def norm(self, x):
@@ -113,4 +114,4 @@ def test_equals_transformers_to_the_last_digits_of_fp64(config, monkeypatch):
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", tables)
-    assert_equal(*pair(config(), torch.float64), length=33, tolerance=1e-11)
+    assert_equal(*pair(small(), torch.float64), length=33, tolerance=1e-11)

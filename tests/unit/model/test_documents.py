@@ -10,6 +10,7 @@ from infini_llama.model.backends import causal_attention
 from infini_llama.model.layout import PADDING, positions
 from infini_llama.model.llama import Llama
 from support.differences import largest, relative
+from support.models import small
 
 N = 8
 ROW = [0] * 13 + [1] * 20 + [2] * 3 + [3] * 9
@@ -22,8 +23,8 @@ KINDS = {
 }
 
 
-def model_of(config, kind):
-    model = Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind])).double()
+def model_of(kind):
+    model = Llama(small(segment_length=N, rope_theta=100.0, **KINDS[kind])).double()
     for name, parameter in model.named_parameters():
         if name.endswith(".gate"):
             torch.nn.init.normal_(parameter, 0, 2)
@@ -42,8 +43,8 @@ def test_positions_restart_per_document():
 
 
 @pytest.mark.usefixtures("way")
-def test_softmax_attention_of_packed_documents_equals_each_document_by_itself(config):
-    model = model_of(config, "softmax")
+def test_softmax_attention_of_packed_documents_equals_each_document_by_itself():
+    model = model_of("softmax")
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     labels = torch.randint(0, 97, (2, 45))
     packed = model(ids, documents)
@@ -66,9 +67,9 @@ def test_softmax_attention_of_packed_documents_equals_each_document_by_itself(co
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("edited", range(4))
-def test_an_edited_document_changes_nothing_in_the_others(config, kind, edited):
+def test_an_edited_document_changes_nothing_in_the_others(kind, edited):
     """Neither the outputs, bit for bit, nor by their losses the gradients of its embeddings."""
-    model, documents = model_of(config, kind), torch.tensor([ROW])
+    model, documents = model_of(kind), torch.tensor([ROW])
     first = ROW.index(edited)
     before = torch.randint(1, 97, (1, 45))  # token 0 is only in the edited document
     after = before.clone()
@@ -84,9 +85,9 @@ def test_an_edited_document_changes_nothing_in_the_others(config, kind, edited):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_nothing(config, kind):
+def test_padding_changes_nothing(kind):
     """Neither where it stands at the end, nor, for the memory, inside a segment between a document's tokens."""
-    model = model_of(config, kind)
+    model = model_of(kind)
     ids = torch.randint(0, 97, (1, 5 * N + 3))
     single = model(ids)
     for padding in (0, 1, N - 3, 2 * N):
@@ -96,8 +97,8 @@ def test_padding_changes_nothing(config, kind):
 
 
 @pytest.mark.usefixtures("way")
-def test_attention_dropout_applies_in_training_only(config):
-    model = Llama(config(attention_dropout=0.5))
+def test_attention_dropout_applies_in_training_only():
+    model = Llama(small(attention_dropout=0.5))
     ids, documents = torch.randint(0, 97, (1, 45)), torch.tensor([ROW])
     for arguments in ((ids,), (ids, documents)):
         model.train()
@@ -107,8 +108,8 @@ def test_attention_dropout_applies_in_training_only(config):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_residual_dropout_applies_in_training_only(config, attention):
-    model, ids = Llama(config(attention=attention, hidden_dropout=0.5)), torch.randint(0, 97, (1, 45))
+def test_residual_dropout_applies_in_training_only(attention):
+    model, ids = Llama(small(attention=attention, hidden_dropout=0.5)), torch.randint(0, 97, (1, 45))
     assert not torch.equal(model.train()(ids), model(ids))
     torch.manual_seed(5)
     first = model(ids)
@@ -189,7 +190,7 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeypatch):
+def test_document_boundaries_are_computed_once_per_forward(kind, monkeypatch):
     """The interface of flash-attn, computed by a loop, since it runs on a GPU only."""
 
     def attend(q, k, v, boundaries, *_, **options):
@@ -200,7 +201,7 @@ def test_document_boundaries_are_computed_once_per_forward(config, kind, monkeyp
     found, real = [], layout.boundaries
     monkeypatch.setattr(backends, "flash_attention", lambda: attend)
     monkeypatch.setattr(layout, "boundaries", lambda *given: found.append(1) or real(*given))
-    ours, other = model_of(config, kind), Llama(config(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2")
+    ours, other = model_of(kind), Llama(small(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2")
     other.double().load_state_dict(ours.state_dict())
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     assert largest(other(ids, documents), ours(ids, documents)) < 1e-12

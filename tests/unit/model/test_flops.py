@@ -6,17 +6,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from infini_llama.model.config import attention_flops, flops_per_token, matrix_parameters, parameters
 from infini_llama.model.llama import Llama
+from support.models import small
 
 # width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers
 MATRICES = 2 * (32 * 32 + 32 * 16 + 32 * 16 + 32 * 32 + 3 * 32 * 48) + 97 * 32
 
 
-def test_softmax_by_hand(config):
+def test_softmax_by_hand():
     pairs = 1 + 2 + 3 + 4 + 5
     attention = 4 * 2 * 2 * 8 * pairs  # four heads; Q K^T and A V; two operations for each of 8 elements
-    assert matrix_parameters(config()) == MATRICES
-    assert attention_flops(config(), 5) == attention
-    assert flops_per_token(config(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
+    assert matrix_parameters(small()) == MATRICES
+    assert attention_flops(small(), 5) == attention
+    assert flops_per_token(small(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
 
 
 @pytest.mark.parametrize(
@@ -30,28 +31,28 @@ def test_softmax_by_hand(config):
         {"attention": "infini", "head_dim": 14, "qk_norm": True},
     ],
 )
-def test_parameters_are_those_of_the_model(config, fields):
+def test_parameters_are_those_of_the_model(fields):
     with torch.device("meta"):
-        model = Llama(config(**fields))
-    assert parameters(config(**fields)) == sum(parameter.numel() for parameter in model.parameters())
+        model = Llama(small(**fields))
+    assert parameters(small(**fields)) == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("length", "pairs", "readers", "writers"),
     [(2, 3, 0, 0), (3, 6, 0, 0), (6, 6 + 6, 3, 3), (7, 6 + 6 + 1, 4, 6), (9, 6 + 6 + 6, 6, 6)],
 )
-def test_infini_by_hand(config, length, pairs, readers, writers):
+def test_infini_by_hand(length, pairs, readers, writers):
     """Segments of 3: the first reads nothing, the last writes nothing."""
     local = 4 * 2 * 2 * 8 * pairs
     reading = 4 * readers * (2 * 8 * 8 + 2 * 8)  # sigma(Q) M and sigma(Q) z, four query heads
     writing = 2 * writers * 2 * 8 * 8  # sigma(K)^T V, two key-value heads
-    assert attention_flops(config(attention="infini", segment_length=3), length) == local + reading + writing
+    assert attention_flops(small(attention="infini", segment_length=3), length) == local + reading + writing
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_equals_what_is_executed(config, attention):
+def test_equals_what_is_executed(attention):
     """All products but those inside SDPA, which PyTorch counts as if they were not causal."""
-    settings = config(attention=attention, segment_length=8)
+    settings = small(attention=attention, segment_length=8)
     model, length = Llama(settings), 32
     ids = torch.randint(0, 97, (1, length))
     with FlopCounterMode(display=False) as counter:
@@ -62,16 +63,16 @@ def test_equals_what_is_executed(config, attention):
     assert flops_per_token(settings, length) * length - 3 * causal == executed
 
 
-def test_local_attention_has_no_memory(config):
-    infini, local = (config(attention=kind, segment_length=3) for kind in ("infini", "local"))
+def test_local_attention_has_no_memory():
+    infini, local = (small(attention=kind, segment_length=3) for kind in ("infini", "local"))
     memory = 4 * 6 * (2 * 8 * 8 + 2 * 8) + 2 * 6 * 2 * 8 * 8
     assert attention_flops(infini, 9) - attention_flops(local, 9) == memory
 
 
 @pytest.mark.parametrize("update", ["delta", "delta_bounded"])
-def test_a_delta_update_by_hand(config, update):
+def test_a_delta_update_by_hand(update):
     """Four segments of 3, of which the second and the third take out what the memory holds."""
-    linear, delta = (config(attention="infini", segment_length=3, memory_update=kind) for kind in ("linear", update))
+    linear, delta = (small(attention="infini", segment_length=3, memory_update=kind) for kind in ("linear", update))
     taken_out = 2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3  # shares and A for each token, A M for each segment
     assert attention_flops(delta, 12) - attention_flops(linear, 12) == taken_out
     assert attention_flops(delta, 6) == attention_flops(linear, 6)

@@ -7,12 +7,13 @@ from infini_llama.model.generate import Sampling, generate, generate_batch
 from infini_llama.model.infini_attention import InfiniAttention, InfiniState
 from infini_llama.model.llama import Llama
 from support.differences import relative
+from support.models import small
 
 N = 8
 
 
-def model_of(config, attention, **changes):
-    model = Llama(config(attention=attention, segment_length=N, **changes))
+def model_of(attention, **changes):
+    model = Llama(small(attention=attention, segment_length=N, **changes))
     for name, parameter in model.named_parameters():
         if name.endswith(".gate"):
             torch.nn.init.normal_(parameter, 0, 2)
@@ -36,8 +37,8 @@ MODELS = {
     [(2, N - 1), (2, N), (2, N + 1), (4, 3 * N + 7), (1, 3 * N + 7)],
 )
 @torch.inference_mode()
-def test_prefill_and_decode_equal_the_full_forward(config, kind, kv_heads, length):
-    model = model_of(config, **MODELS[kind], num_key_value_heads=kv_heads)
+def test_prefill_and_decode_equal_the_full_forward(kind, kv_heads, length):
+    model = model_of(**MODELS[kind], num_key_value_heads=kv_heads)
     ids = torch.randint(0, 97, (2, length + 2 * N + 1))
     full = model(ids)
     logits, states = model.prefill(ids[:, :length], capacity=ids.shape[1])
@@ -49,8 +50,8 @@ def test_prefill_and_decode_equal_the_full_forward(config, kind, kv_heads, lengt
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
-def test_padded_rows_equal_the_rows_by_themselves(config, kind):
-    model = model_of(config, **MODELS[kind])
+def test_padded_rows_equal_the_rows_by_themselves(kind):
+    model = model_of(**MODELS[kind])
     lengths = [1, N - 1, N, N + 1, 2 * N, 3 * N + 7]
     ids = torch.randint(0, 97, (len(lengths), 6 * N))
     full, longest = model(ids), max(lengths)
@@ -64,8 +65,8 @@ def test_padded_rows_equal_the_rows_by_themselves(config, kind):
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
-def test_a_text_read_in_pieces_is_read_as_a_whole(config, kind):
-    model = model_of(config, **MODELS[kind])
+def test_a_text_read_in_pieces_is_read_as_a_whole(kind):
+    model = model_of(**MODELS[kind])
     ids = torch.randint(0, 97, (2, 80))
     states = model.new_states(2, capacity=80)
     pieces = [model.read(piece, states) for piece in ids.split([3, 5, 1, 20, N, 2 * N, 11, 80 - 40 - 3 * N], dim=1)]
@@ -73,8 +74,8 @@ def test_a_text_read_in_pieces_is_read_as_a_whole(config, kind):
 
 
 @torch.inference_mode()
-def test_unreadable_input_is_refused(config):
-    softmax, infini = model_of(config, "softmax"), model_of(config, "infini")
+def test_unreadable_input_is_refused():
+    softmax, infini = model_of("softmax"), model_of("infini")
     _, states = softmax.prefill(torch.tensor([[1, 2, 3]]), capacity=4)
     softmax.decode(torch.tensor([1]), states)
     with pytest.raises(ValueError, match="4"):
@@ -85,8 +86,8 @@ def test_unreadable_input_is_refused(config):
 
 
 @torch.inference_mode()
-def test_the_state_of_infini_does_not_grow(config):
-    model = model_of(config, "infini")
+def test_the_state_of_infini_does_not_grow():
+    model = model_of("infini")
     storages, sizes = set(), set()
     for length in (1, N, 5 * N + 3, 50 * N):
         _, states = model.prefill(torch.randint(0, 97, (1, length)), capacity=10_000)
@@ -102,8 +103,8 @@ def test_the_state_of_infini_does_not_grow(config):
 
 @pytest.mark.parametrize("turned_off", [False, True])
 @torch.inference_mode()
-def test_a_state_without_memory_has_keys_and_values_only(config, turned_off):
-    model = model_of(config, "infini" if turned_off else "local")
+def test_a_state_without_memory_has_keys_and_values_only(turned_off):
+    model = model_of("infini" if turned_off else "local")
     model.use_memory(False)
     _, states = model.prefill(torch.randint(0, 97, (3, 2 * N + 1)), capacity=10_000)
     heads, size, layers = 2, 8, 2
@@ -112,9 +113,9 @@ def test_a_state_without_memory_has_keys_and_values_only(config, turned_off):
 
 
 @torch.inference_mode()
-def test_decoding_in_bf16_keeps_the_memory_in_fp32(config):
+def test_decoding_in_bf16_keeps_the_memory_in_fp32():
     """64 segments, token by token: rounding of the inputs stays, rounding of the sums would pile up."""
-    model = model_of(config, "infini", num_hidden_layers=1, initializer_range=0.1)
+    model = model_of("infini", num_hidden_layers=1, initializer_range=0.1)
     layer = model.get_submodule("model.layers.0.self_attn")
     assert isinstance(layer, InfiniAttention)
     ids = torch.randint(0, 97, (1, 64 * N))
@@ -137,8 +138,8 @@ def _storage(value):
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_greedy_text_is_what_the_full_forward_would_choose(config, attention):
-    model = model_of(config, attention)
+def test_greedy_text_is_what_the_full_forward_would_choose(attention):
+    model = model_of(attention)
     prompt = torch.randint(0, 97, (3 * N + 2,)).tolist()  # longer than a segment: all of it must be read
     text = list(prompt)
     for _ in range(2 * N):
@@ -150,8 +151,8 @@ def test_greedy_text_is_what_the_full_forward_would_choose(config, attention):
     assert list(generate(model, prompt, 0)) == []
 
 
-def test_a_seed_decides_the_text(config):
-    model = model_of(config, "infini")
+def test_a_seed_decides_the_text():
+    model = model_of("infini")
     texts = [list(generate(model, [1, 2], 30, Sampling(temperature=1.0, seed=seed))) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
     state = torch.get_rng_state()
@@ -162,8 +163,8 @@ def test_a_seed_decides_the_text(config):
 @pytest.mark.parametrize(
     ("kind", "temperature"), [("softmax", 0.0), ("linear", 0.0), *((kind, 1.0) for kind in MODELS)]
 )
-def test_a_batched_row_equals_the_row_by_itself(config, kind, temperature):
-    model = model_of(config, **MODELS[kind]).double()
+def test_a_batched_row_equals_the_row_by_itself(kind, temperature):
+    model = model_of(**MODELS[kind]).double()
     prompts = [torch.randint(0, 97, (length,)).tolist() for length in (1, N, 2 * N + 5)]
     sampling = Sampling(temperature=temperature, repetition_penalty=1.2, seed=7)
     single = [list(generate(model, prompt, 2 * N + 3, sampling)) for prompt in prompts]
@@ -171,8 +172,8 @@ def test_a_batched_row_equals_the_row_by_itself(config, kind, temperature):
     assert [list(row) for row in zip(*steps, strict=True)] == single
 
 
-def test_each_row_ends_independently(config):
-    model = model_of(config, "infini")
+def test_each_row_ends_independently():
+    model = model_of("infini")
     prompts, calls = [[1, 2, 3], [4], [5, 6]], []
 
     def ends(row, token):
@@ -190,16 +191,16 @@ def test_each_row_ends_independently(config):
     assert [token for step in steps for token in step if token is not None] == [token for _, token in calls]
 
 
-def test_samples_of_one_prompt_differ_and_the_first_equals_a_single_sample(config):
-    model = model_of(config, "softmax")
+def test_samples_of_one_prompt_differ_and_the_first_equals_a_single_sample():
+    model = model_of("softmax")
     sampling = Sampling(temperature=1.0, seed=3)
     rows = list(zip(*generate_batch(model, [[1], [2], [1]], 20, sampling), strict=True))
     assert list(rows[0]) == list(generate(model, [1], 20, sampling)) and rows[0] != rows[2]
     assert list(rows[2]) == list(generate(model, [1], 20, Sampling(temperature=1.0, seed=4)))
 
 
-def test_generation_records_no_graph_and_leaves_the_mode_as_it_was(config):
-    model = model_of(config, "softmax")
+def test_generation_records_no_graph_and_leaves_the_mode_as_it_was():
+    model = model_of("softmax")
     recorded = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: recorded.append(logits.requires_grad))
     tokens = generate(model, [1], 3)
@@ -211,6 +212,6 @@ def test_generation_records_no_graph_and_leaves_the_mode_as_it_was(config):
 
 
 @pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
-def test_an_empty_prompt_is_refused_at_once(config, prompts):
+def test_an_empty_prompt_is_refused_at_once(prompts):
     with pytest.raises(ValueError, match="prompt"):
-        generate_batch(model_of(config, "softmax"), prompts, 1)
+        generate_batch(model_of("softmax"), prompts, 1)

@@ -9,13 +9,14 @@ from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve, sigma
 from support.differences import largest, relative
 from support.literal_infini import literal_infini
+from support.models import small
 
 N = 8
 
 
-def attention(config, **changes):
+def attention(**changes):
     """One layer's attention in fp64 with random weights and distinct gates."""
-    layer = InfiniAttention(config(attention="infini", segment_length=N, **changes)).double()
+    layer = InfiniAttention(small(attention="infini", segment_length=N, **changes)).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.3)
@@ -23,9 +24,9 @@ def attention(config, **changes):
     return layer
 
 
-def layout(config, x, documents=None):
+def layout(x, documents=None):
     """What a model would hand to its layers for x [B, T, hidden_size]."""
-    return segments(config(attention="infini", segment_length=N), x.shape[:2], documents, x)
+    return segments(small(attention="infini", segment_length=N), x.shape[:2], documents, x)
 
 
 def assert_literal(layer, x, rows, **options):
@@ -48,28 +49,28 @@ def assert_literal(layer, x, rows, **options):
     ("kv_heads", "length"),
     [*((2, length) for length in (N - 1, N, N + 1, 2 * N, 7 * N)), *((n, 4 * N + 3) for n in (4, 2, 1))],
 )
-def test_equals_the_paper_literally(config, update, kv_heads, length):
-    layer = attention(config, num_key_value_heads=kv_heads, memory_update=update)
+def test_equals_the_paper_literally(update, kv_heads, length):
+    layer = attention(num_key_value_heads=kv_heads, memory_update=update)
     x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(config, x))
+    assert_literal(layer, x, layout(x))
 
 
 @pytest.mark.parametrize("update", ["linear", "delta_bounded"])
-def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(config, update):
-    plain, layer = (attention(config, memory_update=update) for _ in range(2))
+def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(update):
+    plain, layer = (attention(memory_update=update) for _ in range(2))
     layer.load_state_dict(plain.state_dict())
     layer.set_write_jitter(32.0)
     x = torch.randn(2, 4 * N + 3, 32, dtype=torch.float64)
-    assert torch.equal(layer.eval()(x, layout(config, x)), plain(x, layout(config, x)))
+    assert torch.equal(layer.eval()(x, layout(x)), plain(x, layout(x)))
     torch.manual_seed(1)
-    found = layer.train()(x, layout(config, x))
+    found = layer.train()(x, layout(x))
     torch.manual_seed(1)
     factors = 32.0 ** torch.rand(2, 5, 1, dtype=torch.float64)
     assert factors.min() < 2 < 8 < factors.max()
-    scaled = Segments(layout(config, x).rotary, writes=factors.expand(-1, -1, N))
+    scaled = Segments(layout(x).rotary, writes=factors.expand(-1, -1, N))
     q, k, v = plain.project(x)
     assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6  # the range is in fp32
-    assert largest(found, plain(x, layout(config, x))) > 1e-3
+    assert largest(found, plain(x, layout(x))) > 1e-3
 
 
 PACKED = {  # each of the two rows: how many tokens of which document
@@ -89,14 +90,14 @@ def numbers(row):
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
-def test_packed_documents_equal_the_paper_literally(config, name, update):
-    layer = attention(config, num_key_value_heads=1, memory_update=update)
+def test_packed_documents_equal_the_paper_literally(name, update):
+    layer = attention(num_key_value_heads=1, memory_update=update)
     documents = torch.tensor([numbers(row) for row in PACKED[name]])
     x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(config, x, documents), documents=documents)
+    assert_literal(layer, x, layout(x, documents), documents=documents)
 
 
-def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounded_one(config):
+def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounded_one():
     """After a reset a few tokens' keys are a small z, by which the paper divides the next segment's."""
     sizes = {}
     for update in ("delta", "delta_bounded"):
@@ -111,9 +112,9 @@ def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounde
 
 
 @pytest.mark.parametrize("length", [1, N - 1, N])
-def test_one_segment_is_plain_causal_attention_bit_for_bit(config, length):
-    infini = Llama(config(attention="infini", segment_length=N))
-    plain = Llama(config(attention="softmax"))
+def test_one_segment_is_plain_causal_attention_bit_for_bit(length):
+    infini = Llama(small(attention="infini", segment_length=N))
+    plain = Llama(small(attention="softmax"))
     infini.load_state_dict(plain.state_dict(), strict=False)
     for name, parameter in infini.named_parameters():
         if name.endswith(".gate"):
@@ -129,15 +130,15 @@ def test_one_segment_is_plain_causal_attention_bit_for_bit(config, length):
 
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize("count", [16, 256])
-def test_the_memory_survives_bf16_autocast(config, count, update):
+def test_the_memory_survives_bf16_autocast(count, update):
     """Sums over many segments stay in fp32: only the rounding of the layer's bf16 inputs and outputs remains."""
-    layer = attention(config, memory_update=update)
+    layer = attention(memory_update=update)
     torch.nn.init.constant_(layer.gate, 100.0)
     x = torch.randn(1, count * N, 32).bfloat16()
-    exact = layer(x.double(), layout(config, x.double()))[:, -N:]
+    exact = layer(x.double(), layout(x.double()))[:, -N:]
     layer.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = layer(x, layout(config, x))[:, -N:]
+        output = layer(x, layout(x))[:, -N:]
         _, k, v = layer.project(x)
     assert output.dtype == torch.bfloat16
     assert relative(output, exact) < 1e-2
@@ -156,9 +157,9 @@ def test_a_memory_that_nothing_was_written_to_reads_as_zero():
     assert retrieve(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()
 
 
-def test_a_head_is_a_slice_of_the_projection_at_its_own_token(config):
+def test_a_head_is_a_slice_of_the_projection_at_its_own_token():
     """Not [B, T, H d] seen as [B, H, T, d], which mixes tokens."""
-    layer = attention(config)
+    layer = attention()
     x = torch.randn(2, 5, 32, dtype=torch.float64)
     for heads, linear in zip(layer.project(x), (layer.q_proj, layer.k_proj, layer.v_proj), strict=True):
         for head in range(heads.shape[1]):
@@ -179,8 +180,8 @@ def test_the_feature_map_is_exact_in_value_and_gradient():
     assert torch.autograd.gradcheck(sigma, torch.linspace(-5, 5, 20, dtype=torch.float64, requires_grad=True))
 
 
-def test_infini_without_memory_equals_local_attention(config):
-    infini, local = (Llama(config(attention=kind, segment_length=N)) for kind in ("infini", "local"))
+def test_infini_without_memory_equals_local_attention():
+    infini, local = (Llama(small(attention=kind, segment_length=N)) for kind in ("infini", "local"))
     local.load_state_dict({name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")})
     ids = torch.randint(0, 97, (2, 4 * N + 3))
     with torch.inference_mode():
@@ -196,8 +197,8 @@ def test_infini_without_memory_equals_local_attention(config):
         local(ids)
 
 
-def test_local_attention_sees_its_own_segment_only(config):
-    model = Llama(config(attention="local", segment_length=N)).double()
+def test_local_attention_sees_its_own_segment_only():
+    model = Llama(small(attention="local", segment_length=N)).double()
     ids = torch.randint(0, 97, (1, 3 * N))
     for s in range(3):
         assert largest(model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])) < 1e-12

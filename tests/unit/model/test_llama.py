@@ -6,12 +6,13 @@ import torch
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.model.loss import cross_entropy_sum
+from support.models import small
 
 
-def test_config_goes_to_a_dict_and_back(config):
-    assert LlamaConfig.from_dict(config().to_dict()) == config()
+def test_config_goes_to_a_dict_and_back():
+    assert LlamaConfig.from_dict(small().to_dict()) == small()
     with pytest.raises(TypeError, match="hidden_sizes"):
-        LlamaConfig.from_dict(config().to_dict() | {"hidden_sizes": 3})
+        LlamaConfig.from_dict(small().to_dict() | {"hidden_sizes": 3})
 
 
 @pytest.mark.parametrize(
@@ -24,15 +25,15 @@ def test_config_goes_to_a_dict_and_back(config):
         {"segment_length": 0},
     ],
 )
-def test_impossible_configs_are_refused(config, changes):
+def test_impossible_configs_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
-        config(**changes)
+        small(**changes)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_built_on_meta_is_the_same(config, attention, tied):
-    settings = config(attention=attention, tie_word_embeddings=tied)
+def test_a_model_built_on_meta_is_the_same(attention, tied):
+    settings = small(attention=attention, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = Llama(settings)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -51,15 +52,15 @@ def test_a_model_built_on_meta_is_the_same(config, attention, tied):
     assert torch.equal(model(torch.tensor([[1, 2, 3]])), direct(torch.tensor([[1, 2, 3]])))
 
 
-def test_a_parameter_without_a_rule_is_not_left_uninitialised(config):
-    model = Llama(config())
+def test_a_parameter_without_a_rule_is_not_left_uninitialised():
+    model = Llama(small())
     model.register_parameter("scale", torch.nn.Parameter(torch.empty(3)))
     with pytest.raises(RuntimeError, match="scale"):
         model.init_weights()
 
 
-def test_initial_weights(config):
-    model = Llama(config(attention="infini", hidden_size=256, initializer_range=0.02))
+def test_initial_weights():
+    model = Llama(small(attention="infini", hidden_size=256, initializer_range=0.02))
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             assert (parameter == 1).all()
@@ -75,8 +76,8 @@ def test_initial_weights(config):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameter_groups(config, tied):
-    model = Llama(config(attention="infini", tie_word_embeddings=tied))
+def test_parameter_groups(tied):
+    model = Llama(small(attention="infini", tie_word_embeddings=tied))
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = {group["name"]: group for group in parameter_groups(model, 0.1)}
     of = {key: {names[parameter] for parameter in group["params"]} for key, group in groups.items()}
@@ -88,7 +89,7 @@ def test_parameter_groups(config, tied):
     assert {key: group["weight_decay"] for key, group in groups.items()} == {"decay": 0.1, "no_decay": 0, "gates": 0}
 
 
-def test_loss_is_a_sum_over_targets_in_fp32(config):
+def test_loss_is_a_sum_over_targets_in_fp32():
     logits = torch.randn(2, 5, 97)
     labels = torch.randint(0, 97, (2, 5))
     labels[0, 3:] = -100
@@ -102,7 +103,7 @@ def test_loss_is_a_sum_over_targets_in_fp32(config):
     assert torch.equal(total, torch_sum)
     nothing, none = cross_entropy_sum(logits, torch.full((2, 5), -100))
     assert nothing == 0 and none == 0
-    model = Llama(config())
+    model = Llama(small())
     ids = torch.randint(0, 97, (2, 5))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.loss(ids, labels)[0].dtype == torch.float32

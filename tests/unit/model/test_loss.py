@@ -6,6 +6,7 @@ import torch
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
 from support.differences import largest, relative
+from support.models import small
 
 V, D = 53, 16
 
@@ -79,8 +80,8 @@ def test_without_gradients_no_memory_is_taken_for_them():
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_a_model_learns_the_same_with_chunks(config, attention, tied):
-    model = Llama(config(attention=attention, tie_word_embeddings=tied)).double()
+def test_a_model_learns_the_same_with_chunks(attention, tied):
+    model = Llama(small(attention=attention, tie_word_embeddings=tied)).double()
     ids, labels = torch.randint(0, 97, (2, 2, 29))
     gradients = []
     for model.loss_chunk, model.z_loss in ((0, 1e-3), (10, 1e-3)):
@@ -96,8 +97,8 @@ def test_a_model_learns_the_same_with_chunks(config, attention, tied):
 @pytest.mark.parametrize("kind", ["selective", "full"])
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recomputed_activations_change_no_bit(config, attention, dropout, kind):
-    model = Llama(config(attention=attention, hidden_dropout=dropout, attention_dropout=dropout))
+def test_recomputed_activations_change_no_bit(attention, dropout, kind):
+    model = Llama(small(attention=attention, hidden_dropout=dropout, attention_dropout=dropout))
     ids = torch.randint(0, 97, (2, 30))
     results, kept = [], []
     for checkpointing in ("none", kind):

@@ -7,22 +7,23 @@ from infini_llama.model.config import flops_per_token, parameters
 from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
 from support.differences import relative
+from support.models import small
 
 SIZE, PADDED = 97, 128
 
 
-def pair(config, **fields):
+def pair(**fields):
     """The same model without and with padding, from the same seed."""
     models = []
     for multiple in (1, 64):
         torch.manual_seed(0)
-        models.append(Llama(config(**fields, pad_vocab_to_multiple_of=multiple)))
+        models.append(Llama(small(**fields, pad_vocab_to_multiple_of=multiple)))
     return models
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_initial_weights_are_those_without_padding(config, tied):
-    plain, padded = pair(config, tie_word_embeddings=tied)
+def test_the_initial_weights_are_those_without_padding(tied):
+    plain, padded = pair(tie_word_embeddings=tied)
     state = padded.state_dict()
     for name, tensor in plain.state_dict().items():
         assert torch.equal(state[name][: len(tensor)], tensor), name
@@ -35,10 +36,10 @@ def test_the_initial_weights_are_those_without_padding(config, tied):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("chunk", [0, 10])
 @pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradients_are_those_without_padding(config, tied, chunk, z_loss):
+def test_loss_and_gradients_are_those_without_padding(tied, chunk, z_loss):
     ids = torch.randint(0, SIZE, (2, 30))
     results = []
-    for model in pair(config, tie_word_embeddings=tied):
+    for model in pair(tie_word_embeddings=tied):
         model.double()
         model.loss_chunk, model.z_loss = chunk, z_loss
         total, _ = model.loss(ids[:, :-1], ids[:, 1:])
@@ -52,8 +53,8 @@ def test_loss_and_gradients_are_those_without_padding(config, tied, chunk, z_los
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_padding_is_never_sampled(config, attention):
-    plain, padded = pair(config, attention=attention)
+def test_padding_is_never_sampled(attention):
+    plain, padded = pair(attention=attention)
     with torch.no_grad():  # as if it were by far the likeliest, whatever was read
         padded.lm_head.weight[SIZE:] = 1e3 * padded.model.norm.weight
         padded.lm_head.weight[SIZE + 1 :] *= -1

@@ -8,6 +8,7 @@ import torch
 from infini_llama.model.llama import Llama
 from support.differences import relative
 from support.literal_infini import turned
+from support.models import small
 
 
 def literal_norm(x, weight, eps):
@@ -47,9 +48,9 @@ def literal_logits(model, row):
 
 
 @pytest.fixture
-def model(config):
+def model():
     """Norms are not all ones, so that one in a wrong place shows."""
-    model = Llama(config(pre_norm=False, rope_theta=100.0)).double()
+    model = Llama(small(pre_norm=False, rope_theta=100.0)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

@@ -1,4 +1,4 @@
-"""Exports of runs of random weights, the same ones each time, and no network."""
+"""Exports of runs of random weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
 from support.trained_runs import ranks as ranks
 from support.trained_runs import run_of as run_of
-from support.trained_runs import same_weights as same_weights
 
 
 @pytest.fixture
