@@ -6,16 +6,19 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.parts import SETTLED
+from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.storage.artifacts import file_checksum
 from support import made_up_runs
 from support.preloaded import Server
-from support.stages import preprocess
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no fault
 settings.load_profile("tests")
@@ -45,16 +48,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def write_corpus(folder: Path, documents: int = 40, words: int = 120) -> Path:
-    choose = random.Random(7)
-    folder.mkdir(parents=True)
-    for number in range(documents):
-        text = " ".join(choose.choices(WORDS, k=choose.randint(1, words)))
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    choose, folder = random.Random(7), tmp_path_factory.mktemp("corpus") / "text"
+    folder.mkdir()
+    for number in range(40):
+        text = " ".join(choose.choices(WORDS, k=choose.randint(1, 120)))
         (folder / f"text-{number:03d}.txt").write_text(text, encoding="utf-8")
+    time.sleep(SETTLED / 1e9 + 0.1)  # what was written just now is not recognized as unchanged
     return folder
 
 
-def data_section(corpus: Path, **changes: object) -> dict:
+@pytest.fixture(scope="session")
+def data(corpus: Path) -> Callable[..., DataConfig]:
+    """The `data` section for the corpus, with changes."""
     given = {
         "files": [f"{corpus}/**/*.txt"],
         "validation_fraction": 0.2,
@@ -62,7 +69,7 @@ def data_section(corpus: Path, **changes: object) -> dict:
         "device": "cpu",
         "tokenizer": {"vocab_size": 300},
     }
-    return PipelineConfig.model_validate({"data": given | changes}).model_dump(mode="json")["data"]
+    return lambda **changes: DataConfig.model_validate(given | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -80,19 +87,6 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_corpus(tmp_path_factory.mktemp("corpus") / "text")
-    time.sleep(SETTLED / 1e9 + 0.1)  # what was written just now is not recognized as unchanged
-    return folder
-
-
-@pytest.fixture(scope="session")
-def data(corpus: Path) -> Callable[..., dict]:
-    """The `data` section for the corpus, with changes."""
-    return lambda **changes: data_section(corpus, **changes)
 
 
 def _with_small_parts(patch: pytest.MonkeyPatch) -> None:
@@ -113,15 +107,15 @@ def small_units(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path, dict]:
+def _built(tmp_path_factory: pytest.TempPathFactory, data: Callable[..., DataConfig]) -> tuple[Path, DatasetRef]:
     home = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         _with_small_parts(patch)
-        return home, preprocess(data_section(corpus), str(home))
+        return home, preprocess(data(), home)
 
 
 @pytest.fixture
-def built(_built: tuple[Path, dict], small_parts: None, tmp_path: Path) -> tuple[Path, dict]:
+def built(_built: tuple[Path, DatasetRef], small_parts: None, tmp_path: Path) -> tuple[Path, DatasetRef]:
     """A home of one's own with the built dataset, and its reference."""
     home, reference = _built
     return shutil.copytree(home, tmp_path / "home", symlinks=True), reference
@@ -130,7 +124,6 @@ def built(_built: tuple[Path, dict], small_parts: None, tmp_path: Path) -> tuple
 @pytest.fixture
 def digests() -> Callable[[Path], dict[str, str]]:
     """The bytes of everything below a folder, but for what says when it was made."""
-    from infini_llama.tasks.storage.artifacts import file_checksum
 
     def below(folder: Path) -> dict[str, str]:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
@@ -140,10 +133,9 @@ def digests() -> Callable[[Path], dict[str, str]]:
 
 
 @pytest.fixture
-def make_run(built: tuple[Path, dict], data: Callable[..., dict]) -> Callable[..., Path]:
+def make_run(built: tuple[Path, DatasetRef], data: Callable[..., DataConfig]) -> Callable[..., Path]:
     """make(name, steps, finished, gates, **train): the folder of a run on the built dataset."""
-    home, reference = built
-    return lambda *name, **changes: made_up_runs.make_run(home, reference, data(), *name, **changes)
+    return partial(made_up_runs.make_run, *built, data())
 
 
 @pytest.fixture

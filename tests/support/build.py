@@ -3,7 +3,6 @@
 Variables: RUN_BYTES, the largest part of a text, small by default; ENGINE=gigatoken uses the fast engine for little text as well.
 """
 
-import json
 import os
 import signal
 import sys
@@ -20,4 +19,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     stage.WORTH_A_FAST_ENGINE = 1 if os.environ.get("ENGINE") == "gigatoken" else 10**9
     print("started", flush=True)
-    print(json.dumps(stage.preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])).to_json()))
+    print(stage.preprocess(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])).model_dump_json())

@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
@@ -71,8 +71,8 @@ def add_result(run: RunFolder, steps: int, **fields: object) -> None:
 
 def make_run(
     home: Path,
-    reference: dict,
-    data: dict,
+    dataset: DatasetRef,
+    data: DataConfig,
     name: str = "run",
     steps: int = 60,
     finished: bool = True,
@@ -82,7 +82,6 @@ def make_run(
     """The folder of a run with three checkpoints, whose second attempt began at step 20."""
     given = {"data": data, "train": {"max_steps": 60, "warmup_steps": 5} | train}
     config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
-    dataset = DatasetRef.from_json(reference)
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
     claim_run(config, dataset, make_plan())

@@ -10,7 +10,6 @@ import torch
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
 from infini_llama.tasks.train.resolve import claim_run
@@ -39,11 +38,11 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
         wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
         given = {"data": data(), "model": sizes, "runtime": {"name": name, "home": str(home)}}
         config = PipelineConfig.model_validate(given)
-        fields = config.model.architecture(reference["vocab_size"], reference["sequence_length"]) | wanted
+        fields = config.model.architecture(reference.vocab_size, reference.sequence_length) | wanted
         run = RunFolder(home / "runs" / name)
         run.path.mkdir(parents=True)
         shape = LlamaConfig.from_dict(fields)
-        lineage = claim_run(config, DatasetRef.from_json(reference), make_plan())
+        lineage = claim_run(config, reference, make_plan())
         run.write(run.lineage, lineage.model_copy(update={"model": shape}))
         made = Llama(shape)
         with torch.no_grad():
@@ -61,7 +60,7 @@ def run_of(built, data, ranks) -> Callable[..., tuple[Path, Llama]]:
             "skips": [],
             "world_size": 1,
             "model": fields,
-            "dataset": reference["digest"],
+            "dataset": reference.digest,
         }
         save_checkpoint(run.checkpoints, 7, model_tensors(made), scalars)
         line = {"kind": "validation", "step": 7, "loss": 5.5, "bits_per_byte": 2.25}

@@ -12,6 +12,7 @@ from integration.exactness.cover import Cell
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
@@ -19,7 +20,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_st
 from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
-from support.stages import preprocess
 
 RANKS = Path(__file__).with_name("ranks.py")
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
@@ -101,7 +101,7 @@ class Bench:
 
     home: Path
     server: Server
-    references: dict = field(default_factory=dict)
+    references: dict[int, DatasetRef] = field(default_factory=dict)
     queue: dict[int, list[dict]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,14 +118,12 @@ class Bench:
             lose_newest: as if the process had died before the last checkpoint: resume from the one before.
         """
         config = parse_config(configuration(self.home, name, cell))
-        settings = config.model_dump(mode="json")
         run = self.run(name)
         run.path.mkdir(parents=True, exist_ok=True)
         if cell["epoch"] not in self.references:
-            self.references[cell["epoch"]] = preprocess(settings["data"], str(self.home))
-        reference = self.references[cell["epoch"]]
+            self.references[cell["epoch"]] = preprocess(config.data, self.home)
         plan = resolve(config, self.facts)
-        dataset = DatasetRef.from_json(reference)
+        dataset = self.references[cell["epoch"]]
         lineage = claim_run(config, dataset, plan)
         remove_staging(run)
         if lose_newest:

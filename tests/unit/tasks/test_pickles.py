@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import write_configuration
 from infini_llama.tasks.runs.checkpoints import read_state
@@ -15,7 +16,7 @@ from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum_of, file_checksum
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
-from support.stages import verify
+from infini_llama.tasks.verify_data.checks import verify
 from support.trained_runs import ranks as ranks
 from support.trained_runs import run_of as run_of
 
@@ -58,8 +59,8 @@ def poison(mark):
 
 def test_a_pickle_in_any_file_of_a_dataset(built, mark, poison):
     home, reference = built
-    dataset = home / reference["path"]
-    chunks = dataset / "chunks" / reference["chunks"]
+    dataset = home / reference.path
+    chunks = dataset / "chunks" / reference.chunks
     tried = 0
     for folder in (dataset, chunks):
         for name in json.loads((folder / MANIFEST).read_text())["files"]:
@@ -68,18 +69,18 @@ def test_a_pickle_in_any_file_of_a_dataset(built, mark, poison):
             vouch(folder)
             names = ("digest", "chunks_digest")
             digests = [json.loads((at / MANIFEST).read_text())["digest"] for at in (dataset, chunks)]
-            poisoned = reference | dict(zip(names, digests, strict=True))
+            poisoned = changed(reference, **dict(zip(names, digests, strict=True)))
             if name.endswith(NOT_READ):
-                verify(poisoned, str(home), "deep", 1 << 40)
+                verify(poisoned, home, "deep")
             else:
                 with pytest.raises(DataError):
-                    verify(poisoned, str(home), "deep", 1 << 40)
+                    verify(poisoned, home, "deep")
             assert not mark.exists(), name
             tried += 1
             for path, content in before.items():
                 path.write_bytes(content)
     assert tried >= 8
-    assert verify(reference, str(home), "deep", 1 << 40)["ok"]
+    assert verify(reference, home, "deep").ok
 
 
 def test_a_pickle_in_any_file_of_a_checkpoint(run_of, mark, poison):

@@ -138,7 +138,7 @@ def test_of_few_files_one_is_held_out(begin):
     output, _ = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
     data = load_config(output).data
     assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
-    corpus = survey(data.model_dump(mode="json"))
+    corpus = survey(data)
     assert [len(corpus.train), len(corpus.validation)] == [2, 1]
 
 

@@ -17,7 +17,6 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import write_configuration
-from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
@@ -36,10 +35,10 @@ def theirs(built, tmp_path):
 
     def make(name="theirs", shard="5GB", **changes):
         torch.manual_seed(1)
-        fields = {"vocab_size": reference["vocab_size"] + 12, "num_key_value_heads": 2, "initializer_range": 0.2}
+        fields = {"vocab_size": reference.vocab_size + 12, "num_key_value_heads": 2, "initializer_range": 0.2}
         model = LlamaForCausalLM(TheirConfig(**(SIZES | fields | changes))).eval()
         model.save_pretrained(tmp_path / name, max_shard_size=shard)
-        shutil.copy(home / reference["path"] / "tokenizer.json", tmp_path / name)
+        shutil.copy(home / reference.path / "tokenizer.json", tmp_path / name)
         return tmp_path / name, model
 
     return make
@@ -242,7 +241,7 @@ def starting(theirs, built, data):
 
     def begin(**changes):
         now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
-        return claim_run(PipelineConfig.model_validate(now), DatasetRef.from_json(reference), make_plan())
+        return claim_run(PipelineConfig.model_validate(now), reference, make_plan())
 
     return path, run, begin
 
@@ -288,4 +287,4 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, bui
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match=f"data.tokenizer.path={path}"):
         initial = InitialWeights(path=str(path), digest="", vocab_size=0)
-        refuse_unlike(initial, run.require_lineage().model, home / reference["path"])
+        refuse_unlike(initial, run.require_lineage().model, home / reference.path)

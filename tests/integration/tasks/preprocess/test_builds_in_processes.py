@@ -1,6 +1,5 @@
 """Preparing data in real processes: killed anywhere, asked to stop, on a full disk, and with several workers."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import corpus as corpus_module
+from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.storage.artifacts import check
 from support.laboratory import inject
-from support.stages import finish_build, lookup, preprocess, start_build
+from support.stages import finish_build, start_build
 from support.waiting import wait_until
 
 
@@ -26,12 +27,12 @@ from infini_llama.tasks.preprocess.tokens import parts
 parts.RUN_BYTES, parts.PER_FILE = 1500, 0
 """
 UNGUARDED = f"""
-import json, sys
+import sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 {SMALL_PARTS}
-preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
+preprocess(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -39,7 +40,7 @@ def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
     """A spawned worker imports the script once more: without the guard it would wait for its parent's lock."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    command = [sys.executable, str(script), json.dumps(data(num_workers=2)), str(tmp_path / "home")]
+    command = [sys.executable, str(script), data(num_workers=2).model_dump_json(), str(tmp_path / "home")]
     ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0 and "__main__" in ended.stderr
 
@@ -56,12 +57,12 @@ def test_the_bytes_are_the_same_with_any_number_of_threads(data, tmp_path, diges
 
 # The parent forks one child for each step and kills it there, for real; another finishes the build. Nothing is threaded before.
 KILLED = f"""
-import json, os, signal, sys
+import os, signal, sys
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 {SMALL_PARTS}
-data, home, stride = DataConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+data, home, stride = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 BEGUN = ("open", "os.", "shutil.")
 
 def child(folder, step):
@@ -91,8 +92,8 @@ for step in range(1, 100_000, stride):
 
 def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, digests, small_parts):
     settings = data()
-    expected = preprocess(settings, str(tmp_path / "whole"))
-    command = [sys.executable, "-c", KILLED, json.dumps(settings), str(tmp_path / "killed"), "17"]
+    expected = preprocess(settings, tmp_path / "whole")
+    command = [sys.executable, "-c", KILLED, settings.model_dump_json(), str(tmp_path / "killed"), "17"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=240)
     steps = [line.split() for line in child.stdout.splitlines()]
     assert len(steps) > 10, child.stderr
@@ -104,15 +105,15 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, dige
         assert digests(home / "datasets") == whole
         assert temporaries(home / "datasets") == [] and not list(home.rglob("*.damaged-*"))
         assert len(temporaries(home / "units")) <= 1  # of the unit that was being written; `gc` deletes it
-        check(home / expected["path"], "dataset", checksums=True)
-        assert lookup(settings, str(home)) == expected | {"built": []}
+        check(home / expected.path, "dataset", checksums=True)
+        assert lookup(settings, home) == changed(expected, built=[])
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_any_number_of_worker_processes_gives_the_same_bytes(data, corpus, tmp_path, digests, several, small_parts):
     sources = [{"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]} for digit in range(3)]
     given = {"files": [], "sources": sources} if several else {}
-    references = [preprocess(data(**given, num_workers=n), str(tmp_path / str(n))) for n in (1, 3)]
+    references = [preprocess(data(**given, num_workers=n), tmp_path / str(n)) for n in (1, 3)]
     assert references[0] == references[1]
     assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
 
@@ -131,7 +132,7 @@ def change(module):
 
 
 def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_path, digests, monkeypatch, small_parts):
-    whole = preprocess(data(), str(tmp_path / "whole"))
+    whole = preprocess(data(), tmp_path / "whole")
     inject(tmp_path, "infini_llama.tasks.preprocess.tokens.units", KILLED_AT_THE_FOURTH_UNIT)
     home = tmp_path / "killed"
     child = start_build(data(), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -144,7 +145,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     write, train = units.commit, corpus_module.train
     monkeypatch.setattr(units, "commit", lambda *given: (written.append(given[1].name), write(*given)))
     monkeypatch.setattr(corpus_module, "train", lambda *given: (learned.append(1), train(*given))[1])
-    assert preprocess(data(), str(home)) == whole
+    assert preprocess(data(), home) == whole
     every = {path.parent.name for path in home.glob("units/*/*/manifest.json")}
     assert learned == [] and len(finished) == 3 and len(every) > 5
     assert set(written) == every - {path.parent.name for path in finished} | {lost.parent.name}
@@ -153,7 +154,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
 
 def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests, small_parts):
     settings = data(num_workers=3)
-    whole = preprocess(settings, str(tmp_path / "whole"))
+    whole = preprocess(settings, tmp_path / "whole")
     home = tmp_path / "killed"
     for _ in range(2):
         child = start_build(settings, home)
@@ -165,7 +166,7 @@ def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data,
         )
         child.kill()
         child.communicate()
-    assert preprocess(settings, str(home)) | {"built": []} == whole | {"built": []}
+    assert changed(preprocess(settings, home), built=[]) == changed(whole, built=[])
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
@@ -173,8 +174,7 @@ def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_part
     (tmp_path / "text").mkdir()
     for number in range(120):
         (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
-    settings = data(files=[str(tmp_path / "text" / "*")], num_workers=2)
-    settings["tokenizer"]["vocab_size"] = 257
+    settings = data(files=[str(tmp_path / "text" / "*")], num_workers=2, tokenizer={"vocab_size": 257})
     child = start_build(settings, tmp_path / "home")
     wait_until(lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json")))
     child.terminate()
@@ -186,19 +186,19 @@ def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_part
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
     both = [start_build(data(), tmp_path) for _ in range(2)]
     references = [finish_build(process) for process in both]
-    assert sorted(len(reference["built"]) for reference in references) == [0, 2]
-    assert references[0] | {"built": []} == references[1] | {"built": []}
+    assert sorted(reference.built for reference in references) == [(), ("tokens", "chunks")]
+    assert changed(references[0], built=[]) == changed(references[1], built=[])
 
 
 FULL_DISK = """
-import json, resource, sys
+import resource, sys
 from infini_llama.configs.errors import PipelineError
 from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
-    preprocess(DataConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]))
+    preprocess(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 except PipelineError as error:
     print(error.exit_code, error)
 """
@@ -211,7 +211,7 @@ def one_shard(data, tmp_path_factory):
     for number in range(20):
         (folder / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(500)))
     settings = data(files=[f"{folder}/*.txt"], tokenizer={"vocab_size": 257})
-    return settings, folder / "whole" / preprocess(settings, str(folder / "whole"))["path"]
+    return settings, folder / "whole" / preprocess(settings, folder / "whole").path
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_no_space_ends_with_code_70_and_leaves_no_partial_files(one_shard, tmp_p
     settings, whole = one_shard
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"
-    command = [sys.executable, "-c", FULL_DISK, json.dumps(settings), str(home), str(limit)]
+    command = [sys.executable, "-c", FULL_DISK, settings.model_dump_json(), str(home), str(limit)]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # under a limit, Python would leave half a .pyc behind
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert child.stdout.startswith("70 no space ") and str(home / "datasets") in child.stdout, (
         child.stdout + child.stderr
     )
-    assert temporaries(home / "datasets") == [] and lookup(settings, str(home)) is None
-    assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]
+    assert temporaries(home / "datasets") == [] and lookup(settings, home) is None
+    assert preprocess(settings, home).built == ("tokens", "chunks")

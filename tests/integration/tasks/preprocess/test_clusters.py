@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
 from infini_llama.tasks.preprocess.workers import Job, prepare_part_elsewhere, versions
-from support.stages import finish_build, plan, preprocess, start_build
+from support.stages import finish_build, start_build
 
 
 @pytest.mark.slow
@@ -24,9 +26,9 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
     for number in range(400):
         (tmp_path / "text" / f"{number}.txt").write_text(f"{number} größer " * 100)
     settings = data(files=[str(tmp_path / "text")])
-    expected = preprocess(settings, str(tmp_path / "local"))
+    expected = preprocess(settings, tmp_path / "local")
     home = tmp_path / engine
-    build = start_build(settings | {"engine": engine, "num_workers": 2}, home)
+    build = start_build(changed(settings, engine=engine, num_workers=2), home)
     killed = None
     while build.poll() is None and killed is None:
         for folder in home.glob("units/*/.*.tmp"):
@@ -38,7 +40,7 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, diges
         time.sleep(0.002)
     reference = finish_build(build)
     assert killed is not None and not Path(f"/proc/{killed}").exists()
-    assert reference["digest"] == expected["digest"]
+    assert reference.digest == expected.digest
     assert digests(home / "datasets") == digests(tmp_path / "local" / "datasets")
     assert not [path for path in (home / "datasets").iterdir() if path.name.startswith(".")]
 
@@ -58,11 +60,11 @@ def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path, capfd):
 def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine):
     pytest.importorskip("distributed" if engine == "dask" else engine)
     (tmp_path / "bad.txt").write_bytes(b"\xff")
-    settings = data(files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257}) | {"engine": engine}
-    settings["tokenizer"]["path"] = str(tmp_path / "tokenizer.json")
-    train_bpe([], 257).save(settings["tokenizer"]["path"])
+    path = str(tmp_path / "tokenizer.json")
+    train_bpe([], 257).save(path)
+    settings = data(files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257, "path": path}, engine=engine)
     with pytest.raises(DataError, match=r"^\S+bad\.txt is not UTF-8"):
-        preprocess(settings, str(tmp_path / "home"))
+        preprocess(settings, tmp_path / "home")
 
 
 def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):
@@ -76,10 +78,10 @@ def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path)
 
 
 def test_the_engine_is_not_part_of_a_key(data, tmp_path):
-    assert plan(data(), str(tmp_path)) == plan(data(engine="ray"), str(tmp_path))
+    assert Preparation(data(), tmp_path).plan() == Preparation(data(engine="ray"), tmp_path).plan()
 
 
 def test_an_engine_that_is_not_installed_is_named(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask", None)
     with pytest.raises(ConfigError, match=r"data\.engine=dask.*infini-llama\[dask\]"):
-        preprocess(data(engine="dask"), str(tmp_path / "home"))
+        preprocess(data(engine="dask"), tmp_path / "home")

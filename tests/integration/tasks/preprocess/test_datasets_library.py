@@ -18,10 +18,6 @@ from support.stages import Survey, survey
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
 
-def section(**given: object) -> dict:
-    return DataConfig.model_validate(given).model_dump(mode="json")
-
-
 def kept(corpus: Survey) -> list[str]:
     return sorted(corpus.train + corpus.validation)
 
@@ -37,39 +33,40 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
     for folder in ("saved", "several", "hub"):
         given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
-        assert kept(survey(section(**given))) == sorted(text for text in TEXTS if text), folder
+        assert kept(survey(DataConfig.model_validate(given))) == sorted(text for text in TEXTS if text), folder
     given = {
         "source": "huggingface",
         "dataset": str(tmp_path / "several"),
         "text_column": "body",
         "validation_split": "test",
     }
-    corpus = survey(section(**given))
+    corpus = survey(DataConfig.model_validate(given))
     assert corpus.validation == ["first"] and "first" not in corpus.train
-    assert kept(survey(section(files=[str(tmp_path / "saved")], text_column="body"))) == sorted(filter(None, TEXTS))
+    assert kept(survey(DataConfig(files=[str(tmp_path / "saved")], text_column="body"))) == sorted(filter(None, TEXTS))
     with pytest.raises(DataError, match=r"text.*id, body"):
-        survey(section(**given | {"text_column": "text"}))
+        survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
-        survey(section(**given | {"dataset_split": "nothing"}))
+        survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))
     with pytest.raises(Unreadable):
         list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
 
 
 def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
     fingerprints = set()
     for split in ("train", "validation"):
         opened = datasets.load_from_disk(str(folder / split))
         assert isinstance(opened, datasets.Dataset)
         assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
-        assert len(opened) == reference[split]["documents"]
+        stats = getattr(reference, split)
+        assert len(opened) == stats.documents
         shards = [map_shard(path) for path in sorted((folder / split).glob("data-*.arrow"))]
         ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
         assert list(opened["input_ids"]) == ours
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
         mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
-        assert sum(list(mapped["length"])) == reference[split]["tokens"]
+        assert sum(list(mapped["length"])) == stats.tokens
         fingerprints.add(opened._fingerprint)
     assert len(fingerprints) == 2  # `datasets` names its caches by them
     assert list(folder.rglob("cache-*.arrow"))
@@ -85,4 +82,4 @@ def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):
     names: dict = {}
     exec(program, names)
     documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()
-    assert len(documents) == reference["train"]["documents"] and documents[: len(first)] == first != []
+    assert len(documents) == reference.train.documents and documents[: len(first)] == first != []

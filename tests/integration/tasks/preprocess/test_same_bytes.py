@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens import parts
-from support.stages import finish_build, preprocess, read_manifest, start_build
+from infini_llama.tasks.storage.artifacts import read_dataset
+from support.stages import finish_build, start_build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KILLS = 10  # in each of the six cases
@@ -35,11 +38,11 @@ def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same
         pytest.skip(f"{engine} is not installed (infini-llama[fast])")
     text = f"{Path(json.__file__).parent.parent}/[a-h]*/*.py"
     plain = data(files=[text], tokenizer={"path": str(tokenizer)})
-    settings = plain | {"num_workers": workers}
+    settings = changed(plain, num_workers=workers)
     monkeypatch.setattr(parts, "RUN_BYTES", 100_000)
     monkeypatch.setattr(parts, "PER_FILE", 0)
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
-    expected, whole = preprocess(plain, str(tmp_path / "plain")), digests(tmp_path / "plain" / "datasets")
+    expected, whole = preprocess(plain, tmp_path / "plain"), digests(tmp_path / "plain" / "datasets")
 
     def start(home: Path) -> subprocess.Popen:
         return start_build(settings, home, ENGINE=engine, RUN_BYTES="100000")
@@ -47,9 +50,9 @@ def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same
     def finish(home: Path) -> None:
         """Builds to the end, and finds every byte as it should be."""
         reference = finish_build(start(home))
-        assert reference | {"built": []} == expected | {"built": []}
+        assert changed(reference, built=[]) == changed(expected, built=[])
         assert digests(home / "datasets") == whole
-        assert read_manifest(home / reference["path"], "dataset")["meta"]["engine"]["name"] == engine
+        assert read_dataset(home / reference.path).meta.engine.name == engine
         assert not list((home / "datasets").rglob(".*.tmp"))
 
     started = time.monotonic()

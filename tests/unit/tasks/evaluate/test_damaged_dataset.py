@@ -11,6 +11,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.evaluate.stage import evaluate, filler_tokens
 from infini_llama.tasks.export.exporting import export
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -95,7 +96,6 @@ def test_another_dataset_under_the_same_name_is_refused(run_of, preprocessed_oth
 
 @pytest.fixture
 def preprocessed_otherwise(data, tmp_path) -> Path:
-    from support.stages import preprocess
 
     home = tmp_path / "other"
-    return home / preprocess(data(validation_fraction=0.3), str(home))["path"]
+    return home / preprocess(data(validation_fraction=0.3), home).path

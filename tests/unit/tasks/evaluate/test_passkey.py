@@ -7,16 +7,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.schema import DataConfig
 from infini_llama.model.generate import Sampling, generate
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import files_of
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import load_run
-from support.stages import describe, preprocess
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -24,7 +24,7 @@ INFINI = {"attention": "infini", "segment_length": 8}
 @pytest.fixture
 def tokenizer(built):
     home, reference = built
-    return Tokenizer.from_file(str(home / reference["path"] / "tokenizer.json"))
+    return Tokenizer.from_file(str(home / reference.path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(("depth", "before"), [(0.0, 0), (0.5, 2), (1.0, 4)])
@@ -226,12 +226,12 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
 
 
 def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
-    settings = data() | {"source": "passkey", "passkey": {"documents": 20, "repetitions": 2}}
-    (source,), held_out = files_of(DataConfig.model_validate(settings))
+    settings = data(source="passkey", passkey={"documents": 20, "repetitions": 2})
+    (source,), held_out = files_of(settings)
     assert not held_out and list(source.records()) == list(PasskeyTexts(20, 2))
-    reference = preprocess(settings, str(tmp_path))
-    assert reference["train"]["documents"] + reference["validation"]["documents"] == 20
-    assert preprocess(settings, str(tmp_path))["built"] == []
-    settings["passkey"]["repetitions"] = 1
-    assert preprocess(settings, str(tmp_path))["digest"] != reference["digest"]
-    assert describe(tmp_path / reference["path"])["license"] == "none: made by this program"
+    reference = preprocess(settings, tmp_path)
+    assert reference.train.documents + reference.validation.documents == 20
+    assert preprocess(settings, tmp_path).built == ()
+    once = data(source="passkey", passkey={"documents": 20, "repetitions": 1})
+    assert preprocess(once, tmp_path).digest != reference.digest
+    assert describe(tmp_path / reference.path).license == "none: made by this program"

@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.rows.packing import PACKED
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
+from infini_llama.tasks.report.dataset import describe
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from support.stages import describe, preprocess, read_manifest, survey, verify
+from infini_llama.tasks.verify_data.checks import verify
+from support.stages import survey
 
 
 @pytest.fixture
@@ -61,53 +66,53 @@ def test_no_row_holds_text_of_two_sources_and_the_reader_knows_whose_it_is(
     mixture, tmp_path, strategy, bytes_of_tokens
 ):
     settings = mixture(packing=strategy, stride=5 if strategy == "window" else None)
-    reference = preprocess(settings, str(tmp_path))
-    folder = tmp_path / reference["path"]
+    reference = preprocess(settings, tmp_path)
+    folder = tmp_path / reference.path
     assert folder.name.startswith("mixture-")
     table = bytes_of_tokens(folder)
     for split in ("train", "validation"):
-        reader = TokenReader(folder, reference["chunks"], split)
+        reader = TokenReader(folder, reference.chunks, split)
         assert [source.name for source in reader.sources] == ["numbers", "prose"]
-        assert sum(source.rows for source in reader.sources) == len(reader) == reference[split]["rows"]
+        assert sum(source.rows for source in reader.sources) == len(reader) == getattr(reference, split).rows
         digits = is_digits(reader.gather(np.arange(len(reader))), table)
         assert digits.tolist() == [True] * reader.sources[0].rows + [False] * reader.sources[1].rows
-    assert verify(reference, str(tmp_path), "deep", 10**9)["ok"]
+    assert verify(reference, tmp_path, "deep").ok
 
 
 def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tokens):
-    reference = preprocess(mixture(), str(tmp_path))
-    folder = tmp_path / reference["path"]
-    content, meta = (read_manifest(folder, "dataset")[part] for part in ("content", "meta"))
+    reference = preprocess(mixture(), tmp_path)
+    folder = tmp_path / reference.path
+    manifest = read_dataset(folder)
     table = bytes_of_tokens(folder)
     for split in ("train", "validation"):
-        for shard in content[split]["shards"]:
-            values = map_shard(folder / shard["file"])[1]
-            assert is_digits(values[None], table)[0] == (shard["source"] == "numbers")
-        assert [facts["name"] for facts in content[split]["sources"]] == ["numbers", "prose"]
-        assert sum(facts["bytes"] for facts in content[split]["sources"]) == content[split]["bytes"]
-    assert [(source["name"], source["weight"], source["license"]) for source in meta["sources"]] == [
+        content = manifest.content[split]
+        for shard in content.shards:
+            values = map_shard(folder / shard.file)[1]
+            assert is_digits(values[None], table)[0] == (shard.source == "numbers")
+        assert [source.name for source in content.sources] == ["numbers", "prose"]
+        assert sum(source.bytes for source in content.sources) == content.bytes
+    assert [(source.name, source.weight, source.license) for source in manifest.meta.sources] == [
         ("numbers", 1, "not stated"),
         ("prose", 3, "CC0-1.0"),
     ]
     seen = describe(folder)
-    assert seen["sources"]["prose"]["license"] == "CC0-1.0" and seen["license"] == "CC0-1.0; not stated"
-    documents = sum(facts[name] for facts in seen["sources"].values() for name in ("documents", "validation documents"))
-    assert documents == 100
+    assert seen.sources["prose"].license == "CC0-1.0" and seen.license == "CC0-1.0; not stated"
+    assert sum(source.documents + source.validation_documents for source in seen.sources.values()) == 100
 
 
 def test_neither_the_order_of_the_sources_nor_their_weights_change_the_bytes(mixture, tmp_path, digests):
-    first = preprocess(mixture(), str(tmp_path / "one"))
+    first = preprocess(mixture(), tmp_path / "one")
     other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "license": "MIT"}]
-    assert preprocess(mixture(*other), str(tmp_path / "one")) == first | {"built": []}
-    second = preprocess(mixture(*other), str(tmp_path / "two"))
+    assert preprocess(mixture(*other), tmp_path / "one") == changed(first, built=[])
+    second = preprocess(mixture(*other), tmp_path / "two")
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
     renamed = [mixture.numbers, mixture.prose | {"name": "novels"}]
-    assert preprocess(mixture(*renamed), str(tmp_path / "two"))["digest"] != second["digest"]
+    assert preprocess(mixture(*renamed), tmp_path / "two").digest != second.digest
 
 
 def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
-    reference = preprocess(mixture(), str(tmp_path))
-    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
+    reference = preprocess(mixture(), tmp_path)
+    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     numbers = reader.sources[0].rows
     batches = TrainBatches(stages_of(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
     for step in range(5):
@@ -135,7 +140,7 @@ def test_a_source_too_short_for_a_row_is_named(mixture, tmp_path):
         (tmp_path / "short" / f"{number}.txt").write_text(f"{number}")
     short = {"name": "short", "files": [str(tmp_path / "short")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.short"):
-        preprocess(mixture(mixture.prose, short, sequence_length=100), str(tmp_path))
+        preprocess(mixture(mixture.prose, short, sequence_length=100), tmp_path)
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.gone\.files"):
-        preprocess(mixture(mixture.prose, missing), str(tmp_path))
+        preprocess(mixture(mixture.prose, missing), tmp_path)

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
-from support.stages import preprocess, read_manifest, verify
+from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.verify_data.checks import verify
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -44,36 +47,36 @@ def remove(folder: Path, shard: str) -> None:
 @pytest.mark.parametrize(("damage", "again"), [(flip_unit, 1), (cut, 1), (remove, 0)])
 @pytest.mark.parametrize("repair", [True, False])
 def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, written, damage, again, repair):
-    reference = preprocess(data(), str(tmp_path))
-    folder, before = tmp_path / reference["path"], digests(tmp_path / reference["path"])
+    reference = preprocess(data(), tmp_path)
+    folder, before = tmp_path / reference.path, digests(tmp_path / reference.path)
     count, written[:] = len(written), []
     damage(folder, "train/data-00001.arrow")
     with pytest.raises(DataError, match=r"data-00001\.arrow .*--repair"):
-        verify(reference, str(tmp_path), "quick", 10**9)
+        verify(reference, tmp_path, "quick")
     if damage is flip_unit and not repair:
         return  # its size is right, so that only a look at every checksum finds it
     with caplog.at_level(logging.WARNING, logger="infini_llama.preprocess"):
-        repaired = preprocess(data(), str(tmp_path), repair=repair)
+        repaired = preprocess(data(), tmp_path, repair=repair)
     assert count > 3 and len(written) == again and str(folder) in caplog.text
-    assert repaired == reference | {"built": ["tokens", "chunks"]} and digests(folder) == before
-    assert verify(repaired, str(tmp_path), "deep", 0)["ok"]
+    assert repaired == changed(reference, built=["tokens", "chunks"]) and digests(folder) == before
+    assert verify(repaired, tmp_path, "deep").ok
 
 
 def test_only_a_damaged_row_table_is_rebuilt(data, built, written):
     home, reference = built
-    assert preprocess(data(), home, repair=True) == reference | {"built": []}
-    flip(home / reference["path"] / "chunks" / reference["chunks"] / "train.rows.npy")
-    assert preprocess(data(), home, repair=True) == reference | {"built": ["chunks"]} and written == []
-    assert verify(reference, home, "deep", 0)["ok"]
+    assert preprocess(data(), home, repair=True) == changed(reference, built=[])
+    flip(home / reference.path / "chunks" / reference.chunks / "train.rows.npy")
+    assert preprocess(data(), home, repair=True) == changed(reference, built=["chunks"]) and written == []
+    assert verify(reference, home, "deep").ok
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"])
 def test_a_damaged_file_beside_the_shards_is_written_again_from_the_units(data, built, digests, name, written):
     home, reference = built
-    before = digests(home / reference["path"])
-    flip(home / reference["path"] / name)
+    before = digests(home / reference.path)
+    flip(home / reference.path / name)
     assert preprocess(data(), home, repair=True) == reference and written == []
-    assert digests(home / reference["path"]) == before and verify(reference, home, "deep", 0)["ok"]
+    assert digests(home / reference.path) == before and verify(reference, home, "deep").ok
 
 
 def foreign(folder: Path) -> None:
@@ -102,7 +105,7 @@ def test_a_damaged_unit_is_not_used_for_another_dataset(data, built, tmp_path, d
         written.clear()
         damage(unit)
         assert preprocess(data(deduplicate=True), copy) == expected and written == [unit.name], name
-        assert digests(copy / expected["path"]) == digests(tmp_path / "elsewhere" / expected["path"]), name
+        assert digests(copy / expected.path) == digests(tmp_path / "elsewhere" / expected.path), name
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])
@@ -113,15 +116,15 @@ def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, built, writ
         assert notes
         for note in notes:
             note.write_bytes(content)
-        assert preprocess(data(), home) == reference | {"built": []}
-        assert preprocess(data(sequence_length=8), home)["digest"] == reference["digest"] and written == []
+        assert preprocess(data(), home) == changed(reference, built=[])
+        assert preprocess(data(sequence_length=8), home).digest == reference.digest and written == []
 
 
 def test_a_changed_tokenizer_of_a_recipe_is_written_again(data, tmp_path, written):
-    reference = preprocess(data(), str(tmp_path))
+    reference = preprocess(data(), tmp_path)
     (file,) = (tmp_path / "units").glob("*/tokenizer.json")
     content = file.read_bytes()
     file.write_bytes(content.replace(b"the", b"teh"))
-    shutil.rmtree(tmp_path / reference["path"])
-    assert preprocess(data(), str(tmp_path)) == reference and file.read_bytes() == content
-    assert read_manifest(tmp_path / reference["path"], "dataset")["meta"]["recipe"] == file.parent.name
+    shutil.rmtree(tmp_path / reference.path)
+    assert preprocess(data(), tmp_path) == reference and file.read_bytes() == content
+    assert read_dataset(tmp_path / reference.path).meta.recipe == file.parent.name

@@ -1,62 +1,60 @@
 """A dataset's record, document and page: what is shown is what the dataset holds."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.records.dataset import DatasetSummary
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.report.dataset import _widths, dataset_document, describe, measured_dataset, training_counts
 from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.artifacts import Damaged, move_aside, read_dataset
-from infini_llama.tasks.verify_data import checks
-from support.stages import describe as described
-from support.stages import preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 
 def test_counts_lengths_tables_and_text_are_shown(built, data):
     home, reference = built
-    preprocess(data(sequence_length=20), str(home))
-    summary = described(home / reference["path"])
-    assert json.loads(json.dumps(summary)) == summary
+    preprocess(data(sequence_length=20), home)
+    summary = describe(home / reference.path)
+    assert DatasetSummary.from_json(summary.to_json()) == summary
     for split in ("train", "validation"):
-        shown, lengths = summary["splits"][split], summary["splits"][split]["document_tokens"]
-        assert (shown["documents"], shown["tokens"]) == (reference[split]["documents"], reference[split]["tokens"])
-        assert 1 < lengths["shortest"] <= lengths["p5"] <= lengths["median"] <= lengths["p95"] <= lengths["longest"]
-        assert shown["bytes_per_token"] == pytest.approx(shown["bytes"] / shown["tokens"])
-    assert sorted(table["sequence_length"] for table in summary["chunks"].values()) == [16, 20]
-    assert len(summary["samples"]) == 3 and all(summary["samples"])
-    assert (summary["license"], summary["vocab_size"], summary["dtype"]) == ("not stated", 300, "uint16")
+        shown, stated = summary.splits[split], getattr(reference, split)
+        lengths = shown.document_tokens
+        assert (shown.documents, shown.tokens) == (stated.documents, stated.tokens)
+        assert 1 < lengths.shortest <= lengths.p5 <= lengths.median <= lengths.p95 <= lengths.longest
+        assert shown.bytes_per_token == pytest.approx(shown.bytes / shown.tokens)
+    assert sorted(table.sequence_length for table in summary.chunks.values()) == [16, 20]
+    assert len(summary.samples) == 3 and all(summary.samples)
+    assert (summary.license, summary.vocab_size, summary.dtype) == ("not stated", 300, "uint16")
 
 
 def test_samples_are_rows_as_text(built, corpus):
     home, reference = built
     texts = "<|endoftext|>".join(path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt")))
-    first = described(home / reference["path"])["samples"][0]
+    first = describe(home / reference.path).samples[0]
     assert len(first) > 5 and first in texts
 
 
 def test_tables_set_aside_or_unfinished_are_not_listed_and_a_broken_dataset_is_refused(built, data):
     home, reference = built
-    folder = home / reference["path"]
-    other = preprocess(data(sequence_length=20), str(home))["chunks"]
+    folder = home / reference.path
+    other = preprocess(data(sequence_length=20), home).chunks
     (folder / "chunks" / other / "train.rows.npy").unlink()
     move_aside(folder / "chunks" / other)
-    shutil.copytree(folder / "chunks" / reference["chunks"], folder / "chunks" / f".{other}.1-ab.tmp")
-    assert list(described(folder)["chunks"]) == [reference["chunks"]]
+    shutil.copytree(folder / "chunks" / reference.chunks, folder / "chunks" / f".{other}.1-ab.tmp")
+    assert list(describe(folder).chunks) == [reference.chunks]
     (folder / "manifest.json").unlink()
     with pytest.raises(Damaged, match="manifest"):
-        described(folder)
+        describe(folder)
 
 
 @pytest.fixture
 def parts(built):
     home, reference = built
-    ref = DatasetRef.from_json(reference)
-    return describe(home / ref.path), ref, checks.verify(ref, home, "quick", 10**9)
+    return describe(home / reference.path), reference, verify(reference, home, "quick")
 
 
 @pytest.fixture
@@ -97,9 +95,8 @@ def test_skipped_documents_are_counted_by_reason(parts):
 
 def test_a_dataset_as_a_page(built, read_page):
     home, reference = built
-    report = VerifyReport.from_json(verify(reference, str(home), "deep", 0))
-    page = read_page(as_page(measured_dataset(home / reference["path"], report)))
-    documents = reference["train"]["documents"] + reference["validation"]["documents"]
+    page = read_page(as_page(measured_dataset(home / reference.path, verify(reference, home, "deep"))))
+    documents = reference.train.documents + reference.validation.documents
     for words in (
         f"documents {documents:,}",
         "Tokens per document",
@@ -115,21 +112,21 @@ def test_a_dataset_as_a_page(built, read_page):
 
 def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     home, _ = built
-    reference = preprocess(data(packing="best_fit"), str(home))
-    page = read_page(as_page(measured_dataset(home / reference["path"])))
+    reference = preprocess(data(packing="best_fit"), home)
+    page = read_page(as_page(measured_dataset(home / reference.path)))
     assert page.elements.count("svg") == 4 and "all checks passed" not in page.text
-    assert f"Fraction of a sequence that is targets ({reference['chunks']})" in page.text
+    assert f"Fraction of a sequence that is targets ({reference.chunks})" in page.text
 
 
 def test_tokens_are_counted(built, monkeypatch):
     home, reference = built
-    path = home / reference["path"]
+    path = home / reference.path
     content = read_dataset(path).content
     counts = training_counts(path, content)
-    assert counts.sum() == reference["train"]["tokens"] and len(counts) == reference["vocab_size"]
-    assert counts[content.eos_id] == reference["train"]["documents"]
+    assert counts.sum() == reference.train.tokens and len(counts) == reference.vocab_size
+    assert counts[content.eos_id] == reference.train.documents
     shares = counts[counts > 0] / counts.sum()
-    assert -(shares * np.log2(shares)).sum() == pytest.approx(reference["train"]["unigram_entropy_bits"], abs=0.01)
+    assert -(shares * np.log2(shares)).sum() == pytest.approx(reference.train.unigram_entropy_bits, abs=0.01)
     monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)
     assert training_counts(path, content).sum() == 100
 

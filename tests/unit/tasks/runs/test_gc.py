@@ -7,6 +7,7 @@ import time
 import pytest
 
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs import gc
 from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
@@ -15,7 +16,6 @@ from infini_llama.tasks.runs.run_reader import list_runs
 from infini_llama.tasks.storage.artifacts import move_aside, staging
 from infini_llama.tasks.storage.locks import Lock
 from support.made_up_runs import add_checkpoint
-from support.stages import preprocess
 
 ALL = Rules(older_than=0.0)
 NOTES = ("parts", "tokenizers")
@@ -38,7 +38,7 @@ def test_nothing_to_do_in_a_home_without_leftovers(home):
 
 
 def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
-    run, dataset = home / "runs" / "run", home / built[1]["path"]
+    run, dataset = home / "runs" / "run", home / built[1].path
     add_checkpoint(run / "checkpoints", 80)
     add_checkpoint(run / "checkpoints", 100)
     abandon_newer(run / "checkpoints", 80)
@@ -48,7 +48,7 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
         aside,
         staging(run / "checkpoints" / "step-00000120"),
         staging(dataset),
-        staging(dataset / "chunks" / built[1]["chunks"]),
+        staging(dataset / "chunks" / built[1].chunks),
     ]
     half = run / ".summary.json.123-0123abcd.tmp"
     half.write_text("{")
@@ -83,8 +83,8 @@ def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
 
 def test_locked_folders_are_kept(home, built):
     checkpoint = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
-    dataset = staging(home / built[1]["path"])
-    key = built[1]["path"].rpartition("-")[2]
+    dataset = staging(home / built[1].path)
+    key = built[1].path.rpartition("-")[2]
     with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
         for yes in (False, True):
             record = collect(home, ALL, yes)
@@ -115,11 +115,11 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
 
 
 def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, built, make_run):
-    dataset, rules = home / built[1]["path"], Rules(0.0, unused_datasets=True)
+    dataset, rules = home / built[1].path, Rules(0.0, unused_datasets=True)
     assert collect(home, rules, yes=True).files == ()
     shutil.rmtree(home / "runs")
     assert collect(home, ALL, yes=True).files == () and dataset.exists()
-    assert paths(collect(home, rules, yes=True)) == [built[1]["path"]]
+    assert paths(collect(home, rules, yes=True)) == [built[1].path]
     assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
 
 
@@ -145,7 +145,7 @@ def test_units_that_no_dataset_links_to_and_notes_on_text_go_unless_text_is_prep
         path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("units/*/*.json") if path.parent.name in NOTES
     )
     half = staging(tmp_path / units[0])
-    shutil.rmtree(tmp_path / reference["path"])
+    shutil.rmtree(tmp_path / reference.path)
     with Lock(tmp_path / "locks" / "prepare-0123456789ab.lock"):
         assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
     assert len(units) > 3

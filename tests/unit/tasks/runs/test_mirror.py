@@ -8,9 +8,8 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schema import DataConfig, PipelineConfig
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
-from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.mirror import RECORDS, Mirror, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
@@ -115,20 +114,20 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     checkpoint(run, 10)
     (run / "lineage.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"step": 10}\n')
-    with mirrored(settings(home, url), DatasetRef.from_json(reference)):
+    with mirrored(settings(home, url), reference):
         checkpoint(run, 20)
     checkpoint(run, 30)  # the machine died with it
     shutil.rmtree(home)
     wanted = settings(home, url)
-    preparation = Preparation(DataConfig.model_validate(data()), home)
+    preparation = Preparation(data(), home)
     restore_dataset(wanted, preparation.plan)
     restore_run(wanted)
     found = preparation.lookup()
-    assert found is not None and found.digest == reference["digest"]
+    assert found is not None and found.digest == reference.digest
     assert [checkpoint.step for checkpoint in checkpoints.committed(run / "checkpoints")] == [20]
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
     checkpoint(run, 40)
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         shutil.rmtree(run / "checkpoints" / "step-00000020")
     assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
     shutil.rmtree(run / "checkpoints" / "step-00000040")
@@ -147,18 +146,18 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path
     for run in (first, second):
         checkpoint(run, 100, run.parents[1].name)
         (run / "lineage.json").write_text(f'"{run.parents[1].name}"')
-    with mirrored(settings(first.parents[1], url), DatasetRef.from_json(reference)):
+    with mirrored(settings(first.parents[1], url), reference):
         checkpoint(first, 200, "a")
     wanted = settings(second.parents[1], url)
     restore_run(wanted)
     assert "step 200 of run one" in caplog.text and "step 100" in caplog.text
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         checkpoint(second, 150, "b")
     assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
     shutil.rmtree(tmp_path / "a")
     restore_run(settings(first.parents[1], url))
     assert checkpoints.latest_step(first / "checkpoints") == 200 and (first / "lineage.json").read_text() == '"a"'
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         checkpoint(second, 200, "b")
     assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
         second / "checkpoints" / "step-00000200"
@@ -171,7 +170,7 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
     checkpoint(run, 10)
     for name in RECORDS:
         (run / name).write_text(name)
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         pass
     before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
     fetch, left = Mirror._fetch, [0]
@@ -200,10 +199,10 @@ def test_a_rollback_is_followed(url, home, built, back_to):
     run, wanted = home / "runs" / "one", settings(home, url)
     for step in (10, 20, 30):
         checkpoint(run, step)
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         pass
     assert steps_kept(url, run) == [10, 20, 30]
-    with mirrored(wanted, DatasetRef.from_json(reference)):
+    with mirrored(wanted, reference):
         checkpoints.abandon_newer(run / "checkpoints", back_to)
     assert steps_kept(url, run) == [step for step in (10, 20, 30) if step <= back_to]
 
@@ -211,6 +210,6 @@ def test_a_rollback_is_followed(url, home, built, back_to):
 def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
     _, reference = built
     monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
-    with mirrored(settings(home, "memory://gone"), DatasetRef.from_json(reference)):
+    with mirrored(settings(home, "memory://gone"), reference):
         pass
     assert "no route to host" in caplog.text

@@ -10,14 +10,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
 from infini_llama.tasks.verify_data import checks
-from support.stages import preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 
-def files_of(home: Path, reference: dict) -> list[Path]:
-    return [path for path in sorted((home / reference["path"]).rglob("*")) if path.is_file()]
+def files_of(home: Path, reference: DatasetRef) -> list[Path]:
+    return [path for path in sorted((home / reference.path).rglob("*")) if path.is_file()]
 
 
 def flip(path: Path, bit: int) -> None:
@@ -26,7 +29,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def reseal(folder: Path, reference: dict, field: str = "digest", **content: object) -> dict:
+def reseal(folder: Path, reference: DatasetRef, field: str = "digest", **content: object) -> DatasetRef:
     """Makes manifest and reference agree with the files as they are now, as a faulty builder would have written them."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
     for name in manifest["files"]:
@@ -35,7 +38,7 @@ def reseal(folder: Path, reference: dict, field: str = "digest", **content: obje
     manifest["digest"] = checksum_of({key: manifest[key] for key in ("kind", "format_version", "files", "content")})
     manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
-    return reference | {field: manifest["digest"]}
+    return changed(reference, **{field: manifest["digest"]})
 
 
 def rewrite(shard: Path, change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
@@ -63,15 +66,15 @@ def counted(folder: Path, split: str) -> dict:
 def test_a_good_dataset_passes_with_a_report(built, level, caplog):
     home, reference = built
     with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
-        report = verify(reference, str(home), level, full_below=10**9)
-    assert json.loads(json.dumps(report)) == report
-    assert (report["ok"], report["level"], report["verify_on_read"]) == (True, level, False)
-    names = [check["name"] for check in report["checks"]]
+        report = verify(reference, home, level, full_below=10**9)
+    assert VerifyReport.from_json(report.to_json()) == report
+    assert (report.ok, report.level, report.verify_on_read) == (True, level, False)
+    names = [check.name for check in report.checks]
     assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
     assert names[5:] == (["tokens", "rows", "text", "leakage"] if level == "deep" else [])
-    assert all(check["ok"] and check["detail"] for check in report["checks"])
+    assert all(check.ok and check.detail for check in report.checks)
     files = [path for path in files_of(home, reference) if path.name != MANIFEST]
-    assert report["files"] == len(files) and report["checked_bytes"] == sum(path.stat().st_size for path in files)
+    assert report.files == len(files) and report.checked_bytes == sum(path.stat().st_size for path in files)
     progress = [record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")]
     assert progress[-1].done == progress[-1].total == len(names)
 
@@ -83,21 +86,21 @@ def test_every_shard_is_checked_whatever_the_threads(built, caplog, monkeypatch)
         monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.shards.COUNTED", at_once)
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
-            assert verify(reference, str(home), "deep", 0)["ok"]
+            assert verify(reference, home, "deep").ok
         for split in ("train", "validation"):
-            shards = list((home / reference["path"] / split).glob("*.arrow"))
+            shards = list((home / reference.path / split).glob("*.arrow"))
             reported = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
             assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(shards) > 1
 
 
 def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
     content = json.loads((folder / MANIFEST).read_bytes())["content"]
     for name in ("tokens", "unigram_entropy_bits", "shortest_document", "longest_document"):
-        changed = reseal(folder, reference, train=content["train"] | {name: 1000})
+        resealed = reseal(folder, reference, train=content["train"] | {name: 1000})
         with pytest.raises(DataError, match=f"{folder}/train .*1,?000"):
-            verify(changed, str(home), "deep", 0)
+            verify(resealed, home, "deep")
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
@@ -109,86 +112,83 @@ def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(built):
             for bit in (0, 4 * len(whole), 8 * len(whole) - 1):
                 flip(path, bit)
                 with pytest.raises(DataError, match=str(path)) as caught:
-                    verify(reference, str(home), level, full_below)
+                    verify(reference, home, level, full_below)
                 assert caught.value.exit_code == 65
                 path.write_bytes(whole)
                 struck += 1
-    assert struck >= 60 and verify(reference, str(home), "deep", 0)["ok"]
+    assert struck >= 60 and verify(reference, home, "deep").ok
 
 
 def test_above_the_bound_quick_leaves_shards_to_their_first_read_but_not_manifests_sizes_and_tokenizer(built):
     home, reference = built
-    report = verify(reference, str(home), "quick", full_below=10)
-    assert report["verify_on_read"] and report["checked_bytes"] == 0
-    folder = home / reference["path"]
+    report = verify(reference, home, "quick", full_below=10)
+    assert report.verify_on_read and report.checked_bytes == 0
+    folder = home / reference.path
     shard = next((folder / "train").glob("*.arrow"))
     flip(shard, 8 * 900)
-    assert verify(reference, str(home), "quick", full_below=10)["verify_on_read"]
+    assert verify(reference, home, "quick", full_below=10).verify_on_read
     for path in (folder / "tokenizer.json", folder / "token_bytes.npy", folder / MANIFEST):
         whole = path.read_bytes()
         flip(path, 8 * (len(whole) - 2))
         with pytest.raises(DataError, match=str(path)):
-            verify(reference, str(home), "quick", full_below=10)
+            verify(reference, home, "quick", full_below=10)
         path.write_bytes(whole)
     shard.write_bytes(shard.read_bytes()[:-8])
     with pytest.raises(DataError, match=str(shard)):
-        verify(reference, str(home), "quick", full_below=10)
+        verify(reference, home, "quick", full_below=10)
 
 
 def test_every_refusal_says_what_to_do_and_doing_it_helps(built, data):
     home, reference = built
-    table = home / reference["path"] / "chunks" / reference["chunks"]
+    table = home / reference.path / "chunks" / reference.chunks
     for suspect, path in (
         (table, table / "train.rows.npy"),
-        (home / reference["path"], home / reference["path"] / "tokenizer.json"),
+        (home / reference.path, home / reference.path / "tokenizer.json"),
     ):
         flip(path, 8 * 200)
         with pytest.raises(DataError, match=str(path)) as caught:
-            verify(reference, str(home), "quick", 10**9)
+            verify(reference, home, "quick")
         assert f"mv {suspect} {suspect}.damaged" in str(caught.value)
         shutil.move(suspect, f"{suspect}.damaged")
-        assert preprocess(data(), str(home)) | {"built": []} == reference | {"built": []}
-        assert verify(reference, str(home), "deep", 0)["ok"]
+        assert changed(preprocess(data(), home), built=[]) == changed(reference, built=[])
+        assert verify(reference, home, "deep").ok
 
 
-@pytest.mark.parametrize("level", ["dataset", "rows"])
-def test_a_folder_under_the_name_of_another_is_refused(built, data, level):
+def test_a_dataset_under_the_name_of_another_is_refused(built, data):
     home, reference = built
-    other = preprocess(
-        data(tokenizer={"vocab_size": 299}) if level == "dataset" else data(sequence_length=8), str(home)
-    )
-    path = home / reference["path"]
-    one, two = (
-        (path, home / other["path"])
-        if level == "dataset"
-        else (path / "chunks" / each["chunks"] for each in (reference, other))
-    )
-    shutil.rmtree(one)
-    two.rename(one)
-    names = ("digest", "chunks_digest") if level == "dataset" else ("chunks_digest",)
-    claimed = (
-        reference | {name: other[name] for name in names} | {"chunks": one.name if level == "rows" else other["chunks"]}
-    )
+    other = preprocess(data(tokenizer={"vocab_size": 299}), home)
+    shutil.rmtree(home / reference.path)
+    (home / other.path).rename(home / reference.path)
     with pytest.raises(DataError, match="key"):
-        verify(claimed, str(home), "quick", 10**9)
+        verify(changed(other, path=reference.path), home, "quick")
+
+
+def test_a_row_table_under_the_name_of_another_is_refused(built, data):
+    home, reference = built
+    other = preprocess(data(sequence_length=8), home)
+    tables = home / reference.path / "chunks"
+    shutil.rmtree(tables / reference.chunks)
+    (tables / other.chunks).rename(tables / reference.chunks)
+    with pytest.raises(DataError, match="key"):
+        verify(changed(other, chunks=reference.chunks), home, "quick")
 
 
 def test_a_renamed_dataset_is_valid(built):
     home, reference = built
-    (home / reference["path"]).rename(home / "datasets" / "my-corpus")
-    assert verify(reference | {"path": "datasets/my-corpus"}, str(home), "quick", 10**9)["ok"]
+    (home / reference.path).rename(home / "datasets" / "my-corpus")
+    assert verify(changed(reference, path="datasets/my-corpus"), home, "quick").ok
 
 
 def test_another_dataset_than_the_reference_says_is_refused(built):
     home, reference = built
-    for changed in ({"digest": "blake3:0"}, {"chunks_digest": "blake3:0"}):
+    for name in ("digest", "chunks_digest"):
         with pytest.raises(DataError, match=r"blake3:[0-9a-f]{64}.*blake3:0"):
-            verify(reference | changed, str(home), "quick", 0)
+            verify(changed(reference, **{name: "blake3:0"}), home, "quick", 0)
 
 
 def test_a_missing_dataset_is_reported(built, tmp_path):
     with pytest.raises(DataError, match="manifest"):
-        verify(built[1], str(tmp_path / "nowhere"), "quick", 0)
+        verify(built[1], tmp_path / "nowhere", "quick", 0)
 
 
 def token(place: int, value: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -220,35 +220,35 @@ WRONG = [
 @pytest.mark.parametrize(("change", "sentence"), WRONG)
 def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(built, change, sentence):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
     shard = folder / "train" / "data-00000.arrow"
     rewrite(shard, change)
     reference = reseal(folder, reference)
-    verify(reference, str(home), "quick", 10**9)
+    verify(reference, home, "quick")
     with pytest.raises(DataError, match=sentence) as caught:
-        verify(reference, str(home), "deep", 0)
+        verify(reference, home, "deep")
     assert str(shard) in str(caught.value)
 
 
 def test_a_row_table_of_other_tokens_is_found_by_deep(built):
     home, reference = built
-    table = home / reference["path"] / "chunks" / reference["chunks"]
+    table = home / reference.path / "chunks" / reference.chunks
     starts = np.load(table / "train.rows.npy")
     for wrong in (starts + 1, starts[::-1], starts[:-1], starts.astype(np.int32), np.append(starts, starts[-1] + 16)):
         save_array(table / "train.rows.npy", wrong)
-        changed = reseal(table, reference, "chunks_digest")
-        verify(changed, str(home), "quick", 10**9)
+        resealed = reseal(table, reference, "chunks_digest")
+        verify(resealed, home, "quick")
         with pytest.raises(DataError, match=r"train\.rows\.npy"):
-            verify(changed, str(home), "deep", 0)
+            verify(resealed, home, "deep")
     save_array(table / "train.rows.npy", starts)
-    changed = reseal(table, reference, "chunks_digest", rows={"train": len(starts) + 1, "validation": 3})
+    resealed = reseal(table, reference, "chunks_digest", rows={"train": len(starts) + 1, "validation": 3})
     with pytest.raises(DataError, match="manifest"):
-        verify(changed, str(home), "deep", 0)
+        verify(resealed, home, "deep")
 
 
 def test_a_different_tokenizer_is_found(built):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
     description = json.loads((folder / "tokenizer.json").read_bytes())
     vocabulary = description["model"]["vocab"]
     first, second = "c", "cat" if "cat" in vocabulary else max(vocabulary, key=len)
@@ -256,12 +256,12 @@ def test_a_different_tokenizer_is_found(built):
     (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == 300
     with pytest.raises(DataError, match=r"token_bytes\.npy"):
-        verify(reseal(folder, reference), str(home), "quick", 10**9)
+        verify(reseal(folder, reference), home, "quick")
 
 
 def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
 
     tokenizer = json.loads((folder / "tokenizer.json").read_bytes())["model"]
     left, right = (tokenizer["vocab"][piece] for piece in tokenizer["merges"][0])
@@ -273,12 +273,12 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built):
     for shard in (folder / "train").glob("*.arrow"):
         rewrite(shard, unmerge)
     with pytest.raises(DataError, match=r"document \d+ of train"):
-        verify(reseal(folder, reference, train=counted(folder, "train")), str(home), "deep", 0)
+        verify(reseal(folder, reference, train=counted(folder, "train")), home, "deep")
 
 
 def test_a_document_in_both_splits_is_found_by_deep(built):
     home, reference = built
-    folder = home / reference["path"]
+    folder = home / reference.path
     offsets, values = map_shard(folder / "train" / "data-00000.arrow")
     leaked = values[: offsets[1]]
     shard = folder / "validation" / "data-00000.arrow"
@@ -293,11 +293,11 @@ def test_a_document_in_both_splits_is_found_by_deep(built):
         added = {"documents": 1, "tokens": extra} if number == 0 else {"first_document": 1, "first_token": extra}
         entry |= {name: entry[name] + by for name, by in added.items()}
     facts |= {"documents": facts["documents"] + 1, "tokens": facts["tokens"] + extra}
-    table = folder / "chunks" / reference["chunks"]
+    table = folder / "chunks" / reference.chunks
     rows = np.arange((facts["tokens"] - 1) // 16, dtype=np.int64) * 16
     save_array(table / "validation.rows.npy", rows)
     reference = reseal(folder, reference, validation=facts)
-    counts = {"train": reference["train"]["rows"], "validation": len(rows)}
+    counts = {"train": reference.train.rows, "validation": len(rows)}
     reference = reseal(table, reference, "chunks_digest", rows=counts)
     with pytest.raises(DataError, match=r"^1 training document"):
-        verify(reference, str(home), "deep", 0)
+        verify(reference, home, "deep")

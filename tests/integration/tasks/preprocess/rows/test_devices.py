@@ -12,7 +12,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows import tables
 from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
 from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, resolve_device, rows_by_torch, rows_on
-from support.stages import preprocess, read_manifest
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.storage.artifacts import read_row_table
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
 LENGTHS = np.array([100, 20, 1, 7, 10, 11])
@@ -57,9 +58,9 @@ def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked
 ):
     settings, devices = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
     for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
-        reference = preprocess(data(**settings, device=requested), str(tmp_path / name))
-        manifest = read_manifest(tmp_path / name / reference["path"] / "chunks" / reference["chunks"], "chunks")
-        devices.append(manifest["meta"]["device"])
+        reference = preprocess(data(**settings, device=requested), tmp_path / name)
+        table = tmp_path / name / reference.path / "chunks" / reference.chunks
+        devices.append(read_row_table(table).meta.device)
     assert devices == ["cuda:0" if strategy in ON_A_GPU else "cpu", "cpu"]
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
 

@@ -13,8 +13,8 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import hub
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, texts_of
 from infini_llama.tasks.preprocess.sources.texts import Fault
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.task import _is_transient
-from support.stages import preprocess
 
 ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
 
@@ -47,9 +47,9 @@ def folder(request, tmp_path):
 
 def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(data, folder, cache, tmp_path, digests):
     given = {"source": "huggingface", "dataset": str(folder), "text_column": "body", "files": [], "deduplicate": True}
-    streamed = preprocess(data(**given, streaming=True), str(tmp_path / "streamed"))
+    streamed = preprocess(data(**given, streaming=True), tmp_path / "streamed")
     assert not list(cache.rglob("*.arrow"))
-    copied = preprocess(data(**given), str(tmp_path / "copied"))
+    copied = preprocess(data(**given), tmp_path / "copied")
     assert list(cache.rglob("*.arrow")) and streamed == copied
     assert digests(tmp_path / "streamed" / "datasets") == digests(tmp_path / "copied" / "datasets")
 
@@ -82,15 +82,15 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
 def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
     given = {"source": "huggingface", "dataset": str(folder), "files": [], "streaming": True}
     with pytest.raises(DataError, match=r"hub.*text.*id, body"):
-        preprocess(data(**given), str(tmp_path / "home"))
+        preprocess(data(**given), tmp_path / "home")
     with pytest.raises(DataError, match="nothing"):
-        preprocess(data(**given, text_column="body", dataset_split="nothing"), str(tmp_path / "home"))
+        preprocess(data(**given, text_column="body", dataset_split="nothing"), tmp_path / "home")
     records = list(texts_of(HubSplit(str(folder), None, "train", None, True), "id"))
     assert len(records) == len(ROWS) and all(isinstance(record, Fault) for record in records)  # numbers are no text
     last = sorted((folder / "data").iterdir())[-1]
     last.write_bytes(b'"\xff\xfe never a file\n')
     with pytest.raises(DataError, match="hub"):
-        preprocess(data(**given, text_column="body"), str(tmp_path / "home"))
+        preprocess(data(**given, text_column="body"), tmp_path / "home")
 
 
 class Breaking:
@@ -125,11 +125,11 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
     monkeypatch.setattr(hub, "_opened", lambda split: Breaking(opened(replace(split, path=str(folder))), error))
     given = {"source": "huggingface", "dataset": dataset or str(folder), "text_column": "body", "files": []}
     with pytest.raises(PipelineError, match="'train'") as found:
-        preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), str(tmp_path / "home"))
+        preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), tmp_path / "home")
     assert found.value.exit_code == 70
     monkeypatch.setattr(hub, "_opened", lambda split: opened(replace(split, path=str(folder))))
     with pytest.raises(DataError, match="'text'"):
-        preprocess(data(**given | {"text_column": "text"}, streaming=True), str(tmp_path / "home"))
+        preprocess(data(**given | {"text_column": "text"}, streaming=True), tmp_path / "home")
 
 
 def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch)
         monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
     given = {"source": "huggingface", "dataset": "owner/never-fetched", "files": [], "on_bad_input": "skip"}
     with pytest.raises(PipelineError, match="owner/never-fetched") as found:
-        preprocess(data(**given, streaming=True), str(tmp_path / "home"))
+        preprocess(data(**given, streaming=True), tmp_path / "home")
     assert found.value.exit_code == 70
 
 

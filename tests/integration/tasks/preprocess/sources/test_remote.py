@@ -11,13 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats, remote
 from infini_llama.tasks.preprocess.sources.remote import matching
+from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from support.remote import WebServer, s3_server
-from support.stages import lookup, preprocess, survey
+from support.stages import survey
 
 TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
 
@@ -68,19 +70,19 @@ PATTERNS = ["{}/", "{}/**/*", "{}/deep/*.jsonl*", "{}/a.txt", "{}/[fg]*"]
 def test_the_same_text_elsewhere_has_the_same_key(folder, s3, web, pattern):
     found = {}
     for place in (str(folder), s3, f"{web.url}/text"):
-        corpus = survey({"files": [pattern.format(place)]})
+        corpus = survey(DataConfig(files=[pattern.format(place)]))
         found[place] = corpus.identity, corpus.report.records
     here, *elsewhere = found.values()
     assert here[1] and elsewhere == [here, here]
 
 
 def test_the_same_bytes_from_s3_and_over_http_with_faults(data, digests, folder, s3, web, tmp_path):
-    here = preprocess(data(files=[f"{folder}/**/*"], num_workers=2), str(tmp_path / "here"))
+    here = preprocess(data(files=[f"{folder}/**/*"], num_workers=2), tmp_path / "here")
     expected = digests(tmp_path / "here" / "datasets")
-    assert preprocess(data(files=[f"{s3}/**/*"], num_workers=2), str(tmp_path / "s3")) == here
+    assert preprocess(data(files=[f"{s3}/**/*"], num_workers=2), tmp_path / "s3") == here
     assert digests(tmp_path / "s3" / "datasets") == expected
     web.faults = ["503", "cut", "slow", "cut", "503", "slow"] * 3
-    assert preprocess(data(files=[f"{web.url}/text/**/*"], num_workers=2), str(tmp_path / "web")) == here
+    assert preprocess(data(files=[f"{web.url}/text/**/*"], num_workers=2), tmp_path / "web") == here
     assert digests(tmp_path / "web" / "datasets") == expected and not web.faults
 
 
@@ -89,26 +91,26 @@ def test_an_unreachable_server_is_not_bad_input(web, fault, monkeypatch):
     monkeypatch.setattr(remote, "TRIES", 2)
     web.faults = [fault] * 1000
     with pytest.raises(PipelineError) as raised:
-        survey({"files": [f"{web.url}/text/deep/b.jsonl?signature=hush"], "on_bad_input": "skip"})
+        survey(DataConfig(files=[f"{web.url}/text/deep/b.jsonl?signature=hush"], on_bad_input="skip"))
     assert raised.value.exit_code == 70 and "hush" not in str(raised.value)
 
 
 def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
     for pattern in (f"{web.url}/text/none.txt", f"{s3}/none*", "s3://no-such-bucket/x.txt"):
         with pytest.raises(DataError):
-            survey({"files": [pattern]})
+            survey(DataConfig(files=[pattern]))
     web.always = "403"
     with pytest.raises(DataError):
-        survey({"files": [f"{web.url}/text/a.txt"]})
+        survey(DataConfig(files=[f"{web.url}/text/a.txt"]))
     with pytest.raises(ConfigError):
-        survey({"files": ["nonsense://bucket/x.txt"]})
+        survey(DataConfig(files=["nonsense://bucket/x.txt"]))
 
 
 def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 10_000)
-    here = survey({"files": [str(folder / "deep" / "b.jsonl")]}).identity
+    here = survey(DataConfig(files=[str(folder / "deep" / "b.jsonl")])).identity
     with WebServer(folder.parent, ranges=False) as server:
-        assert survey({"files": [f"{server.url}/text/deep/b.jsonl"]}).identity == here
+        assert survey(DataConfig(files=[f"{server.url}/text/deep/b.jsonl"])).identity == here
         assert server.requests["b.jsonl"] < 6
 
 
@@ -156,8 +158,8 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
         lambda *given, **_: (read.append(given), iter(TEXTS))[1],
     )
     given = {"source": "huggingface", "dataset": "someone/something", "files": [], "streaming": True}
-    reference = preprocess(data(**given), str(tmp_path))
-    manifest = json.loads((tmp_path / reference["path"] / "manifest.json").read_text())
+    reference = preprocess(data(**given), tmp_path)
+    manifest = json.loads((tmp_path / reference.path / "manifest.json").read_text())
     assert manifest["meta"]["revision"] == commit and read[0][0].revision == commit
     before = len(read)
-    assert lookup(data(**given), tmp_path) == reference | {"built": []} and len(read) == before
+    assert lookup(data(**given), tmp_path) == changed(reference, built=[]) and len(read) == before

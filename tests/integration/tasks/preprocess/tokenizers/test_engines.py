@@ -15,10 +15,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
-from support.stages import preprocess, read_manifest
+from infini_llama.tasks.storage.artifacts import read_dataset
 
 pytest.importorskip("gigatoken")
 STOPPED_WHILE_CHECKING = """
@@ -46,15 +47,13 @@ except Stopped:
 
 
 def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, small_parts, monkeypatch):
-    first = preprocess(data(), str(tmp_path / "slow"))
+    first = preprocess(data(), tmp_path / "slow")
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
-    second = preprocess(data(num_workers=2), str(tmp_path / "fast"))
+    second = preprocess(data(num_workers=2), tmp_path / "fast")
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
-    slow, fast = (
-        read_manifest(tmp_path / name / first["path"], "dataset")["meta"]["engine"] for name in ("slow", "fast")
-    )
-    assert (slow["name"], fast["name"], fast["refused"]) == ("tokenizers", "gigatoken", {})
+    slow, fast = (read_dataset(tmp_path / name / first.path).meta.engine for name in ("slow", "fast"))
+    assert (slow.name, fast.name, fast.refused) == ("tokenizers", "gigatoken", {})
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
@@ -117,7 +116,7 @@ def slow(data, home, monkeypatch):
     """The dataset as the reference engine makes it."""
     with monkeypatch.context() as patch:
         patch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
-        return preprocess(data, str(home))
+        return preprocess(data, home)
 
 
 def test_a_difference_found_during_the_build_switches_to_the_reference(
@@ -125,12 +124,12 @@ def test_a_difference_found_during_the_build_switches_to_the_reference(
 ):
     monkeypatch.setattr(engines, "compare", lambda *_: None)  # a check that saw nothing
     monkeypatch.setattr(engines, "SAMPLED", 3)
-    second = preprocess(data(), str(tmp_path / "fast"))
+    second = preprocess(data(), tmp_path / "fast")
     first = slow(data(), tmp_path / "slow", monkeypatch)
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
-    used = read_manifest(tmp_path / "fast" / second["path"], "dataset")["meta"]["engine"]
-    assert used["name"] == "tokenizers" and "gigatoken" in used["refused"]
+    used = read_dataset(tmp_path / "fast" / second.path).meta.engine
+    assert used.name == "tokenizers" and "gigatoken" in used.refused
     kept = [{path.name for path in (tmp_path / name / "units").iterdir()} for name in ("slow", "fast")]
     assert kept[0] == kept[1]  # of the refused engine nothing is left
 
@@ -161,9 +160,9 @@ def test_a_failure_after_a_mismatch_leaves_no_unit_of_the_refused_engine(
     with monkeypatch.context() as patch:
         patch.setattr(stage, "remove", dying)
         with pytest.raises(OSError, match="Input/output error"):
-            preprocess(data(), str(home))
+            preprocess(data(), home)
     assert not list(home.glob("units/*/*/manifest.json"))
-    reference = preprocess(data(), str(home))
+    reference = preprocess(data(), home)
     assert slow(data(), tmp_path / "slow", monkeypatch) == reference
     assert digests(home / "datasets") == digests(tmp_path / "slow" / "datasets")
 
@@ -171,17 +170,17 @@ def test_a_failure_after_a_mismatch_leaves_no_unit_of_the_refused_engine(
 def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     late, fast, data, corpus, tmp_path, digests, monkeypatch, small_parts
 ):
-    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch)["path"] / "tokenizer.json"
+    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch).path / "tokenizer.json"
     text = shutil.copytree(corpus, tmp_path / "text")
     settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
     monkeypatch.setattr(engines, "SAMPLED", 1000)
-    earlier = preprocess(settings, str(tmp_path / "home"))["path"]  # wrong from the second text on, and not caught
+    earlier = preprocess(settings, tmp_path / "home").path  # wrong from the second text on, and not caught
     tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
     engines.refuse(tokenizer, tmp_path / "home" / "engine-checks", "another text showed it")
     (text / "text-99-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
-    reference = preprocess(settings, str(tmp_path / "home"))
+    reference = preprocess(settings, tmp_path / "home")
     slow(settings, tmp_path / "fresh", monkeypatch)
-    assert digests(tmp_path / "home" / reference["path"]) == digests(tmp_path / "fresh" / reference["path"])
+    assert digests(tmp_path / "home" / reference.path) == digests(tmp_path / "fresh" / reference.path)
 
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
@@ -251,4 +250,4 @@ def test_a_pattern_that_backtracks_without_end_is_refused(data, tmp_path):
         (tmp_path / f"{number}.txt").write_text(f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else ""))
     settings = data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path), "eos": "</s>"})
     with pytest.raises(DataError, match="retry-limit"):
-        preprocess(settings, str(tmp_path / "home"))
+        preprocess(settings, tmp_path / "home")

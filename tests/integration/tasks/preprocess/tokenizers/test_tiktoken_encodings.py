@@ -15,11 +15,12 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokenizers import tiktoken_encodings
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import end_of_text, load
-from support.stages import plan, preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 NAME = "cl100k_base"
 
@@ -121,18 +122,18 @@ TEXTS = [
 def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_path, monkeypatch):
     _, _, asked = small
     given = data(tokenizer={"encoding": NAME})
-    key = plan(given, str(tmp_path))["key"]
+    key = Preparation(given, tmp_path).plan().key
     assert not asked
     encoding, _, _ = small
     for changes in ({"pattern": encoding.pattern + "|x"}, {"special": encoding.special | {"<|other|>": 270}}):
         with monkeypatch.context() as patch:
             patch.setitem(ENCODINGS, NAME, replace(encoding, **changes))
-            assert plan(given, str(tmp_path))["key"] != key
-    reference = preprocess(given, str(tmp_path))
-    assert len(asked) == 1 and key.startswith(reference["path"].rsplit("-", 1)[1])
-    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+            assert Preparation(given, tmp_path).plan().key != key
+    reference = preprocess(given, tmp_path)
+    assert len(asked) == 1 and key.startswith(reference.path.rsplit("-", 1)[1])
+    assert verify(reference, tmp_path, "deep").ok
     shutil.rmtree(tmp_path / "tiktoken")
-    assert preprocess(given, str(tmp_path))["built"] == []
+    assert preprocess(given, tmp_path).built == ()
 
 
 def test_a_named_encoding_is_valid_with_every_key():

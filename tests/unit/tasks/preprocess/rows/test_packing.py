@@ -18,11 +18,13 @@ from infini_llama.tasks.preprocess.rows.packing import (
     row_count,
     row_starts,
 )
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
+from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch
-from support.stages import describe, preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
 
@@ -87,11 +89,11 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     targets = [start + k for row in found for start, size in row for k in range(1, size)]
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
     assert sorted(targets) == [token for token in range(sum(lengths)) if token not in firsts]
-    costs = costs_of(packed, np.array(lengths), length).to_json()
-    assert costs["targets"] == len(targets) and costs["lost_tokens"] == lengths.count(1)
-    assert costs["cut_documents"] == sum(size > length + 1 for size in lengths)
+    costs = costs_of(packed, np.array(lengths), length)
+    assert costs.targets == len(targets) and costs.lost_tokens == lengths.count(1)
+    assert costs.cut_documents == sum(size > length + 1 for size in lengths)
     places = len(found) * (length + 1)
-    assert costs["efficiency"] == pytest.approx(sum(size for row in found for _, size in row) / max(1, places))
+    assert costs.efficiency == pytest.approx(sum(size for row in found for _, size in row) / max(1, places))
 
 
 def test_offsets_beyond_32_bits_are_exact():
@@ -111,8 +113,8 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]
     cut = sum(not any(a <= end - size and end <= b for a, b in rows) for end, size in zip(ends, lengths, strict=True))
-    costs = costs_of_starts(starts, table, length).to_json()
-    assert (costs["lost_tokens"], costs["cut_documents"]) == (tokens - len(covered), cut)
+    costs = costs_of_starts(starts, table, length)
+    assert (costs.lost_tokens, costs.cut_documents) == (tokens - len(covered), cut)
 
 
 def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast():
@@ -129,31 +131,30 @@ def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast
 @pytest.mark.parametrize("strategy", [*PACKED, "window"])
 def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_path, strategy):
     extra = {"stride": 5} if strategy == "window" else {}
-    whole = preprocess(data(), str(tmp_path))
-    reference = preprocess(data(packing=strategy, **extra), str(tmp_path))
-    assert reference["digest"] == whole["digest"] and reference["built"] == ["chunks"]
-    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
-    folder = tmp_path / reference["path"]
-    statistics = describe(folder)["chunks"][reference["chunks"]]["packing"]["train"]
-    assert set(statistics) == {"efficiency", "cut_documents", "lost_tokens", "targets"}
+    whole = preprocess(data(), tmp_path)
+    reference = preprocess(data(packing=strategy, **extra), tmp_path)
+    assert reference.digest == whole.digest and reference.built == ("chunks",)
+    assert verify(reference, tmp_path, "deep").ok
+    folder = tmp_path / reference.path
+    statistics = describe(folder).chunks[reference.chunks].packing.train
     shards = read_dataset(folder).content.train.shards
     stream = np.concatenate([map_shard(folder / shard.file)[1] for shard in shards])
-    reader = TokenReader(folder, reference["chunks"], "train", verify_on_read=True)
+    reader = TokenReader(folder, reference.chunks, "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)
-    assert len(reader) == reference["train"]["rows"] and reader.count_targets(numbers) == statistics["targets"]
+    assert len(reader) == reference.train.rows and reader.count_targets(numbers) == statistics.targets
     if strategy == "window":
         assert mask is None and tokens[1].tolist() == stream[5 : 5 + 17].tolist()
         return
-    assert mask is not None and mask.sum() == statistics["targets"]
+    assert mask is not None and mask.sum() == statistics.targets
     lengths = document_lengths(folder, shards)
     firsts = lengths.cumsum() - lengths
     assert sorted(tokens[:, 1:][mask].tolist()) == sorted(np.delete(stream, firsts).tolist())
 
 
 def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path):
-    reference = preprocess(data(packing="padded"), str(tmp_path))
-    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
+    reference = preprocess(data(packing="padded"), tmp_path)
+    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     rows = np.flatnonzero(np.diff(reader.starts) > 0)[:60]
@@ -176,8 +177,8 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(data, tmp_path, strategy):
-    reference = preprocess(data(packing=strategy), str(tmp_path))
-    reader = TokenReader(tmp_path / reference["path"], reference["chunks"], "train")
+    reference = preprocess(data(packing=strategy), tmp_path)
+    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     (inputs, labels, documents), *_ = TrainBatches(stages_of(reader), 3, 60, 60, 0, 1, isolate=True).micro_batches(

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources import texts as records
@@ -25,10 +26,6 @@ from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import Survey, survey
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
-
-
-def section(**given: object) -> dict:
-    return DataConfig.model_validate(given).model_dump(mode="json")
 
 
 def read(*given: Any) -> Iterator[str | Fault]:
@@ -160,31 +157,31 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     texts = ["same", "other text", "same", "", "x", "same"]
     (tmp_path / "x.jsonl").write_bytes(encoded("jsonl", texts))
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
-        corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2))
+        corpus = survey(DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2))
         assert "records read" not in caplog.text, "a look at the text is not a build"
         log_left_out(corpus.report)
     assert kept(corpus) == ["other text", "same", "same", "same"]
     assert "6 records read: 1 empty, 1 too short, 2 exact duplicates (kept" in caplog.text
-    corpus = survey(section(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
+    corpus = survey(DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
     assert kept(corpus) == ["other text", "same"] and corpus.report.duplicates == 2
 
 
 def test_own_validation_files_are_held_out_and_their_text_is_not_trained_on(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(encoded("jsonl", ["one", "two", "three"]))
     (tmp_path / "held.jsonl").write_bytes(encoded("jsonl", ["two", "four"]))
-    given = {"files": [f"{tmp_path}/*.jsonl"], "validation_files": [f"{tmp_path}/held.jsonl"]}
-    corpus = survey(section(**given))
+    given = DataConfig(files=[f"{tmp_path}/*.jsonl"], validation_files=[f"{tmp_path}/held.jsonl"])
+    corpus = survey(given)
     assert kept(corpus, "train") == ["one", "three"] and kept(corpus, "validation") == ["four", "two"]
     assert corpus.report.also_validation == 1
     with pytest.raises(DataError, match=r"data\.validation_files"):
-        survey(section(**given | {"validation_files": ["nothing.txt"]}))
+        survey(changed(given, validation_files=["nothing.txt"]))
 
 
 def test_a_folder_gives_its_known_files(tmp_path):
     (tmp_path / "sub").mkdir()
     for name, text in (("a.txt", "a"), ("sub/b.md", "b"), ("c.png", "c"), (".d.txt", "d")):
         (tmp_path / name).write_text(text)
-    assert kept(survey(section(files=[str(tmp_path)]))) == ["a", "b"]
+    assert kept(survey(DataConfig(files=[str(tmp_path)]))) == ["a", "b"]
 
 
 LINES = st.sampled_from(

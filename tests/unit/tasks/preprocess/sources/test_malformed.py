@@ -16,7 +16,9 @@ import pytest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.sources import texts
-from support.stages import preprocess, survey, verify
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.verify_data.checks import verify
+from support.stages import survey
 
 
 def parquet(*values: Any, kind: pa.DataType | None = None) -> bytes:
@@ -131,10 +133,10 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
     for name, (content, *_) in (FILES | RECORDS).items():
         (text / name).write_bytes(content)
     settings = data(files=[str(text)], on_bad_input="skip")
-    reference = preprocess(settings, str(tmp_path / "home"))
+    reference = preprocess(settings, tmp_path / "home")
     used, left_out = (sum(record[place] for record in RECORDS.values()) for place in (2, 3))
-    documents = sum(reference[split]["documents"] for split in ("train", "validation"))
-    assert documents == 30 + used and verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
+    documents = reference.train.documents + reference.validation.documents
+    assert documents == 30 + used and verify(reference, tmp_path / "home", "deep").ok
     assert f"{left_out} damaged records" in caplog.text and f"{len(FILES)} damaged files" in caplog.text
     bad = survey(settings).report.bad
     assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
@@ -143,8 +145,8 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
 def test_files_without_text_are_no_fault(data, text, tmp_path):
     for name, content in EMPTY.items():
         (text / name).write_bytes(content)
-    reference = preprocess(data(files=[str(text)]), str(tmp_path / "home"))
-    assert sum(reference[split]["documents"] for split in ("train", "validation")) == 30
+    reference = preprocess(data(files=[str(text)]), tmp_path / "home")
+    assert reference.train.documents + reference.validation.documents == 30
 
 
 @pytest.mark.timeout(60)
@@ -160,9 +162,9 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.txt").write_text("a linked text " * 9)
     (text / "linked").symlink_to(tmp_path / "elsewhere")
-    reference = preprocess(data(files=[str(text / pattern)]), str(tmp_path / "home"))
+    reference = preprocess(data(files=[str(text / pattern)]), tmp_path / "home")
     found = 30 + (not pattern.endswith("fine-*"))
-    assert sum(reference[split]["documents"] for split in ("train", "validation")) == found
+    assert reference.train.documents + reference.validation.documents == found
 
 
 def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, caplog):
@@ -171,12 +173,12 @@ def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path
     (inner / "caf\udce9.txt").write_text("a text in a file of that name")
     (inner / "caf\udce9.jsonl").write_bytes(GOOD + b"broken\n")
     (inner / "caf\udce9.jsonl.zst").write_bytes(pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True))
-    home = str(tmp_path / "home")
+    home = tmp_path / "home"
     with pytest.raises(DataError) as refused:
         preprocess(data(files=[str(text)]), home)
     assert str(refused.value).isprintable() and "caf\\xe9.jsonl" in str(refused.value)
     reference = preprocess(data(files=[str(text)], on_bad_input="skip"), home)
-    assert sum(reference[split]["documents"] for split in ("train", "validation")) == 33
+    assert reference.train.documents + reference.validation.documents == 33
     assert "caf\\xe9.jsonl" in caplog.text and caplog.text.encode()
 
 
@@ -208,10 +210,10 @@ def test_unreadable_folders_are_named(data, as_nobody, what):
     denied.chmod(0)
     settings = data(files=[str(folder)])
     with pytest.raises(DataError, match=rf"{denied} .*Permission denied.*data\.files"):
-        preprocess(settings, str(home))
+        preprocess(settings, home)
     assert not list((home / "datasets").glob("files-*"))
     denied.chmod(0o755)
-    assert preprocess(settings, str(home))["built"] == ["tokens", "chunks"]
+    assert preprocess(settings, home).built == ("tokens", "chunks")
 
 
 def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(data, tmp_path, monkeypatch):

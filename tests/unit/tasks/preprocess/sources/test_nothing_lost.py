@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from infini_llama.configs.errors import DataError, escaped
+from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig
 from infini_llama.flows.cli.main import main
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
-
-HALF = {"validation_fraction": 0.5}
 
 
 def read(path: Path, text_column: str) -> list[str | Fault]:
@@ -28,7 +28,7 @@ def read(path: Path, text_column: str) -> list[str | Fault]:
 def test_an_archive_is_refused_and_not_read_as_a_text(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("a file's name, and its text")
     with pytest.raises(DataError, match=rf"{name} is an archive; unpack it"):
-        survey({"files": [str(tmp_path / name)], **HALF})
+        survey(DataConfig(files=[str(tmp_path / name)], validation_fraction=0.5))
 
 
 def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
     joined = tmp_path / "joined.parquet"
     joined.write_bytes((tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes())
     with pytest.raises(DataError, match="one another"):
-        survey({"files": [str(joined)], **HALF})
+        survey(DataConfig(files=[str(joined)], validation_fraction=0.5))
 
 
 def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Pat
     content[content.index(b"number 77")] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match="is damaged"):
-        survey({"files": [str(file)], **HALF})
+        survey(DataConfig(files=[str(file)], validation_fraction=0.5))
 
 
 def test_ndjson_and_tsv_files_are_read(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_ndjson_and_tsv_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "b.tsv").write_text('id\ttext\n1\tthree, four\n2\t"five\tsix"\n')
     assert list(read(tmp_path / "a.ndjson", "text")) == ["one", "two"]
     assert list(read(tmp_path / "b.tsv", "text")) == ["three, four", "five\tsix"]
-    assert survey({"files": [str(tmp_path)], **HALF}).report.records == 4
+    assert survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5)).report.records == 4
 
 
 def test_files_of_other_kinds_in_a_folder_are_counted_and_logged(
@@ -67,7 +67,7 @@ def test_files_of_other_kinds_in_a_folder_are_counted_and_logged(
     names = ("a.txt", "a.html", "deep/b.HTML", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
     for name in names:
         (tmp_path / name).write_text("text")
-    report = survey({"files": [str(tmp_path)], **HALF}).report
+    report = survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5)).report
     assert report.other_files == {".html": 2, ".zip": 1, "hidden": 2, "no ending": 1} and report.records == 1
     with caplog.at_level(logging.INFO):
         log_left_out(report)
@@ -78,9 +78,9 @@ def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_pa
     (tmp_path / "held.txt").write_text("held out")
     for name, text in {"a": "held out", "b": "held out", "c": "twice", "d": "twice", "e": "once"}.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    data = {"files": [str(tmp_path / "?.txt")], "validation_files": [str(tmp_path / "held.txt")]}
+    data = DataConfig(files=[str(tmp_path / "?.txt")], validation_files=[str(tmp_path / "held.txt")])
     for deduplicate, kept in ((False, 3), (True, 2)):
-        corpus = survey(data | {"deduplicate": deduplicate})
+        corpus = survey(changed(data, deduplicate=deduplicate))
         assert (corpus.report.also_validation, corpus.report.duplicates) == (2, 1)
         assert len(corpus.train) == kept and len(corpus.validation) == 1
 

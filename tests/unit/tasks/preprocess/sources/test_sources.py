@@ -11,12 +11,8 @@ from infini_llama.tasks.preprocess.sources.sources import describe, files_of
 from support.stages import Survey, survey
 
 
-def section(**given: object) -> dict:
-    return DataConfig.model_validate(given).model_dump(mode="json")
-
-
 def read(*files: object) -> Survey:
-    return survey(section(files=[str(file) for file in files], validation_fraction=1e-9))
+    return survey(DataConfig(files=[str(file) for file in files], validation_fraction=1e-9))
 
 
 def names(*files: object) -> list[str]:

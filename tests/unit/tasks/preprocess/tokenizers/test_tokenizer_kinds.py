@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
@@ -21,7 +22,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     train,
     train_bpe,
 )
-from support.stages import preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
 KINDS = ("bpe", "wordpiece", "unigram")
@@ -65,21 +66,21 @@ def test_even_a_vocabulary_full_of_the_end_of_text_marker_does_not_yield_it():
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_path, kind):
-    reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), str(tmp_path))
-    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+    reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), tmp_path)
+    assert verify(reference, tmp_path, "deep").ok
 
 
 def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
-    first = preprocess(data(), str(tmp_path))
-    file = tmp_path / first["path"] / "tokenizer.json"
+    first = preprocess(data(), tmp_path)
+    file = tmp_path / first.path / "tokenizer.json"
     (tmp_path / "more.txt").write_text("entirely other text, ever more of it " * 50)
     given = data(files=[f"{corpus}/*.txt", f"{tmp_path}/more.txt"], tokenizer={"path": str(file)})
-    second = preprocess(given, str(tmp_path))
-    assert (tmp_path / second["path"] / "tokenizer.json").read_bytes() == file.read_bytes()
-    assert second["vocab_size"] == first["vocab_size"] and second["path"] != first["path"]
-    assert verify(second, str(tmp_path), "deep", 0)["ok"]
-    again = preprocess(data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), str(tmp_path))
-    assert again["path"] not in (first["path"], second["path"])
+    second = preprocess(given, tmp_path)
+    assert (tmp_path / second.path / "tokenizer.json").read_bytes() == file.read_bytes()
+    assert second.vocab_size == first.vocab_size and second.path != first.path
+    assert verify(second, tmp_path, "deep").ok
+    again = preprocess(data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), tmp_path)
+    assert again.path not in (first.path, second.path)
 
 
 def test_a_hugging_face_folder_defines_the_end_of_text_and_lossy_ones_are_reported(data, tmp_path):
@@ -90,9 +91,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text_and_lossy_ones_are_report
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
     given = section(path=str(tmp_path))
     assert end_of_text(load(given), given) == 1 and token_bytes(tokenizer).tolist() == [0, 0, 3, 3, 1]
-    reference = preprocess(data(tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
-    report = verify(reference, str(tmp_path / "home"), "deep", 0)
-    assert report["ok"] and any("changes text" in check["detail"] for check in report["checks"])
+    reference = preprocess(data(tokenizer={"path": str(tmp_path)}), tmp_path / "home")
+    report = verify(reference, tmp_path / "home", "deep")
+    assert report.ok and any("changes text" in check.detail for check in report.checks)
     with pytest.raises(ConfigError, match=r"data\.tokenizer\.eos.*<end>.*\[UNK\], \[END\]"):
         load(section(path=str(tmp_path), eos="<end>"))
 
@@ -133,7 +134,7 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(f"text {number} with {'</s>' if number == 7 else 's>'} in it")
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
-        preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), str(tmp_path / "home"))
+        preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
@@ -154,8 +155,8 @@ def test_a_tokenizer_that_changes_text_passes_though_texts_of_both_splits_have_t
     cases = ["".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases))
     given = {"path": str(tmp_path / "tokenizer.json"), "eos": "[END]"}
-    reference = preprocess(data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), str(tmp_path / "home"))
-    assert verify(reference, str(tmp_path / "home"), "deep", 0)["ok"]
+    reference = preprocess(data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), tmp_path / "home")
+    assert verify(reference, tmp_path / "home", "deep").ok
 
 
 def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
@@ -198,6 +199,6 @@ def test_a_rank_file_gives_tiktokens_ids(ranked, word):
 
 
 def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
-    reference = preprocess(data(tokenizer={"path": str(ranked[1])}), str(tmp_path))
-    assert reference["vocab_size"] == len(ranked[0]) + 1 and verify(reference, str(tmp_path), "deep", 0)["ok"]
-    assert np.load(tmp_path / reference["path"] / "token_bytes.npy")[-1] == 0
+    reference = preprocess(data(tokenizer={"path": str(ranked[1])}), tmp_path)
+    assert reference.vocab_size == len(ranked[0]) + 1 and verify(reference, tmp_path, "deep").ok
+    assert np.load(tmp_path / reference.path / "token_bytes.npy")[-1] == 0

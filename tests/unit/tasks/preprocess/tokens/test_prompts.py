@@ -12,11 +12,12 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.units import encode_answers
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
-from support.stages import plan, preprocess, verify
+from infini_llama.tasks.verify_data.checks import verify
 
 MARK = "\nAnswer: "
 ANSWERS = {"loss_on": "answer", "answer_after": MARK}
@@ -58,11 +59,11 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.usefixtures("small_units")
 def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(data, texts, tmp_path, strategy):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
-    folder = tmp_path / reference["path"]
+    folder = tmp_path / reference.path
     assert len(list((folder / "train").glob("*.arrow"))) > 2
     for split in ("train", "validation"):
         ids, answers = literal(folder, split)
-        reader = TokenReader(folder, reference["chunks"], split)
+        reader = TokenReader(folder, reference.chunks, split)
         assert np.concatenate([map_shard(path)[1] for path in reader.paths]).tolist() == ids.tolist()
         rows = np.arange(len(reader))
         mask, counted = reader.targets(rows), 0
@@ -80,13 +81,13 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
             assert targets.tolist() == expected[1:]
             counted += sum(expected)
         assert reader.count_targets(rows) == counted > 0
-    verify(reference, tmp_path, "deep", 0)
+    verify(reference, tmp_path, "deep")
 
 
 def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(data, texts, tmp_path):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
-    folder = tmp_path / reference["path"]
-    reader = TokenReader(folder, reference["chunks"], "train")
+    folder = tmp_path / reference.path
+    reader = TokenReader(folder, reference.chunks, "train")
     batches = TrainBatches(stages_of(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
     ids, answers = literal(folder, "train")
     config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
@@ -118,18 +119,18 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
         data(files=[str(texts)], **ANSWERS),
         data(files=[str(texts)], **ANSWERS | {"answer_after": ": "}),
     ]
-    assert len({plan(each, tmp_path)["key"] for each in settings}) == 3
+    assert len({Preparation(each, tmp_path).plan().key for each in settings}) == 3
     for each in settings:
-        folder = tmp_path / preprocess(each, tmp_path)["path"]
+        folder = tmp_path / preprocess(each, tmp_path).path
         (shard, *_) = sorted((folder / "train").glob("*.arrow"))
-        if each["loss_on"] == "all":
+        if each.loss_on == "all":
             with pytest.raises(DataError):
                 map_prompts(shard)
         else:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             (start, *_), values = map_shard(shard)
             prompt = values[start : start + map_prompts(shard)[0]]
-            assert tokenizer.decode(prompt.tolist()).endswith(each["answer_after"])
+            assert tokenizer.decode(prompt.tolist()).endswith(each.answer_after)
 
 
 def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):

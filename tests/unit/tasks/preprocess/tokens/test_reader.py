@@ -71,8 +71,8 @@ def test_a_missing_row_is_an_error(tmp_path):
 
 def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_and_not_in_others(built):
     home, reference = built
-    dataset = home / reference["path"]
-    reader = TokenReader(dataset, reference["chunks"], "train", verify_on_read=True)
+    dataset = home / reference.path
+    reader = TokenReader(dataset, reference.chunks, "train", verify_on_read=True)
     assert len(reader.paths) > 2
     damaged = bytearray(reader.paths[-1].read_bytes())
     damaged[len(damaged) // 2] ^= 4
@@ -84,7 +84,7 @@ def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_a
 
 def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(built):
     home, reference = built
-    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
     documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.paths])
     assert np.array_equal(np.diff(reader.document_offsets()), documents)
     path = reader.paths[-1]
@@ -92,30 +92,30 @@ def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(bui
     at = content.index(offsets.tobytes())
     content[at + 8] ^= 1  # the second document begins a token away
     path.write_bytes(content)
-    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
     with pytest.raises(DataError, match=str(path)):
         reader.document_offsets()
 
 
 def test_verify_on_read_finds_a_changed_row_table_at_once(built):
     home, reference = built
-    table = home / reference["path"] / "chunks" / reference["chunks"] / "validation.rows.npy"
+    table = home / reference.path / "chunks" / reference.chunks / "validation.rows.npy"
     damaged = bytearray(table.read_bytes())
     damaged[-8] ^= 1
     table.write_bytes(damaged)
-    TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read=True)
+    TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
     with pytest.raises(DataError, match=r"validation\.rows\.npy"):
-        TokenReader(home / reference["path"], reference["chunks"], "validation", verify_on_read=True)
+        TokenReader(home / reference.path, reference.chunks, "validation", verify_on_read=True)
 
 
 @pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
 @pytest.mark.parametrize("verify_on_read", [False, True])
 def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
     home, reference = built
-    shard = TokenReader(home / reference["path"], reference["chunks"], "train").paths[0]
+    shard = TokenReader(home / reference.path, reference.chunks, "train").paths[0]
     data = shard.read_bytes()
     shard.write_bytes(data[:left])
-    reader = TokenReader(home / reference["path"], reference["chunks"], "train", verify_on_read)
+    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read)
     if left == -1 and not verify_on_read:
         reader.gather(np.array([0]))  # the end-of-stream mark holds no token
         return
@@ -125,14 +125,14 @@ def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
 
 def test_a_missing_file_is_a_sentence(built):
     home, reference = built
-    dataset = home / reference["path"]
-    reader = TokenReader(dataset, reference["chunks"], "train")
+    dataset = home / reference.path
+    reader = TokenReader(dataset, reference.chunks, "train")
     reader.paths[0].unlink()
     with pytest.raises(DataError, match=str(reader.paths[0])):
         reader.gather(np.array([0]))
-    (dataset / "chunks" / reference["chunks"] / "train.rows.npy").unlink()
+    (dataset / "chunks" / reference.chunks / "train.rows.npy").unlink()
     with pytest.raises(DataError, match=r"train\.rows\.npy"):
-        TokenReader(dataset, reference["chunks"], "train")
+        TokenReader(dataset, reference.chunks, "train")
     with pytest.raises(DataError, match=r"manifest\.json"):
         TokenReader(dataset, "other", "train")
 

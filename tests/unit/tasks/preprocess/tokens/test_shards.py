@@ -60,5 +60,5 @@ def test_the_files_for_datasets_contain_nothing_about_this_machine(built):
     home, reference = built
     for split in ("train", "validation"):
         for name in ("state.json", "dataset_info.json"):
-            text = (home / reference["path"] / split / name).read_text()
+            text = (home / reference.path / split / name).read_text()
             assert json.loads(text) and str(home) not in text

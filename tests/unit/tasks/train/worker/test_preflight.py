@@ -10,6 +10,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.train.worker import preflight
@@ -23,11 +24,10 @@ from infini_llama.tasks.train.worker.preflight import (
 )
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.records import make_plan, make_resolved
-from support.stages import preprocess
 
 
-def resolved_for(home: Path, reference: dict) -> ResolvedRun:
-    return make_resolved(home / "runs" / "one", dataset=DatasetRef.from_json(reference), plan=make_plan(nnodes=2))
+def resolved_for(home: Path, reference: DatasetRef) -> ResolvedRun:
+    return make_resolved(home / "runs" / "one", dataset=reference, plan=make_plan(nnodes=2))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_consistent_nodes_start(built, both):
 
 def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
     resolved = resolved_for(*built)
-    unlike = resolved_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), str(tmp_path / "other")))
+    unlike = resolved_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), tmp_path / "other"))
     errors = both(resolved, unlike)
     assert all(isinstance(error, ConfigError) for error in errors) and len({str(error) for error in errors}) == 1
     here, there = (facts(one)["dataset"] for one in (resolved, unlike))

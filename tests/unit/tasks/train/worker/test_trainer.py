@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
@@ -30,7 +29,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         given = {"data": data(), "model": SIZES, "train": SHORT | changes}
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
-        dataset, plan = DatasetRef.from_json(reference), make_plan()
+        dataset, plan = reference, make_plan()
         resolved = plan_attempt(
             config, dataset, plan, claim_run(config, dataset, plan), invocation="", verify_on_read=False
         )

@@ -6,15 +6,13 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
-from support.stages import read_manifest
 
 
 def test_prompts_are_continued_independently(built):
     home, reference = built
-    dataset = home / reference["path"]
+    dataset = home / reference.path
     torch.manual_seed(0)
-    vocabulary = read_manifest(dataset, "dataset")["content"]["vocab_size"]
-    model = Llama(LlamaConfig(vocabulary, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
+    model = Llama(LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
     prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]
 
     def texts_for(prompts: list[str], seed: int) -> list[str]:

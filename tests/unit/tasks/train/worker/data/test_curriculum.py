@@ -1,7 +1,5 @@
 """Rows that grow longer: the same text in as many tokens a step, an order that can be asked for anywhere."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,12 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig, PipelineConfig
+from infini_llama.tasks.preprocess.references import reference_for
+from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.resolve import claim_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
+from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_dataset, make_plan, make_resolved
-from support.stages import lookup, plan, preprocess, reference_for, verify
 
 CPU = torch.device("cpu")
 
@@ -91,45 +92,40 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
 
 
 @pytest.fixture
-def staged(data) -> dict:
+def staged(data) -> DataConfig:
     return data(curriculum=[{"sequence_length": 4, "until": 2}, {"sequence_length": 8, "until": 5}])
 
 
 def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_path):
-    plain = preprocess(data(), str(tmp_path))
-    assert lookup(staged, str(tmp_path)) is None and "curriculum" not in plain
-    reference = preprocess(staged, str(tmp_path))
-    assert reference["built"] == ["chunks"] and reference["digest"] == plain["digest"]
-    assert [stage["sequence_length"] for stage in reference["curriculum"]] == [4, 8]
-    assert reference | {"built": []} == lookup(staged, str(tmp_path))
-    assert plain == {name: value for name, value in reference.items() if name != "curriculum"} | {
-        "built": plain["built"]
-    }
-    planned = plan(staged, str(tmp_path))
-    assert [stage["chunks"] for stage in planned["curriculum"]] == [
-        stage["chunks"] for stage in reference["curriculum"]
-    ]
-    assert planned["chunks"] == plain["chunks"] == plan(data(), str(tmp_path))["chunks"]
-    found = reference_for(staged, tmp_path / reference["path"], tmp_path)
-    assert found == reference | {"built": []}
-    assert verify(reference, str(tmp_path), "deep", 0)["ok"]
+    plain = preprocess(data(), tmp_path)
+    assert lookup(staged, tmp_path) is None and "curriculum" not in plain.to_json()
+    reference = preprocess(staged, tmp_path)
+    assert reference.built == ("chunks",) and reference.digest == plain.digest
+    assert [stage.sequence_length for stage in reference.curriculum] == [4, 8]
+    assert changed(reference, built=[]) == lookup(staged, tmp_path)
+    assert plain == changed(reference, curriculum=[], built=plain.built)
+    planned = Preparation(staged, tmp_path).plan()
+    assert [stage.chunks for stage in planned.curriculum] == [stage.chunks for stage in reference.curriculum]
+    assert planned.chunks == plain.chunks == Preparation(data(), tmp_path).plan().chunks
+    assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(reference, built=[])
+    assert verify(reference, tmp_path, "deep").ok
 
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
-    reference = preprocess(staged, str(tmp_path))
-    table = tmp_path / reference["path"] / "chunks" / reference["curriculum"][1]["chunks"] / "train.rows.npy"
+    reference = preprocess(staged, tmp_path)
+    table = tmp_path / reference.path / "chunks" / reference.curriculum[1].chunks / "train.rows.npy"
     content = bytearray(table.read_bytes())
     content[-1] ^= 1
     table.write_bytes(content)
     with pytest.raises(DataError, match=str(table)):
-        verify(reference, str(tmp_path), "quick", 10**9)
-    assert preprocess(staged, str(tmp_path), repair=True) == reference | {"built": ["chunks"]}
-    assert verify(reference, str(tmp_path), "quick", 10**9)["ok"]
+        verify(reference, tmp_path, "quick")
+    assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["chunks"])
+    assert verify(reference, tmp_path, "quick").ok
 
 
 def test_short_rows_hold_the_text_of_the_long_ones(staged, tmp_path):
-    reference = preprocess(staged, str(tmp_path))
-    folder: Path = tmp_path / reference["path"]
-    long = TokenReader(folder, reference["chunks"], "train")
-    short = TokenReader(folder, reference["curriculum"][0]["chunks"], "train")
+    reference = preprocess(staged, tmp_path)
+    folder = tmp_path / reference.path
+    long = TokenReader(folder, reference.chunks, "train")
+    short = TokenReader(folder, reference.curriculum[0].chunks, "train")
     assert np.array_equal(long.gather(np.array([1]))[0, :5], short.gather(np.array([4]))[0])
