@@ -122,6 +122,19 @@ def built(_built: tuple[Path, DatasetRef], small_parts: None, tmp_path: Path) ->
 
 
 @pytest.fixture
+def dataset(built: tuple[Path, DatasetRef]) -> Path:
+    """The folder of the built dataset."""
+    home, reference = built
+    return home / reference.path
+
+
+@pytest.fixture
+def row_table(built: tuple[Path, DatasetRef], dataset: Path) -> Path:
+    """The folder of its row table."""
+    return dataset / "chunks" / built[1].chunks
+
+
+@pytest.fixture
 def digests() -> Callable[[Path], dict[str, str]]:
     """The bytes of everything below a folder, but for what says when it was made."""
 

@@ -45,6 +45,10 @@ class Survey:
     names: list[str]
     identity: list[SourceUnits]
 
+    @property
+    def documents(self) -> list[str]:
+        return sorted(self.train + self.validation)
+
 
 def survey(data: DataConfig) -> Survey:
     """Reads a text as `preprocess` does, into units of a tokenizer over bytes; its splits may be empty."""

@@ -57,18 +57,16 @@ def poison(mark):
     return made
 
 
-def test_a_pickle_in_any_file_of_a_dataset(built, mark, poison):
+def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, poison):
     home, reference = built
-    dataset = home / reference.path
-    chunks = dataset / "chunks" / reference.chunks
     tried = 0
-    for folder in (dataset, chunks):
+    for folder in (dataset, row_table):
         for name in json.loads((folder / MANIFEST).read_text())["files"]:
             before = {path: path.read_bytes() for path in (folder / name, folder / MANIFEST)}
             (folder / name).write_bytes(poison)
             vouch(folder)
             names = ("digest", "chunks_digest")
-            digests = [json.loads((at / MANIFEST).read_text())["digest"] for at in (dataset, chunks)]
+            digests = [json.loads((at / MANIFEST).read_text())["digest"] for at in (dataset, row_table)]
             poisoned = changed(reference, **dict(zip(names, digests, strict=True)))
             if name.endswith(NOT_READ):
                 verify(poisoned, home, "deep")

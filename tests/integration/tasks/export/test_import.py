@@ -273,13 +273,12 @@ def test_a_run_that_began_without_weights_refuses_some(starting):
         begin()
 
 
-def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, built):
+def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dataset):
     path, run, begin = starting
     with pytest.raises(ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"):
         begin(model={"num_key_value_heads": 4})
     assert not run.lineage.exists()
     begin(model={"attention": "infini", "segment_length": 8, "hidden_dropout": 0.1, "rope_theta": 5e5})
-    home, reference = built
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]
     first, second = list(words)[100:102]
@@ -287,4 +286,4 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, bui
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match=f"data.tokenizer.path={path}"):
         initial = InitialWeights(path=str(path), digest="", vocab_size=0)
-        refuse_unlike(initial, run.require_lineage().model, home / reference.path)
+        refuse_unlike(initial, run.require_lineage().model, dataset)

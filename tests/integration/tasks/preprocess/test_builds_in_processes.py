@@ -152,7 +152,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
-def test_worker_processes_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests, small_parts):
+def test_workers_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests, small_parts):
     settings = data(num_workers=3)
     whole = preprocess(settings, tmp_path / "whole")
     home = tmp_path / "killed"

@@ -13,13 +13,9 @@ from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import check
-from support.stages import Survey, survey
+from support.stages import survey
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
-
-
-def kept(corpus: Survey) -> list[str]:
-    return sorted(corpus.train + corpus.validation)
 
 
 def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypatch):
@@ -33,7 +29,7 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
     for folder in ("saved", "several", "hub"):
         given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
-        assert kept(survey(DataConfig.model_validate(given))) == sorted(text for text in TEXTS if text), folder
+        assert survey(DataConfig.model_validate(given)).documents == sorted(text for text in TEXTS if text), folder
     given = {
         "source": "huggingface",
         "dataset": str(tmp_path / "several"),
@@ -42,7 +38,9 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     }
     corpus = survey(DataConfig.model_validate(given))
     assert corpus.validation == ["first"] and "first" not in corpus.train
-    assert kept(survey(DataConfig(files=[str(tmp_path / "saved")], text_column="body"))) == sorted(filter(None, TEXTS))
+    assert survey(DataConfig(files=[str(tmp_path / "saved")], text_column="body")).documents == sorted(
+        filter(None, TEXTS)
+    )
     with pytest.raises(DataError, match=r"text.*id, body"):
         survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
@@ -51,17 +49,16 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
 
 
-def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built):
-    home, reference = built
-    folder = home / reference.path
+def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
+    _, reference = built
     fingerprints = set()
     for split in ("train", "validation"):
-        opened = datasets.load_from_disk(str(folder / split))
+        opened = datasets.load_from_disk(str(dataset / split))
         assert isinstance(opened, datasets.Dataset)
         assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
         stats = getattr(reference, split)
         assert len(opened) == stats.documents
-        shards = [map_shard(path) for path in sorted((folder / split).glob("data-*.arrow"))]
+        shards = [map_shard(path) for path in sorted((dataset / split).glob("data-*.arrow"))]
         ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
         assert list(opened["input_ids"]) == ours
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
@@ -69,8 +66,8 @@ def test_datasets_opens_both_splits_and_a_users_map_over_them_does_no_harm(built
         assert sum(list(mapped["length"])) == stats.tokens
         fingerprints.add(opened._fingerprint)
     assert len(fingerprints) == 2  # `datasets` names its caches by them
-    assert list(folder.rglob("cache-*.arrow"))
-    check(folder, "dataset", checksums=True)
+    assert list(dataset.rglob("cache-*.arrow"))
+    check(dataset, "dataset", checksums=True)
 
 
 def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):

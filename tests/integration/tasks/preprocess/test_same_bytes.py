@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("engine", ["tokenizers", "gigatoken"])
-def test_any_engine_and_number_of_workers_killed_at_random_or_not_gives_the_same_bytes(
+def test_engines_workers_and_kills_do_not_change_the_bytes(
     data, digests, tokenizer, tmp_path, engine, workers, monkeypatch
 ):
     if not find_spec(engine):

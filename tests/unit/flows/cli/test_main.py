@@ -10,6 +10,7 @@ import pytest
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import load_config
 from infini_llama.flows.cli.main import Stopped, explain, main
+from support.damage import flip
 
 
 @dataclass
@@ -80,9 +81,7 @@ def test_preprocess_verify_report(command, texts):
     assert "train" in command("report", "latest").stdout
 
     shard = next((texts / "home" / reference["path"] / "train").glob("*.arrow"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip(shard)
     damaged = command("verify", str(texts / "home" / reference["path"]))
     assert damaged.returncode == 65
     assert shard.name in output(damaged)

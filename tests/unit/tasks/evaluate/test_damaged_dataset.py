@@ -16,12 +16,7 @@ from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+from support.damage import flip
 
 
 def exchange_two_ids(path: Path) -> None:
@@ -46,10 +41,10 @@ DAMAGE = [
     ("tokenizer.json", Path.unlink),
     ("tokenizer.json", replace_by_a_folder),
     ("token_bytes.npy", ones),
-    ("token_bytes.npy", flip_a_bit),
-    ("manifest.json", flip_a_bit),
-    ("shard", flip_a_bit),
-    ("rows", flip_a_bit),
+    ("token_bytes.npy", flip),
+    ("manifest.json", flip),
+    ("shard", flip),
+    ("rows", flip),
 ]
 READ_BY_MODEL = {"tokenizer.json", "manifest.json"}  # what generate and export read
 
@@ -82,20 +77,13 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     assert not (run / "evaluations.jsonl").exists() and not (tmp_path / "exported").exists()
 
 
-def test_another_dataset_under_the_same_name_is_refused(run_of, preprocessed_otherwise):
+def test_another_dataset_under_the_same_name_is_refused(run_of, data, tmp_path):
     run, _ = run_of()
-    dataset = dataset_of(run)
+    dataset, home = dataset_of(run), tmp_path / "other"
     shutil.rmtree(dataset)
-    shutil.copytree(preprocessed_otherwise, dataset)
+    shutil.copytree(home / preprocess(data(validation_fraction=0.3), home).path, dataset)
     with pytest.raises(DataError, match=str(dataset)):
         load_run(run)
     shutil.rmtree(dataset)
     with pytest.raises(DataError, match="was moved or removed"):
         load_run(run)
-
-
-@pytest.fixture
-def preprocessed_otherwise(data, tmp_path) -> Path:
-
-    home = tmp_path / "other"
-    return home / preprocess(data(validation_fraction=0.3), home).path

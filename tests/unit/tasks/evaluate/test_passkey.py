@@ -22,9 +22,8 @@ INFINI = {"attention": "infini", "segment_length": 8}
 
 
 @pytest.fixture
-def tokenizer(built):
-    home, reference = built
-    return Tokenizer.from_file(str(home / reference.path / "tokenizer.json"))
+def tokenizer(dataset):
+    return Tokenizer.from_file(str(dataset / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(("depth", "before"), [(0.0, 0), (0.5, 2), (1.0, 4)])

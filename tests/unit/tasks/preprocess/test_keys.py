@@ -46,7 +46,7 @@ def test_every_unit_its_place_and_its_source_are_in_the_key(texts):
     assert tokens_key(DATA, texts) != tokens_key(DATA, TEXTS)
 
 
-def test_the_name_of_a_unit_is_that_of_its_documents_and_of_the_share_that_is_held_out():
+def test_a_units_name_is_that_of_its_documents_and_held_out_share():
     names = [
         Documents([b"ab", b"c"], [], 0.1).name,
         Documents([b"a", b"bc"], [], 0.1).name,
@@ -58,7 +58,7 @@ def test_the_name_of_a_unit_is_that_of_its_documents_and_of_the_share_that_is_he
     assert Documents([b"ab", b"c"], [], 0.1).name == names[0]
 
 
-def test_a_learned_tokenizer_is_that_of_its_settings_and_text_and_not_of_rows():
+def test_a_learned_tokenizer_depends_on_its_settings_and_text():
     key = learned_key(DATA, TEXTS)
     assert learned_key(data(packing="padded"), TEXTS) == key != learned_key(data(tokenizer={"vocab_size": 300}), TEXTS)
     assert learned_key(DATA, [SourceUnits("", ["aa"], ["cc"])]) != key
@@ -82,7 +82,7 @@ def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
     assert key not in changed and len(set(changed)) == 3
 
 
-def test_held_out_documents_are_the_wanted_share_and_more_share_keeps_them():
+def test_a_larger_share_holds_out_the_same_documents_and_more():
     hashes = np.zeros((1024, 16), dtype=np.uint8)
     hashes[:, :8] = (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
     shares = {share: set(np.flatnonzero(is_held_out(hashes, share))) for share in (0.0, 0.01, 0.25, 0.5, 1.0)}

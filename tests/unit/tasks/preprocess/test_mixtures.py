@@ -62,9 +62,7 @@ def bytes_of_tokens():
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
-def test_no_row_holds_text_of_two_sources_and_the_reader_knows_whose_it_is(
-    mixture, tmp_path, strategy, bytes_of_tokens
-):
+def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, strategy, bytes_of_tokens):
     settings = mixture(packing=strategy, stride=5 if strategy == "window" else None)
     reference = preprocess(settings, tmp_path)
     folder = tmp_path / reference.path
@@ -100,7 +98,7 @@ def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tok
     assert sum(source.documents + source.validation_documents for source in seen.sources.values()) == 100
 
 
-def test_neither_the_order_of_the_sources_nor_their_weights_change_the_bytes(mixture, tmp_path, digests):
+def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, tmp_path, digests):
     first = preprocess(mixture(), tmp_path / "one")
     other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "license": "MIT"}]
     assert preprocess(mixture(*other), tmp_path / "one") == changed(first, built=[])

@@ -17,10 +17,6 @@ from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.records.dataset import DatasetRef
 
 
-def temporaries(home: Path) -> list[str]:
-    return [str(path) for path in home.rglob(".*.tmp")]
-
-
 def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     planned = Preparation(data(), tmp_path).plan()
     assert lookup(data(), tmp_path) is None
@@ -38,24 +34,20 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     assert (tmp_path / "datasets" / "latest").resolve() == tmp_path / reference.path
 
 
-def test_decoded_documents_are_the_files_each_in_one_split(data, corpus, tmp_path):
-    reference = preprocess(data(), tmp_path)
-    folder = tmp_path / reference.path
-    tokenizer, lengths = Tokenizer.from_file(str(folder / "tokenizer.json")), np.load(folder / "token_bytes.npy")
-    read = []
-    for split in ("train", "validation"):
-        found = []
-        for shard in sorted((folder / split).glob("*.arrow")):
-            offsets, values = map_shard(shard)
-            for start, end in pairwise(offsets):
-                assert values[end - 1] == 0 and lengths[values[start:end]].sum() > 0
-                found.append(tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False))
-                assert lengths[values[start:end]].sum() == len(found[-1].encode())
-        read += [found]
+def decoded(dataset: Path, split: str) -> list[str]:
+    """The documents of a split."""
+    tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
+    shards = [map_shard(shard) for shard in sorted((dataset / split).glob("*.arrow"))]
+    documents = [values[start : end - 1].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
+
+
+def test_decoded_documents_are_the_files_each_in_one_split(dataset, corpus):
     texts = [path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))]
-    assert [text for text in texts if text in read[0]] == read[0]  # in the order of their names
-    assert [text for text in texts if text in read[1]] == read[1]
-    assert sorted(read[0] + read[1]) == sorted(texts)
+    training, held_out = (decoded(dataset, split) for split in ("train", "validation"))
+    for documents in (training, held_out):
+        assert [text for text in texts if text in documents] == documents  # in the order of their names
+    assert sorted(training + held_out) == sorted(texts)
 
 
 def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digests):
@@ -66,39 +58,25 @@ def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digest
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
 
 
-def test_an_added_file_moves_no_other_document_between_the_splits(data, corpus, tmp_path):
-    shutil.copytree(corpus, tmp_path / "text")
-    settings = data(files=[str(tmp_path / "text" / "*.txt")])
+def test_an_added_file_moves_no_document_between_the_splits(data, corpus, tmp_path):
+    text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "home"
 
-    def splits() -> tuple[set[bytes], set[bytes], int]:
-        """The texts of both splits, and how many documents there are."""
-        reference = preprocess(settings, tmp_path / "home")
-        folder = tmp_path / "home" / reference.path
-        tokenizer, found = Tokenizer.from_file(str(folder / "tokenizer.json")), []
-        for split in ("train", "validation"):
-            mapped = [map_shard(shard) for shard in (folder / split).glob("*.arrow")]
-            found.append(
-                {
-                    tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False).encode()
-                    for offsets, values in mapped
-                    for start, end in pairwise(offsets)
-                }
-            )
-        return found[0], found[1], reference.train.documents + reference.validation.documents
+    def splits() -> list[list[str]]:
+        folder = home / preprocess(data(files=[f"{text}/*.txt"]), home).path
+        return [decoded(folder, split) for split in ("train", "validation")]
 
-    training, held_out, count = splits()
+    before = splits()
     for number in range(20):
-        (tmp_path / "text" / f"added-{number}.txt").write_text(f"an added text, the {number}th")
-        (tmp_path / "text" / f"text-{number:03d}-more.txt").write_text(f"between the others, the {number}th")
-    more_training, more_held_out, more = splits()
-    assert more == count + 40
-    assert training < more_training and held_out < more_held_out and not more_training & more_held_out
+        (text / f"added-{number}.txt").write_text(f"an added text, the {number}th")
+        (text / f"text-{number:03d}-more.txt").write_text(f"between the others, the {number}th")
+    after = splits()
+    assert sum(map(len, after)) == sum(map(len, before)) + 40
+    assert all(set(old) < set(new) for old, new in zip(before, after, strict=True))
+    assert not set(after[0]) & set(after[1])
 
 
 @pytest.mark.parametrize("size", [1, 5000])
-def test_in_however_many_batches_the_text_is_tokenized_the_bytes_and_facts_are_the_same(
-    data, built, tmp_path, monkeypatch, digests, size
-):
+def test_batches_of_any_size_give_the_same_bytes_and_facts(data, built, tmp_path, monkeypatch, digests, size):
     home, reference = built
     monkeypatch.setattr(texts, "BATCH_BYTES", size)
     assert preprocess(data(), tmp_path / "batches") == reference
@@ -132,51 +110,48 @@ def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tm
         assert np.flatnonzero(values == 0).tolist() == (offsets[1:] - 1).tolist()
 
 
-def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, caplog):
+def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, row_table, caplog):
     home, reference = built
-    table = home / reference.path / "chunks" / reference.chunks
-    (table / "train.rows.npy").unlink()
+    (row_table / "train.rows.npy").unlink()
     assert lookup(data(), home) is None
     with caplog.at_level(logging.WARNING):
         assert preprocess(data(), home) == changed(reference, built=["chunks"])
     assert f"{reference.chunks} is incomplete; it was moved to" in caplog.text
-    assert (table.parent / f"{table.name}.damaged-1" / "manifest.json").exists()
+    assert (row_table.parent / f"{row_table.name}.damaged-1" / "manifest.json").exists()
 
 
-def test_a_dataset_under_the_name_of_another_is_not_used(built, data, tmp_path, digests):
+def test_a_dataset_under_the_name_of_another_is_not_used(built, dataset, data, tmp_path, digests):
     home, reference = built
     other = preprocess(data(tokenizer={"vocab_size": 299}), home)
-    one, two = home / reference.path, home / other.path
-    before = digests(one)
-    one.rename(tmp_path / "kept")
-    shutil.copytree(two, one)
+    before = digests(dataset)
+    dataset.rename(tmp_path / "kept")
+    shutil.copytree(home / other.path, dataset)
     assert lookup(data(), home) is None
     assert preprocess(data(), home) == changed(reference, built=["tokens", "chunks"])
-    assert digests(one) == before and lookup(data(tokenizer={"vocab_size": 299}), home) == changed(other, built=[])
+    assert digests(dataset) == before and lookup(data(tokenizer={"vocab_size": 299}), home) == changed(other, built=[])
 
 
-def test_a_row_table_under_the_name_of_another_is_not_used(built, data):
+def test_a_row_table_under_the_name_of_another_is_not_used(built, row_table, data):
     home, reference = built
     other = preprocess(data(sequence_length=8), home)
-    chunks = home / reference.path / "chunks"
-    shutil.rmtree(chunks / reference.chunks)
-    (chunks / other.chunks).rename(chunks / reference.chunks)
+    shutil.rmtree(row_table)
+    row_table.with_name(other.chunks).rename(row_table)
     assert lookup(data(), home) is None
     assert preprocess(data(), home) == changed(reference, built=["chunks"])
 
 
-def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, data):
+def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, dataset, data):
     home, reference = built
-    (home / reference.path / "train" / ".DS_Store").touch()
-    (home / reference.path / "train" / ".ipynb_checkpoints").mkdir()
-    (home / reference.path / "train" / ".ipynb_checkpoints" / "x").touch()
+    (dataset / "train" / ".DS_Store").touch()
+    (dataset / "train" / ".ipynb_checkpoints").mkdir()
+    (dataset / "train" / ".ipynb_checkpoints" / "x").touch()
     assert lookup(data(), home) == preprocess(data(), home) == changed(reference, built=[])
 
 
 def test_a_text_shorter_than_one_row_is_refused_and_leaves_nothing(data, tmp_path):
     with pytest.raises(DataError, match=r"train .*data\.sequence_length"):
         preprocess(data(sequence_length=100_000), tmp_path)
-    assert temporaries(tmp_path) == []
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_path):

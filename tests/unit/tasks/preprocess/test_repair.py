@@ -11,14 +11,9 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.verify_data.checks import verify
+from support.damage import flip
 
 pytestmark = pytest.mark.usefixtures("small_parts")
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -62,21 +57,21 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     assert verify(repaired, tmp_path, "deep").ok
 
 
-def test_only_a_damaged_row_table_is_rebuilt(data, built, written):
+def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
     home, reference = built
     assert preprocess(data(), home, repair=True) == changed(reference, built=[])
-    flip(home / reference.path / "chunks" / reference.chunks / "train.rows.npy")
+    flip(row_table / "train.rows.npy")
     assert preprocess(data(), home, repair=True) == changed(reference, built=["chunks"]) and written == []
     assert verify(reference, home, "deep").ok
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"])
-def test_a_damaged_file_beside_the_shards_is_written_again_from_the_units(data, built, digests, name, written):
+def test_a_damaged_file_beside_the_shards_is_rebuilt_from_units(data, built, dataset, digests, name, written):
     home, reference = built
-    before = digests(home / reference.path)
-    flip(home / reference.path / name)
+    before = digests(dataset)
+    flip(dataset / name)
     assert preprocess(data(), home, repair=True) == reference and written == []
-    assert digests(home / reference.path) == before and verify(reference, home, "deep").ok
+    assert digests(dataset) == before and verify(reference, home, "deep").ok
 
 
 def foreign(folder: Path) -> None:

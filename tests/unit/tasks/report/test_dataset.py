@@ -15,10 +15,10 @@ from infini_llama.tasks.storage.artifacts import Damaged, move_aside, read_datas
 from infini_llama.tasks.verify_data.checks import verify
 
 
-def test_counts_lengths_tables_and_text_are_shown(built, data):
+def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
     home, reference = built
     preprocess(data(sequence_length=20), home)
-    summary = describe(home / reference.path)
+    summary = describe(dataset)
     assert DatasetSummary.from_json(summary.to_json()) == summary
     for split in ("train", "validation"):
         shown, stated = summary.splits[split], getattr(reference, split)
@@ -31,30 +31,28 @@ def test_counts_lengths_tables_and_text_are_shown(built, data):
     assert (summary.license, summary.vocab_size, summary.dtype) == ("not stated", 300, "uint16")
 
 
-def test_samples_are_rows_as_text(built, corpus):
-    home, reference = built
+def test_samples_are_rows_as_text(dataset, corpus):
     texts = "<|endoftext|>".join(path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt")))
-    first = describe(home / reference.path).samples[0]
+    first = describe(dataset).samples[0]
     assert len(first) > 5 and first in texts
 
 
-def test_tables_set_aside_or_unfinished_are_not_listed_and_a_broken_dataset_is_refused(built, data):
+def test_only_complete_tables_of_a_complete_dataset_are_described(built, dataset, row_table, data):
     home, reference = built
-    folder = home / reference.path
     other = preprocess(data(sequence_length=20), home).chunks
-    (folder / "chunks" / other / "train.rows.npy").unlink()
-    move_aside(folder / "chunks" / other)
-    shutil.copytree(folder / "chunks" / reference.chunks, folder / "chunks" / f".{other}.1-ab.tmp")
-    assert list(describe(folder).chunks) == [reference.chunks]
-    (folder / "manifest.json").unlink()
+    (dataset / "chunks" / other / "train.rows.npy").unlink()
+    move_aside(dataset / "chunks" / other)
+    shutil.copytree(row_table, dataset / "chunks" / f".{other}.1-ab.tmp")
+    assert list(describe(dataset).chunks) == [reference.chunks]
+    (dataset / "manifest.json").unlink()
     with pytest.raises(Damaged, match="manifest"):
-        describe(folder)
+        describe(dataset)
 
 
 @pytest.fixture
-def parts(built):
+def parts(built, dataset):
     home, reference = built
-    return describe(home / reference.path), reference, verify(reference, home, "quick")
+    return describe(dataset), reference, verify(reference, home, "quick")
 
 
 @pytest.fixture
@@ -93,9 +91,9 @@ def test_skipped_documents_are_counted_by_reason(parts):
     assert "Skipped" not in markdown(dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)})))
 
 
-def test_a_dataset_as_a_page(built, read_page):
+def test_a_dataset_as_a_page(built, dataset, read_page):
     home, reference = built
-    page = read_page(as_page(measured_dataset(home / reference.path, verify(reference, home, "deep"))))
+    page = read_page(as_page(measured_dataset(dataset, verify(reference, home, "deep"))))
     documents = reference.train.documents + reference.validation.documents
     for words in (
         f"documents {documents:,}",
@@ -118,17 +116,16 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     assert f"Fraction of a sequence that is targets ({reference.chunks})" in page.text
 
 
-def test_tokens_are_counted(built, monkeypatch):
-    home, reference = built
-    path = home / reference.path
-    content = read_dataset(path).content
-    counts = training_counts(path, content)
+def test_tokens_are_counted(built, dataset, monkeypatch):
+    _, reference = built
+    content = read_dataset(dataset).content
+    counts = training_counts(dataset, content)
     assert counts.sum() == reference.train.tokens and len(counts) == reference.vocab_size
     assert counts[content.eos_id] == reference.train.documents
     shares = counts[counts > 0] / counts.sum()
     assert -(shares * np.log2(shares)).sum() == pytest.approx(reference.train.unigram_entropy_bits, abs=0.01)
     monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)
-    assert training_counts(path, content).sum() == 100
+    assert training_counts(dataset, content).sum() == 100
 
 
 def test_a_folder_that_is_not_a_dataset(tmp_path):

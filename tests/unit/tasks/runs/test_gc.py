@@ -93,7 +93,7 @@ def test_locked_folders_are_kept(home, built):
     assert checkpoint.exists() and dataset.exists()
 
 
-def test_old_checkpoints_go_but_for_the_newest_the_best_and_the_permanent_ones(home):
+def test_the_newest_best_and_permanent_checkpoints_stay(home):
     folder = RunFolder(home / "runs" / "run")
     for step, loss in ((10, 9.0), (15, 0.1), (80, 7.0), (100, 8.0)):
         add_checkpoint(folder.checkpoints, step, loss)
@@ -135,7 +135,7 @@ def test_runs_are_listed_the_last_one_first(home, make_run):
     assert second.validation_loss == pytest.approx(5.9)
 
 
-def test_units_that_no_dataset_links_to_and_notes_on_text_go_unless_text_is_prepared(data, tmp_path, small_parts):
+def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_path, small_parts):
     reference = preprocess(data(), tmp_path)
     assert not [
         path for path in paths(collect(tmp_path, ALL, yes=False)) if "parts" not in path and "tokenizers" not in path

@@ -53,9 +53,7 @@ def gpu(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
-def test_a_dataset_made_by_a_gpu_has_the_bytes_of_the_cpus_and_names_what_worked(
-    data, tmp_path, digests, gpu, strategy
-):
+def test_a_gpu_gives_the_bytes_of_the_cpu_and_is_recorded(data, tmp_path, digests, gpu, strategy):
     settings, devices = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
     for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
         reference = preprocess(data(**settings, device=requested), tmp_path / name)

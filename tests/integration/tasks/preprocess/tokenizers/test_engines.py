@@ -57,7 +57,7 @@ def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, small
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
-def test_a_request_to_stop_during_the_check_is_not_taken_for_the_engines_fault(tmp_path, seconds):
+def test_a_stop_request_during_the_check_is_not_the_engines_fault(tmp_path, seconds):
     command = [sys.executable, "-c", STOPPED_WHILE_CHECKING, str(tmp_path), str(seconds)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert child.stdout == "stopped\n" and not list(tmp_path.iterdir()), child.stderr

@@ -117,7 +117,7 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
     assert (costs.lost_tokens, costs.cut_documents) == (tokens - len(covered), cut)
 
 
-def test_best_fit_wastes_less_than_a_thousandth_on_realistic_lengths_and_is_fast():
+def test_best_fit_is_fast_and_wastes_less_than_a_thousandth():
     choose = np.random.default_rng(7)
     lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(np.int64)  # median 740, mean 2,200
     started = time.perf_counter()
@@ -176,7 +176,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
-def test_isolated_documents_are_learned_from_as_if_each_had_a_row_of_its_own(data, tmp_path, strategy):
+def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, strategy):
     reference = preprocess(data(packing=strategy), tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     torch.manual_seed(0)

@@ -23,17 +23,13 @@ from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
-from support.stages import Survey, survey
+from support.stages import survey
 
 TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
 
 def read(*given: Any) -> Iterator[str | Fault]:
     return chain.from_iterable(formats.read(*given))
-
-
-def kept(corpus: Survey, split: str = "") -> list[str]:
-    return sorted(corpus.train + corpus.validation if not split else getattr(corpus, split))
 
 
 def compressed(data: bytes, folder: Path, name: str) -> Path:
@@ -160,18 +156,18 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
         corpus = survey(DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2))
         assert "records read" not in caplog.text, "a look at the text is not a build"
         log_left_out(corpus.report)
-    assert kept(corpus) == ["other text", "same", "same", "same"]
+    assert corpus.documents == ["other text", "same", "same", "same"]
     assert "6 records read: 1 empty, 1 too short, 2 exact duplicates (kept" in caplog.text
     corpus = survey(DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
-    assert kept(corpus) == ["other text", "same"] and corpus.report.duplicates == 2
+    assert corpus.documents == ["other text", "same"] and corpus.report.duplicates == 2
 
 
-def test_own_validation_files_are_held_out_and_their_text_is_not_trained_on(tmp_path):
+def test_validation_files_are_held_out_and_not_trained_on(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(encoded("jsonl", ["one", "two", "three"]))
     (tmp_path / "held.jsonl").write_bytes(encoded("jsonl", ["two", "four"]))
     given = DataConfig(files=[f"{tmp_path}/*.jsonl"], validation_files=[f"{tmp_path}/held.jsonl"])
     corpus = survey(given)
-    assert kept(corpus, "train") == ["one", "three"] and kept(corpus, "validation") == ["four", "two"]
+    assert sorted(corpus.train) == ["one", "three"] and sorted(corpus.validation) == ["four", "two"]
     assert corpus.report.also_validation == 1
     with pytest.raises(DataError, match=r"data\.validation_files"):
         survey(changed(given, validation_files=["nothing.txt"]))
@@ -181,7 +177,7 @@ def test_a_folder_gives_its_known_files(tmp_path):
     (tmp_path / "sub").mkdir()
     for name, text in (("a.txt", "a"), ("sub/b.md", "b"), ("c.png", "c"), (".d.txt", "d")):
         (tmp_path / name).write_text(text)
-    assert kept(survey(DataConfig(files=[str(tmp_path)]))) == ["a", "b"]
+    assert survey(DataConfig(files=[str(tmp_path)])).documents == ["a", "b"]
 
 
 LINES = st.sampled_from(
@@ -324,7 +320,7 @@ def test_all_of_several_arrow_streams_is_read(tmp_path):
     ],
     ids=["no end", "half an end", "zeros", "later stream without end", "cut file"],
 )
-def test_an_arrow_stream_that_is_not_whole_or_has_more_behind_it_is_damaged(tmp_path, content):
+def test_a_cut_or_continued_arrow_stream_is_damaged(tmp_path, content):
     (tmp_path / "x.arrow").write_bytes(content)
     with pytest.raises(Unreadable):
         list(read(tmp_path / "x.arrow", "text"))

@@ -17,6 +17,7 @@ from infini_llama.flows.cli.main import main
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.stage import log_left_out
+from support.damage import flip
 from support.stages import survey
 
 
@@ -45,9 +46,7 @@ def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Pat
     file = tmp_path / "pages.parquet"
     table = pa.table({"text": [f"document number {number}" for number in range(200)]})
     pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
-    content = bytearray(file.read_bytes())
-    content[content.index(b"number 77")] ^= 1
-    file.write_bytes(content)
+    flip(file, 8 * file.read_bytes().index(b"number 77"))
     with pytest.raises(DataError, match="is damaged"):
         survey(DataConfig(files=[str(file)], validation_fraction=0.5))
 

@@ -45,7 +45,7 @@ def test_a_file_that_several_patterns_match_is_one_document(tmp_path):
     assert read(tmp_path / "*.txt", tmp_path / "x.txt", tmp_path / "**/*").train == ["x"]
 
 
-def test_hidden_files_need_their_dot_in_the_pattern_and_brackets_may_be_part_of_a_name(tmp_path):
+def test_patterns_of_hidden_files_and_of_names_with_brackets(tmp_path):
     (tmp_path / ".git").mkdir()
     for name in (".git/x.txt", ".hidden.txt", "a[1].txt"):
         (tmp_path / name).write_text(name)

@@ -59,7 +59,7 @@ def test_end_of_text_is_id_0_and_every_byte_has_a_token():
     assert lengths.dtype == np.int32 and lengths[0] == 0 and (lengths[1:] > 0).all() and (lengths == 1).sum() == 256
 
 
-def test_even_a_vocabulary_full_of_the_end_of_text_marker_does_not_yield_it():
+def test_a_vocabulary_learned_from_end_of_text_markers_yields_none():
     encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600))
     assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
 
@@ -83,7 +83,7 @@ def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     assert again.path not in (first.path, second.path)
 
 
-def test_a_hugging_face_folder_defines_the_end_of_text_and_lossy_ones_are_reported(data, tmp_path):
+def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path):
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["[UNK]", "[END]"])
@@ -147,7 +147,7 @@ def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     assert end_of_text(tokenizer, section(path=str(tmp_path), eos=EOS)) == 0
 
 
-def test_a_tokenizer_that_changes_text_passes_though_texts_of_both_splits_have_the_same_tokens(data, tmp_path):
+def test_equal_tokens_in_both_splits_pass_if_the_tokenizer_changes_text(data, tmp_path):
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["[UNK]", "[END]"])

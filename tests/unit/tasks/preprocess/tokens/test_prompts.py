@@ -57,7 +57,7 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 @pytest.mark.usefixtures("small_units")
-def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(data, texts, tmp_path, strategy):
+def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, tmp_path, strategy):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
     folder = tmp_path / reference.path
     assert len(list((folder / "train").glob("*.arrow"))) > 2
@@ -84,7 +84,7 @@ def test_the_labels_that_count_are_those_of_the_last_answer_of_each_document(dat
     verify(reference, tmp_path, "deep")
 
 
-def test_the_loss_and_its_gradients_are_those_of_a_model_given_ignored_labels(data, texts, tmp_path):
+def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference.path
     reader = TokenReader(folder, reference.chunks, "train")

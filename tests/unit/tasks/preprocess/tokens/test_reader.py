@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +11,7 @@ from infini_llama.tasks.preprocess.rows.packing import row_count, row_starts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard, save_array, write_shard
 from infini_llama.tasks.storage.artifacts import commit, staging
+from support.damage import flip
 
 
 def write_dataset(dataset, documents, capacity, length) -> None:
@@ -69,53 +73,46 @@ def test_a_missing_row_is_an_error(tmp_path):
         reader.gather(np.array([len(reader)]))
 
 
-def test_verify_on_read_finds_a_flipped_bit_before_the_first_row_of_that_shard_and_not_in_others(built):
-    home, reference = built
-    dataset = home / reference.path
-    reader = TokenReader(dataset, reference.chunks, "train", verify_on_read=True)
+@pytest.fixture
+def open_reader(dataset, row_table) -> Callable[..., TokenReader]:
+    """open_reader(split, verify_on_read): a reader of the built dataset."""
+    return partial(TokenReader, dataset, row_table.name)
+
+
+def test_verify_on_read_checks_a_shard_before_its_first_row(open_reader):
+    reader = open_reader("train", verify_on_read=True)
     assert len(reader.paths) > 2
-    damaged = bytearray(reader.paths[-1].read_bytes())
-    damaged[len(damaged) // 2] ^= 4
-    reader.paths[-1].write_bytes(damaged)
+    flip(reader.paths[-1])
     reader.gather(np.array([0]))
     with pytest.raises(DataError, match=str(reader.paths[-1])):
         reader.gather(np.array([len(reader) - 1]))
 
 
-def test_verify_on_read_finds_a_changed_offset_before_rows_are_ordered_by_it(built):
-    home, reference = built
-    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
+def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
+    reader = open_reader("train", verify_on_read=True)
     documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.paths])
     assert np.array_equal(np.diff(reader.document_offsets()), documents)
     path = reader.paths[-1]
-    content, (offsets, _) = bytearray(path.read_bytes()), map_shard(path)
-    at = content.index(offsets.tobytes())
-    content[at + 8] ^= 1  # the second document begins a token away
-    path.write_bytes(content)
-    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
+    offsets, _ = map_shard(path)
+    flip(path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8))  # the second document begins a token away
+    reader = open_reader("train", verify_on_read=True)
     with pytest.raises(DataError, match=str(path)):
         reader.document_offsets()
 
 
-def test_verify_on_read_finds_a_changed_row_table_at_once(built):
-    home, reference = built
-    table = home / reference.path / "chunks" / reference.chunks / "validation.rows.npy"
-    damaged = bytearray(table.read_bytes())
-    damaged[-8] ^= 1
-    table.write_bytes(damaged)
-    TokenReader(home / reference.path, reference.chunks, "train", verify_on_read=True)
+def test_verify_on_read_finds_a_changed_row_table_at_once(open_reader, row_table):
+    flip(row_table / "validation.rows.npy", -64)
+    open_reader("train", verify_on_read=True)
     with pytest.raises(DataError, match=r"validation\.rows\.npy"):
-        TokenReader(home / reference.path, reference.chunks, "validation", verify_on_read=True)
+        open_reader("validation", verify_on_read=True)
 
 
 @pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
 @pytest.mark.parametrize("verify_on_read", [False, True])
-def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
-    home, reference = built
-    shard = TokenReader(home / reference.path, reference.chunks, "train").paths[0]
-    data = shard.read_bytes()
-    shard.write_bytes(data[:left])
-    reader = TokenReader(home / reference.path, reference.chunks, "train", verify_on_read)
+def test_a_shard_cut_short_is_refused(open_reader, left, verify_on_read):
+    shard = open_reader("train").paths[0]
+    shard.write_bytes(shard.read_bytes()[:left])
+    reader = open_reader("train", verify_on_read)
     if left == -1 and not verify_on_read:
         reader.gather(np.array([0]))  # the end-of-stream mark holds no token
         return
@@ -123,16 +120,14 @@ def test_a_shard_cut_short_is_refused(built, left, verify_on_read):
         reader.gather(np.array([0]))
 
 
-def test_a_missing_file_is_a_sentence(built):
-    home, reference = built
-    dataset = home / reference.path
-    reader = TokenReader(dataset, reference.chunks, "train")
+def test_a_missing_file_is_a_sentence(open_reader, dataset, row_table):
+    reader = open_reader("train")
     reader.paths[0].unlink()
     with pytest.raises(DataError, match=str(reader.paths[0])):
         reader.gather(np.array([0]))
-    (dataset / "chunks" / reference.chunks / "train.rows.npy").unlink()
+    (row_table / "train.rows.npy").unlink()
     with pytest.raises(DataError, match=r"train\.rows\.npy"):
-        TokenReader(dataset, reference.chunks, "train")
+        open_reader("train")
     with pytest.raises(DataError, match=r"manifest\.json"):
         TokenReader(dataset, "other", "train")
 

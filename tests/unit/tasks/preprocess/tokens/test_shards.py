@@ -56,9 +56,9 @@ def test_arrays_are_numpys_own_format(tmp_path):
         assert (tmp_path / "mine.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
-def test_the_files_for_datasets_contain_nothing_about_this_machine(built):
-    home, reference = built
+def test_the_files_for_datasets_contain_nothing_about_this_machine(built, dataset):
+    home, _ = built
     for split in ("train", "validation"):
         for name in ("state.json", "dataset_info.json"):
-            text = (home / reference.path / split / name).read_text()
+            text = (dataset / split / name).read_text()
             assert json.loads(text) and str(home) not in text

@@ -77,7 +77,7 @@ def test_a_loss_that_is_not_lower_or_not_finite_is_not_saved(train):
     assert kept(run) == [12, 10, 5, 3]
 
 
-def test_a_resumed_run_saves_what_the_uninterrupted_one_does_and_is_bitwise_it(train):
+def test_a_resumed_run_saves_what_the_uninterrupted_run_does(train):
     losses = {3: 7.0, 6: 9.0, 9: 6.0, 12: 8.0}
     whole = train("whole", losses, save_total_limit=9)
     train("cut", losses, stop_after=7, save_total_limit=9)

@@ -8,9 +8,8 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 
 
-def test_prompts_are_continued_independently(built):
-    home, reference = built
-    dataset = home / reference.path
+def test_prompts_are_continued_independently(built, dataset):
+    _, reference = built
     torch.manual_seed(0)
     model = Llama(LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
     prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]

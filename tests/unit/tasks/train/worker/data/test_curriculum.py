@@ -15,6 +15,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.resolve import claim_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.verify_data.checks import verify
+from support.damage import flip
 from support.records import make_dataset, make_plan, make_resolved
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def batches(world: int = 1, rank: int = 0, micro: int = 2) -> TrainBatches:
     return TrainBatches(stages_of(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world)
 
 
-def test_each_stage_has_its_rows_its_own_beginning_and_as_many_tokens_a_step():
+def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     of = batches()
     shapes = [{tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
@@ -57,7 +58,7 @@ def test_each_stage_has_its_rows_its_own_beginning_and_as_many_tokens_a_step():
 
 @given(world=st.sampled_from([1, 2, 4, 8]), micro=st.sampled_from([1, 2, 4, 8]), step=st.integers(0, 12))
 @settings(deadline=None, max_examples=40)
-def test_any_number_of_ranks_and_micro_batches_gives_the_same_rows_in_the_same_order(world, micro, step):
+def test_ranks_and_micro_batches_do_not_change_the_order_of_rows(world, micro, step):
     micro = min(micro, 8 // world)
     of_ranks = [batches(world, rank, micro) for rank in range(world)]
     seen = [int(row[0]) for of in of_ranks for inputs, _ in of.micro_batches(8 * step, CPU) for row in inputs]
@@ -114,9 +115,7 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
     reference = preprocess(staged, tmp_path)
     table = tmp_path / reference.path / "chunks" / reference.curriculum[1].chunks / "train.rows.npy"
-    content = bytearray(table.read_bytes())
-    content[-1] ^= 1
-    table.write_bytes(content)
+    flip(table, -1)
     with pytest.raises(DataError, match=str(table)):
         verify(reference, tmp_path, "quick")
     assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["chunks"])

@@ -53,7 +53,7 @@ def steps(reader: Rows, workers: int, first: int = 0, count: int = 12) -> list[t
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_any_number_of_threads_gives_the_batches_of_none_also_from_the_middle(workers):
+def test_prefetching_threads_give_the_same_batches_from_any_step(workers):
     reader = Rows()
     expected = steps(Rows(), 0)
     assert [at for at, *_ in expected][:4] == [0, 8, 32, 40]
