@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
 from infini_llama.tasks.records.metrics import (
@@ -17,6 +17,7 @@ from infini_llama.tasks.records.metrics import (
     EvaluationLine,
     Goodput,
     MetricsLine,
+    PerplexityLine,
     SampleLine,
     TrainLine,
     ValidationLine,
@@ -193,10 +194,19 @@ class RunReader:
 
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
-        """What `evaluate` measured of its model, the oldest first."""
+        """What `evaluate` measured of its model, the oldest first, with a warning where measurements are missing."""
         lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
             log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
+        asked = dotted(self.config).get("evaluate.after_training")
+        if self.result and isinstance(asked, list):
+            measured = {"perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines}
+            for kind in [kind for kind in asked if kind not in measured]:
+                log.warning(
+                    "%s has no %s, which evaluate.after_training asks for: it is not measured yet, or it is lost.",
+                    self.folder.evaluations,
+                    kind,
+                )
         return lines
 
     @cached_property

@@ -151,6 +151,13 @@ def test_missing_validations_texts_attempts_and_measurements_are_named(run, capl
     assert str(run.evaluations) in caplog.text and "has no line of step" not in caplog.text
 
 
+def test_a_finished_run_without_an_evaluation_that_it_asks_for_is_named(make_run, caplog):
+    run = RunFolder(make_run("asked", finished=True))
+    assert RunReader(run.path).evaluations == [] and not caplog.records
+    run.write_config(run.read_config() | {"evaluate": {"after_training": ["perplexity"]}})
+    assert RunReader(run.path).evaluations == [] and str(run.evaluations) in caplog.text
+
+
 def test_an_altered_line_is_not_read(run, caplog):
     append_attempt(run, AttemptRecord(attempt=1, kind="done", code=0, seconds=25.0))
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
