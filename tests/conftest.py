@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -161,3 +162,26 @@ def read_page() -> Callable[[str], made_up_runs.Reading]:
         return page
 
     return read
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`Ranks` of a process group of one."""
+    from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    ranks = Ranks("cpu", "gloo")
+    yield ranks
+    ranks.leave()
+
+
+@pytest.fixture
+def run_of(
+    built: tuple[Path, DatasetRef], data: Callable[..., DataConfig], ranks: Any
+) -> Callable[..., tuple[Path, Any]]:
+    """run_of(name, **model): see `trained_run`."""
+    from support.trained_runs import trained_run
+
+    return partial(trained_run, *built, data())

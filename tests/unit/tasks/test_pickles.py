@@ -17,8 +17,6 @@ from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 from infini_llama.tasks.verify_data.checks import verify
-from support.trained_runs import ranks as ranks
-from support.trained_runs import run_of as run_of
 
 NOT_READ = ("state.json", "dataset_info.json")  # written for the `datasets` library, which reads them as JSON
 

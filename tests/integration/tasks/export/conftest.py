@@ -7,8 +7,6 @@ import pytest
 
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
-from support.trained_runs import ranks as ranks
-from support.trained_runs import run_of as run_of
 
 
 @pytest.fixture

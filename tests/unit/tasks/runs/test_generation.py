@@ -9,8 +9,6 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.generation import Writer
-from support.trained_runs import ranks as ranks
-from support.trained_runs import run_of as run_of
 
 END = 0
 

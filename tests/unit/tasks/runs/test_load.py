@@ -11,8 +11,6 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.runs import checkpoints, load
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import commit, remove, staging
-from support.trained_runs import ranks as ranks
-from support.trained_runs import run_of as run_of
 
 
 def copied(checkpoint: Path, target: Path) -> None:
