@@ -161,7 +161,7 @@ def test_papers_of_the_model_are_cited():
     assert len(named) > 4 and not [paper for paper in sorted(named) if f"arxiv.org/abs/{paper}" not in page]
 
 
-def test_troubleshooting_starts_from_symptoms_and_each_answer_names_a_key_or_a_command():
+def test_each_answer_of_troubleshooting_names_a_key_or_a_command():
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     section = page.partition("\n## By symptom\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]

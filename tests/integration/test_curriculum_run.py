@@ -14,7 +14,7 @@ STAGES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_on_either_side_of_a_boundary_the_run_is_bitwise_the_uninterrupted_one(lab):
+def test_killed_on_either_side_of_a_boundary_the_run_ends_bitwise_equal(lab):
     lab.finish("calm-curriculum", *STAGES)
     lines = lab.metrics("calm-curriculum")
     lengths = [line["sequence_length"] for line in lines if line["kind"] == "train"]

@@ -59,7 +59,7 @@ def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
     assert own.start("flipped", "train.max_steps=6").wait() == 0
 
 
-def test_a_run_folder_of_another_dataset_or_model_is_refused_with_the_differences(lab, finished):
+def test_a_run_of_another_dataset_or_model_is_refused_with_differences(lab, finished):
     finished("foreign")
     refused(
         lab.start("foreign", *SOFTMAX_2, "data.sequence_length=32"),

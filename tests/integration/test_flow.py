@@ -16,7 +16,7 @@ def task_states(home) -> list[tuple[str, str]]:
         return [(name, state) for name, state in database.execute(query + " order by task_run.created")]
 
 
-def test_a_worker_that_raises_is_retried_by_prefect_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
+def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     calm = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     started = lab.start("raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)

@@ -102,7 +102,7 @@ def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, setti
     assert {name: variables.get(name) for name in settings} == settings
 
 
-def test_every_worker_creates_the_automation_for_silent_runs_before_it_starts():
+def test_every_worker_creates_the_automation_for_silent_runs_first():
     (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
     starts = [COMPOSE["services"]["worker"]["command"][-1], COMPOSE["services"]["worker-gpu"]["command"][-1]]
     starts += [worker["spec"]["template"]["spec"]["containers"][0]["command"][-1]]

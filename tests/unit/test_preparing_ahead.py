@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 ROOT = Path(__file__).parents[2]
 
 
-def test_rows_that_are_made_while_training_hold_whole_documents_and_their_ends(tmp_path):
+def test_rows_made_while_training_hold_whole_documents_and_their_ends(tmp_path):
     spec = importlib.util.spec_from_file_location("preparing_ahead", ROOT / "benchmarks/preparing_ahead.py")
     assert spec is not None and spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)

@@ -23,7 +23,7 @@ def test_the_first_section_and_an_opened_one_are_applied():
     assert settings.train.max_steps == 60, "keys that are not sent stay as deployed"
 
 
-def test_a_length_in_another_unit_and_text_from_files_replace_what_is_deployed():
+def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     epochs = with_changes(CONFIG, UNTOUCHED | {"train": {"num_epochs": 2.0}})
     assert (epochs.train.max_steps, epochs.train.num_epochs) == (None, 2.0)
     steps = with_changes(epochs, {"max_steps": 40})
@@ -37,7 +37,7 @@ def test_values_outside_the_allowed_range_are_refused(changes):
         with_changes(CONFIG, changes)
 
 
-def test_the_deployed_values_are_the_forms_defaults_and_its_own_schema_allows_them():
+def test_the_deployed_values_are_the_defaults_of_the_form():
     schema = form(CONFIG).model_dump()
     properties = schema["properties"]["changes"]["properties"]
     assert [*properties][: len(SHORT)] == [*SHORT] and properties["max_steps"]["default"] == 60

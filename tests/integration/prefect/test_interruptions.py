@@ -96,7 +96,7 @@ def workers(house) -> set[int]:
 
 
 @pytest.mark.parametrize("by", ["serve", "prefect"])
-def test_a_run_that_is_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
+def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
     name = f"resumed-by-{by}"
     if by == "prefect":  # without a limit, as the files in deploy/ start it
         house.end("serve")

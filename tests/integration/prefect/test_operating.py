@@ -105,7 +105,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(deployed, changes, words)
     assert answer.status_code == 409 and all(word in answer.text for word in words), answer.text
 
 
-def test_the_page_of_a_run_has_milestones_versions_names_and_tags_but_no_secret(deployed):
+def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
     deployed.begin_worker()
     runs = {}
     for name in ("first", "second"):

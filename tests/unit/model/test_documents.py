@@ -43,7 +43,7 @@ def test_positions_restart_per_document():
 
 
 @pytest.mark.usefixtures("way")
-def test_softmax_attention_of_packed_documents_equals_each_document_by_itself():
+def test_softmax_of_packed_documents_equals_each_document_by_itself():
     model = model_of("softmax")
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     labels = torch.randint(0, 97, (2, 45))

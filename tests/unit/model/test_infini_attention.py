@@ -97,7 +97,7 @@ def test_packed_documents_equal_the_paper_literally(name, update):
     assert_literal(layer, x, layout(x, documents), documents=documents)
 
 
-def test_a_short_first_segment_makes_the_papers_delta_diverge_but_not_the_bounded_one():
+def test_a_short_first_segment_makes_delta_diverge_and_not_delta_bounded():
     """After a reset a few tokens' keys are a small z, by which the paper divides the next segment's."""
     sizes = {}
     for update in ("delta", "delta_bounded"):

@@ -47,7 +47,7 @@ def test_wandb_without_a_key_is_named(modules):
     assert fault.startswith("train.report_to=wandb ") and "WANDB_MODE" in fault
 
 
-def test_missing_wandb_and_deepspeed_are_named_for_workers_on_this_machine(tmp_path):
+def test_missing_wandb_and_deepspeed_are_named_for_local_workers(tmp_path):
     for name in ("wandb", "deepspeed"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})

@@ -72,7 +72,7 @@ def synced(monkeypatch) -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_a_committed_artifact_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+def test_a_committed_artifact_is_synced_before_and_after_its_rename(tmp_path, synced):
     make(tmp_path / "one")
     paths = [name for name, _ in synced]
     staged, parent = synced[-2:]
@@ -89,7 +89,7 @@ def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_pa
 
 @settings(max_examples=30, deadline=None)
 @given(files=trees)
-def test_a_committed_artifact_is_complete_and_its_digest_depends_on_content_only(tmp_path_factory, files):
+def test_the_digest_of_a_complete_artifact_depends_on_content_only(tmp_path_factory, files):
     home = tmp_path_factory.mktemp("commit")
     first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
     second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
@@ -259,7 +259,7 @@ def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, the
     ],
     ids=str,
 )
-def test_a_manifest_with_wrong_types_is_damaged_although_its_checksum_holds(tmp_path, change):
+def test_a_manifest_of_wrong_types_is_damaged_despite_its_checksum(tmp_path, change):
     folder = tmp_path / "data"
     make(folder)
     forge(folder, **change)
@@ -268,7 +268,7 @@ def test_a_manifest_with_wrong_types_is_damaged_although_its_checksum_holds(tmp_
     assert not is_complete(folder, "dataset")
 
 
-def test_write_atomic_replaces_the_whole_text_and_a_failure_leaves_the_old_one(tmp_path):
+def test_write_atomic_replaces_the_text_or_leaves_the_old_one(tmp_path):
     path = tmp_path / "status.json"
     write_atomic(path, "old")
     with pytest.raises(UnicodeEncodeError):
@@ -360,7 +360,7 @@ def steps_of(program: str, home: Path) -> list[list[str]]:
     return [line.split() for line in child.stdout.splitlines()]
 
 
-def test_killed_at_any_step_of_a_commit_the_artifact_is_whole_or_not_there(tmp_path):
+def test_a_commit_killed_at_any_step_leaves_a_whole_artifact_or_none(tmp_path):
     steps = steps_of(COMMITS, tmp_path)
     assert len(steps) > 15
     assert [ended for _, ended, _, _ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
@@ -410,7 +410,7 @@ for step in range(1, 100):
 """
 
 
-def test_a_pointer_killed_at_any_step_is_old_or_new_and_the_next_call_clears_what_was_left(tmp_path):
+def test_a_pointer_killed_at_any_step_is_old_or_new_and_leaves_no_rest(tmp_path):
     steps = steps_of(POINTS, tmp_path)
     assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
@@ -427,7 +427,7 @@ for _ in range(3000):
 """
 
 
-def test_two_that_set_a_pointer_at_once_do_not_fail_and_one_of_them_is_right(tmp_path):
+def test_two_that_set_a_pointer_at_once_leave_one_of_their_targets(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me]) for me in ("a", "b")]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert (tmp_path / "latest").readlink() in (Path("a"), Path("b"))

@@ -76,7 +76,7 @@ def test_a_child_with_the_descriptor_keeps_the_lock_after_its_parent(tmp_path, w
         pass
 
 
-def test_a_failure_under_the_lock_frees_it_and_a_refusal_leaks_no_descriptor(tmp_path):
+def test_a_failure_frees_the_lock_and_a_refusal_leaks_no_descriptor(tmp_path):
     with pytest.raises(ZeroDivisionError), Lock(tmp_path / "lock"):
         raise ZeroDivisionError
     gc.collect()  # descriptors of earlier tests that wait for the collector would close in between

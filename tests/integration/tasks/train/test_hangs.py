@@ -234,7 +234,7 @@ def test_one_visit_of_start_up_or_save_does_not_limit_the_next(tmp_path, clock, 
     assert watch.hung() is not None
 
 
-def test_while_torchrun_ends_the_peers_of_a_killed_rank_none_is_taken_for_hung(watch, clock, tmp_path):
+def test_the_peers_of_a_killed_rank_are_not_taken_for_hung(watch, clock, tmp_path):
     path = status_path(tmp_path, 1)
     write_fields(path, read_fields(path) | {"pid": 2**22 + 1})  # above the kernel's largest number
     clock.passes(60.0, watch)

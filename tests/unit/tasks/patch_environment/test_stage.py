@@ -53,7 +53,7 @@ def test_a_refused_command_does_not_change_the_pinned_plan(tmp_path):
     assert begun(settings(), tmp_path, "run").threads == 3
 
 
-def test_the_datasets_vocabulary_decides_the_loss_chunk_until_it_is_pinned(tmp_path):
+def test_the_vocabulary_decides_the_loss_chunk_until_it_is_pinned(tmp_path):
     first = begun(settings(), tmp_path, "run", vocab_size=128_256)
     assert first.loss_chunk == record_of(tmp_path)["pinned"]["loss_chunk"] == 256
     assert begun(settings(), tmp_path, "run", vocab_size=300).loss_chunk == 256
@@ -77,7 +77,7 @@ def test_leaving_the_pinned_plan_is_reported(tmp_path, caplog):
     assert record_of(tmp_path)["pinned"]["threads"] == 2, "what the user asks for is the pin from now on"
 
 
-def test_a_pinned_plan_that_the_machine_cannot_follow_is_reported_and_kept(tmp_path, caplog):
+def test_a_plan_that_the_machine_cannot_follow_is_reported_and_kept(tmp_path, caplog):
     begun(settings(), tmp_path, "run")
     change_record(tmp_path, pinned={"device": "cuda", "precision": "bf16"})
     for _ in range(2):

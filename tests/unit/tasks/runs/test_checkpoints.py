@@ -56,7 +56,7 @@ def test_the_lowest_validation_loss_is_the_best(folder):
     assert best(folder) == checkpoint_path(folder, 20), "the earlier of two equals"
 
 
-def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_best_is_used(folder, caplog):
+def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
     damage(checkpoint_path(folder, 20))
     assert choose(folder, "best", None) == checkpoint_path(folder, 10)
     assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
@@ -126,7 +126,7 @@ def test_going_back_moves_newer_ones_to_abandoned_once(folder):
     )
 
 
-def test_the_best_pointer_follows_a_rollback_and_a_second_rollback_keeps_both_records(folder):
+def test_the_best_pointer_follows_two_rollbacks_which_keep_their_records(folder):
     assert choose(folder, "best", None) == checkpoint_path(folder, 20)
     add_checkpoint(folder, 30, 5.0)
     assert choose(folder, "best", None) == checkpoint_path(folder, 20)

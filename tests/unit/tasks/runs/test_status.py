@@ -14,7 +14,7 @@ def test_all_ranks_done_is_done_whatever_torchruns_exit_code():
     assert classify(1, [word(0, "done"), word(1, "done")], "logs").kind == "done"
 
 
-def test_all_preempted_carries_the_step_although_torchrun_flattens_the_code():
+def test_all_preempted_carries_the_step_despite_torchruns_code():
     outcome = classify(1, [word(0, "preempted", 75, 7), word(1, "preempted", 75, 7)], "logs")
     assert (outcome.kind, outcome.code, outcome.step) == ("preempted", 75, 7)
 

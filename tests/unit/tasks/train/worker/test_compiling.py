@@ -77,9 +77,7 @@ class WrongBackward(torch.autograd.Function):
         (lambda original, *arguments: 1 / 0, "cannot be compiled here (ZeroDivisionError: division by zero)"),
     ],
 )
-def test_compiled_code_that_disagrees_is_disabled_for_the_whole_run_with_a_warning(
-    module, run_dir, monkeypatch, caplog, forward, reason
-):
+def test_compiled_code_that_disagrees_is_disabled_with_a_warning(module, run_dir, monkeypatch, caplog, forward, reason):
     assert compile_as(module, run_dir, forward, monkeypatch) is None
     assert not called(module) and reason in caplog.text
     caplog.clear()

@@ -106,7 +106,7 @@ def test_no_value_is_read_between_micro_batches(fields, packed, checkpointing):
 
 
 @pytest.mark.parametrize("fields", [{}, {"attention": "infini"}], ids=str)
-def test_flash_attention_of_documents_reads_no_value_where_their_number_is_bounded(fields, flash):
+def test_flash_attention_of_documents_reads_no_value_given_a_bound(fields, flash):
     model = model_of("flash2", **fields)
     found = []
     for model.most_documents in (None, 3):

@@ -9,7 +9,7 @@ import pytest
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import WeightsAndBiases
 
 
-def test_the_id_of_a_wandb_run_is_on_the_disk_before_wandb_creates_the_run(tmp_path, monkeypatch):
+def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, monkeypatch):
     """An attempt that is ended inside init leaves a run on the server, which the next attempt must resume."""
     ids = []
 

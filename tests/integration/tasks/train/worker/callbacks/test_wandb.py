@@ -56,7 +56,7 @@ def logged(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     return ids, lines
 
 
-def test_a_resumed_run_continues_in_the_same_wandb_run_without_repeated_steps(tmp_path, monkeypatch):
+def test_a_resumed_run_continues_its_wandb_run_without_repeated_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for first, last in ((0, 6), (4, 8)):
         reporter = WeightsAndBiases(tmp_path, {"train": {"seed": 1}})
