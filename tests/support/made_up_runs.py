@@ -4,6 +4,7 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.status import AttemptRecord
@@ -13,27 +14,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import claim_run
 from support.records import make_plan
-
-LINEAGE = {
-    "dataset": {
-        "path": "datasets/none",
-        "digest": "none",
-        "chunks": "none",
-        "chunks_digest": "none",
-        "sequence_length": 16,
-    },
-    "model": {
-        "vocab_size": 61,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 16,
-    },
-    "train": {},
-    "max_steps": 16,
-}
 
 
 def step_record(step: int) -> dict:
@@ -66,7 +46,7 @@ def add_result(run: RunFolder, steps: int, **fields: object) -> None:
     """Write result.json of a run that has finished with the checkpoint of this step."""
     digest = verify(checkpoint_path(run.checkpoints, steps), checksums=False).digest
     hashes = {"weights_sha256": "ab12", "optimizer_sha256": "cd34", "checkpoint_digest": digest}
-    run.write(run.result, TrainingResult.from_json({"steps": steps, "parameters": 1234} | hashes | fields))
+    run.write(run.result, TrainingResult.model_validate({"steps": steps, "parameters": 1234} | hashes | fields))
 
 
 def make_run(
@@ -98,9 +78,8 @@ def make_run(
     ends = [("failed", 70, "rank 1 ended without an error report")]
     ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
     for number, (kind, code, message) in enumerate(ends, 1):
-        attempt = {"attempt": number, "invocation": "vm-1-1", "from_step": 20 * (number - 1), "checkpoint_step": 20}
-        record = attempt | {"seconds": 30.0, "kind": kind, "code": code, "message": message}
-        append_attempt(run, AttemptRecord.from_json(record))
+        record = AttemptRecord(attempt=number, invocation="vm-1-1", kind=kind, code=code, message=message, seconds=30.0)
+        append_attempt(run, changed(record, from_step=20 * (number - 1), checkpoint_step=20))
     if finished:
         add_result(run, steps, samples=("def f(): </pre><script>", "a second text"))
     return run.path

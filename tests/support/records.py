@@ -41,8 +41,16 @@ def make_model(config: PipelineConfig, dataset: DatasetRef) -> LlamaConfig:
     return LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length))
 
 
-def make_lineage(config: PipelineConfig, dataset: DatasetRef, **changes: Any) -> Lineage:
+def make_config() -> PipelineConfig:
+    """16 steps of a model of one layer."""
+    train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
+    sizes = ModelConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    return PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
+
+
+def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | None = None, **changes: Any) -> Lineage:
     """What a run of this configuration is bound to, without a curriculum."""
+    config, dataset = config or make_config(), dataset or make_dataset()
     bound = {name: getattr(dataset, name) for name in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),
@@ -55,11 +63,7 @@ def make_lineage(config: PipelineConfig, dataset: DatasetRef, **changes: Any) ->
 
 def make_resolved(run_dir: Path, config: PipelineConfig | None = None, **changes: Any) -> ResolvedRun:
     """An attempt at a run in `run_dir`; its dataset is not on disk, unless `changes` name one."""
-    if config is None:
-        train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
-        sizes = ModelConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-        config = PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
-    dataset = changes.get("dataset") or make_dataset()
+    config, dataset = config or make_config(), changes.get("dataset") or make_dataset()
     fields: dict[str, Any] = {
         "started": StartTime(wall=1.0, monotonic=0.0, machine="another"),
         "run_dir": run_dir,

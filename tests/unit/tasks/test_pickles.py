@@ -13,10 +13,11 @@ from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import write_configuration
 from infini_llama.tasks.runs.checkpoints import read_state
 from infini_llama.tasks.runs.load import load_run
-from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, checksum_of, file_checksum
+from infini_llama.tasks.storage.artifacts import MANIFEST, read_manifest
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 from infini_llama.tasks.verify_data.checks import verify
+from support.damage import reseal
 
 NOT_READ = ("state.json", "dataset_info.json")  # written for the `datasets` library, which reads them as JSON
 
@@ -27,18 +28,6 @@ class Malicious:
 
     def __reduce__(self) -> tuple:
         return os.mkdir, (self.mark,)
-
-
-def vouch(folder) -> None:
-    """Makes the manifest right about the bytes that are there now, as an attacker would."""
-    path = folder / MANIFEST
-    manifest = json.loads(path.read_text())
-    for name in manifest["files"]:
-        manifest["files"][name] = {"size": (folder / name).stat().st_size, "checksum": file_checksum(folder / name)}
-    manifest["digest"] = checksum_of({key: manifest[key] for key in ("kind", "format_version", "files", "content")})
-    del manifest["self_checksum"]
-    manifest["self_checksum"] = checksum_of(manifest)
-    path.write_bytes(_serialized(manifest))
 
 
 @pytest.fixture
@@ -62,10 +51,9 @@ def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, pois
         for name in json.loads((folder / MANIFEST).read_text())["files"]:
             before = {path: path.read_bytes() for path in (folder / name, folder / MANIFEST)}
             (folder / name).write_bytes(poison)
-            vouch(folder)
-            names = ("digest", "chunks_digest")
-            digests = [json.loads((at / MANIFEST).read_text())["digest"] for at in (dataset, row_table)]
-            poisoned = changed(reference, **dict(zip(names, digests, strict=True)))
+            reseal(folder)
+            digest, chunks_digest = read_manifest(dataset, "dataset").digest, read_manifest(row_table, "chunks").digest
+            poisoned = changed(reference, digest=digest, chunks_digest=chunks_digest)
             if name.endswith(NOT_READ):
                 verify(poisoned, home, "deep")
             else:
@@ -88,7 +76,7 @@ def test_a_pickle_in_any_file_of_a_checkpoint(run_of, mark, poison):
     for name in names:
         before = {path: path.read_bytes() for path in (checkpoint / name, checkpoint / MANIFEST)}
         (checkpoint / name).write_bytes(poison)
-        vouch(checkpoint)
+        reseal(checkpoint)
         with pytest.raises((ConfigError, DataError)):
             read_state(checkpoint)
             load_run(run, checkpoint.name)

@@ -3,53 +3,44 @@
 import base64
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.task import card
-from infini_llama.tasks.runs.run_folder import RunFolder
-from support.made_up_runs import LINEAGE, add_checkpoint, add_result
-
-DATASET = {
-    "path": "datasets/gone",
-    "digest": "blake3:0",
-    "chunks": "c",
-    "chunks_digest": "blake3:1",
-    "sequence_length": 64,
-}
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
+from support.made_up_runs import add_checkpoint, add_result
+from support.records import make_lineage
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
-    path = tmp_path / "runs" / "one"
-    path.mkdir(parents=True)
-    return path
+def run(tmp_path) -> RunFolder:
+    run = RunFolder(tmp_path / "runs" / "one")
+    run.path.mkdir(parents=True)
+    return run
 
 
-def train_to(run: Path, steps: int) -> None:
-    lineage = LINEAGE | {"dataset": DATASET, "max_steps": steps}
-    (run / "lineage.json").write_text(json.dumps(lineage))
+def train_to(run: RunFolder, steps: int) -> None:
+    run.write(run.lineage, make_lineage(max_steps=steps))
     taken = [
         {"kind": "train", "step": step, "loss": 6 - step / steps, "tokens": 100 * step, "step_time": 0.1}
         for step in range(1, steps + 1)
     ]
     measured = {"kind": "validation", "step": steps, "loss": 5.25, "bits_per_byte": 3.5}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*taken, measured]))
-    folder = run / "checkpoints"
-    folder.mkdir()
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*taken, measured]))
     for step, loss in ((steps // 2, None), (steps, 5.25)):
-        add_checkpoint(folder, step, loss)
-    first = {"attempt": 1, "from_step": 0, "checkpoint_step": steps // 2, "seconds": 30.0, "kind": "failed", "code": 70}
-    last = first | {"attempt": 2, "from_step": steps // 2, "checkpoint_step": steps, "kind": "done", "code": 0}
-    ends = (first | {"message": "rank 1 died | killed"}, last | {"message": "finished"})
-    (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ends))
+        add_checkpoint(run.checkpoints, step, loss)
+    failed = AttemptRecord(attempt=1, kind="failed", code=70, message="rank 1 died | killed", seconds=30.0)
+    append_attempt(run, changed(failed, from_step=0, checkpoint_step=steps // 2))
+    done = AttemptRecord(attempt=2, kind="done", code=0, message="finished", seconds=30.0)
+    append_attempt(run, changed(done, from_step=steps // 2, checkpoint_step=steps))
 
 
 def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
     train_to(run, 20)
-    add_result(RunFolder(run), 20, parameters=1234567, weights_sha256="ab" * 32, samples=["def ```f():", "2"])
-    text = card(run, "Training finished: 20 steps.")
+    add_result(run, 20, parameters=1234567, weights_sha256="ab" * 32, samples=["def ```f():", "2"])
+    text = card(run.path, "Training finished: 20 steps.")
     picture = re.search(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text)
     assert picture and base64.b64decode(picture[1]).startswith(b"\x89PNG")
     for words in (
@@ -63,7 +54,7 @@ def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
         "| 2 | 10 | 20 | 30 s | done (0) |",
         "- attempt 1: rank 1 died \\| killed",
         "````text\ndef ```f():",
-        f"`tensorboard --logdir {run / 'tensorboard'}`",
+        f"`tensorboard --logdir {run.path / 'tensorboard'}`",
     ):
         assert words in text, words
     assert not set("{}") & set(text), "a raw dict"
@@ -72,10 +63,9 @@ def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
 
 def test_a_long_run_has_no_larger_card(run):
     train_to(run, 20_000)
-    assert len(card(run, "x")) < 200_000
+    assert len(card(run.path, "x")) < 200_000
 
 
 def test_a_run_that_was_refused_before_it_began_has_a_card_too(run):
-    assert (
-        card(run, "Training failed: data.files is | gone.") == "# Run one\n\nTraining failed: data.files is \\| gone.\n"
-    )
+    text = card(run.path, "Training failed: data.files is | gone.")
+    assert text == "# Run one\n\nTraining failed: data.files is \\| gone.\n"

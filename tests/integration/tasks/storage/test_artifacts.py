@@ -1,6 +1,5 @@
 """Artifacts are whole or not there: damaged by every bit, committed by several at once, and killed at every step."""
 
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,6 @@ from infini_llama.tasks.storage.artifacts import (
     MANIFEST,
     Damaged,
     check,
-    checksum_of,
     commit,
     file_checksum,
     is_complete,
@@ -28,6 +26,7 @@ from infini_llama.tasks.storage.artifacts import (
     staging,
 )
 from infini_llama.tasks.storage.files import write_atomic
+from support.damage import flip, forge
 
 FILES = {"a.bin": b"first", "empty": b"", "train/x/deep.bin": bytes(range(40))}
 names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.bin", fullmatch=True)
@@ -40,13 +39,6 @@ def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None
         (staged / name).parent.mkdir(parents=True, exist_ok=True)
         (staged / name).write_bytes(data)
     return commit(staged, folder, "dataset", meta or {}, content)
-
-
-def forge(folder: Path, **changes: object) -> None:
-    """A manifest that agrees with itself and says something else."""
-    manifest = json.loads((folder / MANIFEST).read_bytes()) | changes
-    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -110,9 +102,8 @@ def test_a_flipped_bit_in_any_byte_is_found(tmp_path):
     for path in [folder / name for name in FILES] + [folder / MANIFEST]:
         data = path.read_bytes()
         for byte in range(len(data)):
-            damaged = bytearray(data)
-            damaged[byte] ^= 1 << byte % 8
-            path.write_bytes(damaged)
+            path.write_bytes(data)
+            flip(path, 8 * byte + byte % 8)
             with pytest.raises(Damaged, match=str(folder)):
                 check(folder, "dataset", checksums=True)
             found += 1

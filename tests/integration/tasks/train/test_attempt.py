@@ -12,15 +12,13 @@ import pytest
 
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts
 from infini_llama.tasks.runs.status import Outcome, read_status, status_path, write_status
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.retries import Retries, error_of
-from support.made_up_runs import LINEAGE
-from support.records import make_plan, make_resolved
+from support.records import make_lineage, make_plan, make_resolved
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -44,7 +42,7 @@ time.sleep(100)
 def run(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.checkpoints.mkdir(parents=True)
-    folder.write(folder.lineage, Lineage.from_json(LINEAGE))
+    folder.write(folder.lineage, make_lineage())
     return folder
 
 

@@ -14,9 +14,10 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import checksum_of
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
+from support.damage import forge
 
 INFINI = {"attention": "infini", "segment_length": 4}
 
@@ -97,11 +98,8 @@ def test_files_are_read_by_the_runs_own_column(run_of, tmp_path):
         (tmp_path / f"{column}.jsonl").write_text(json.dumps({column: text}) + "\n")
     folder, _ = run_of()
     expected = evaluate(folder, files=[str(tmp_path / "text.jsonl")]).model
-    manifest = dataset_of(folder) / "manifest.json"
-    record = json.loads(manifest.read_text())
-    record["meta"]["data"]["text_column"] = "content"
-    record["self_checksum"] = checksum_of({key: value for key, value in record.items() if key != "self_checksum"})
-    manifest.write_text(json.dumps(record, indent=1, ensure_ascii=False))
+    meta = read_dataset(dataset_of(folder)).meta
+    forge(dataset_of(folder), meta=meta.to_json() | {"data": meta.data | {"text_column": "content"}})
     assert evaluate(folder, files=[str(tmp_path / "content.jsonl")]).model == expected
 
 

@@ -10,7 +10,6 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import RunSummary
@@ -28,8 +27,8 @@ from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.storage.record_files import append_line
 from infini_llama.tasks.train.attempt import record_killed_attempts
 from infini_llama.tasks.train.stage import write_summary
-from support.made_up_runs import LINEAGE, add_checkpoint, add_result
-from support.records import make_resolved
+from support.made_up_runs import add_checkpoint, add_result
+from support.records import make_lineage, make_resolved
 
 # one each of what tests/unit/tasks/storage/test_record_files.py finds: no JSON, no object, wrong fields
 DAMAGE = ["{", "[1, 2]", '{"dataset": {}, "steps": "16"}']
@@ -40,7 +39,7 @@ def run(tmp_path) -> RunFolder:
     """A finished run of 16 steps."""
     run = RunFolder(tmp_path / "runs" / "one")
     run.checkpoints.mkdir(parents=True)
-    run.write(run.lineage, Lineage.from_json(LINEAGE))
+    run.write(run.lineage, make_lineage())
     add_checkpoint(run.checkpoints, 16, 2.0)
     add_result(run, 16)
     return run
@@ -60,7 +59,7 @@ def add_attempt(run: RunFolder, number: int, resolved: ResolvedRun | None = None
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
     for number, name in ((1, "older"), (2, "newer")):
-        add_attempt(run, number, make_resolved(run.path, lineage=Lineage.from_json(LINEAGE).resuming(name)))
+        add_attempt(run, number, make_resolved(run.path, lineage=make_lineage().resuming(name)))
     add_attempt(run, 3)
     run.lineage.write_text(text)
     assert run.require_lineage().resumed_from == "newer"
@@ -165,7 +164,7 @@ def test_an_altered_line_is_not_read(run, caplog):
     run.attempts.write_text(whole.replace("25.0", "75.0"))
     assert [record.attempt for record in read_attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
     run.attempts.write_text(whole)
-    run.lineage.write_text(json.dumps(LINEAGE | {"run_id": "another"}))
+    run.lineage.write_text(json.dumps(make_lineage().to_json() | {"run_id": "another"}))
     assert read_attempts(run) == [], "the lines are of another run"
 
 
@@ -254,7 +253,7 @@ def test_invalid_utf_8_lines_are_bad_lines(run):
     run.samples.write_bytes(b"\xff\n[1]\n")
     record = RunReader(run.path)
     assert (record.attempts, record.evaluations, record.samples) == ([], [], [])
-    assert record.config["train"] == TrainingConfig().model_dump(mode="json") and record.goodput.wall == 0.0
+    assert record.config["train"] == make_lineage().train.model_dump(mode="json") and record.goodput.wall == 0.0
 
 
 def test_a_folder_that_is_no_attempt_is_ignored(run):

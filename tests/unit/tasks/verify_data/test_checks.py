@@ -13,29 +13,17 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
-from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
-from infini_llama.tasks.storage.artifacts import MANIFEST, checksum_of, file_checksum
+from infini_llama.tasks.records.dataset import VerifyReport
+from infini_llama.tasks.storage.artifacts import MANIFEST
 from infini_llama.tasks.verify_data import checks
 from infini_llama.tasks.verify_data.checks import verify
-from support.damage import flip
+from support.damage import flip, reseal
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def files_below(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
-def reseal(folder: Path, reference: DatasetRef, field: str = "digest", **content: object) -> DatasetRef:
-    """Makes manifest and reference agree with the files as they are now, as a faulty builder would have written them."""
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    for name in manifest["files"]:
-        manifest["files"][name] = {"size": (folder / name).stat().st_size, "checksum": file_checksum(folder / name)}
-    manifest["content"] |= content
-    manifest["digest"] = checksum_of({key: manifest[key] for key in ("kind", "format_version", "files", "content")})
-    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
-    return changed(reference, **{field: manifest["digest"]})
 
 
 def rewrite(shard: Path, change: Change) -> None:
@@ -90,7 +78,7 @@ def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built, dat
     home, reference = built
     content = json.loads((dataset / MANIFEST).read_bytes())["content"]
     for name in ("tokens", "unigram_entropy_bits", "shortest_document", "longest_document"):
-        resealed = reseal(dataset, reference, train=content["train"] | {name: 1000})
+        resealed = changed(reference, digest=reseal(dataset, train=content["train"] | {name: 1000}))
         with pytest.raises(DataError, match=f"{dataset}/train .*1,?000"):
             verify(resealed, home, "deep")
 
@@ -205,7 +193,7 @@ def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(built, dataset, change
     home, reference = built
     shard = dataset / "train" / "data-00000.arrow"
     rewrite(shard, change)
-    resealed = reseal(dataset, reference)
+    resealed = changed(reference, digest=reseal(dataset))
     verify(resealed, home, "quick")
     with pytest.raises(DataError, match=f"{shard} .*{sentence}"):
         verify(resealed, home, "deep")
@@ -216,14 +204,14 @@ def test_a_row_table_of_other_tokens_is_found_by_deep(built, row_table):
     starts = np.load(row_table / "train.rows.npy")
     for wrong in (starts + 1, starts[::-1], starts[:-1], starts.astype(np.int32), np.append(starts, starts[-1] + 16)):
         save_array(row_table / "train.rows.npy", wrong)
-        resealed = reseal(row_table, reference, "chunks_digest")
+        resealed = changed(reference, chunks_digest=reseal(row_table))
         verify(resealed, home, "quick")
         with pytest.raises(DataError, match=r"train\.rows\.npy"):
             verify(resealed, home, "deep")
     save_array(row_table / "train.rows.npy", starts)
-    resealed = reseal(row_table, reference, "chunks_digest", rows={"train": len(starts) + 1, "validation": 3})
+    digest = reseal(row_table, rows={"train": len(starts) + 1, "validation": 3})
     with pytest.raises(DataError, match="manifest"):
-        verify(resealed, home, "deep")
+        verify(changed(reference, chunks_digest=digest), home, "deep")
 
 
 def test_a_different_tokenizer_is_found(built, dataset):
@@ -235,7 +223,7 @@ def test_a_different_tokenizer_is_found(built, dataset):
     (dataset / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     assert Tokenizer.from_file(str(dataset / "tokenizer.json")).get_vocab_size() == 300
     with pytest.raises(DataError, match=r"token_bytes\.npy"):
-        verify(reseal(dataset, reference), home, "quick")
+        verify(changed(reference, digest=reseal(dataset)), home, "quick")
 
 
 def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built, dataset):
@@ -251,7 +239,7 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built, datas
     for shard in (dataset / "train").glob("*.arrow"):
         rewrite(shard, unmerge)
     with pytest.raises(DataError, match=r"document \d+ of train"):
-        verify(reseal(dataset, reference, train=counted(dataset, "train")), home, "deep")
+        verify(changed(reference, digest=reseal(dataset, train=counted(dataset, "train"))), home, "deep")
 
 
 def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
@@ -272,8 +260,7 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
     facts |= {"documents": facts["documents"] + 1, "tokens": facts["tokens"] + extra}
     rows = np.arange((facts["tokens"] - 1) // 16, dtype=np.int64) * 16
     save_array(row_table / "validation.rows.npy", rows)
-    reference = reseal(dataset, reference, validation=facts)
     counts = {"train": reference.train.rows, "validation": len(rows)}
-    reference = reseal(row_table, reference, "chunks_digest", rows=counts)
+    digests = {"digest": reseal(dataset, validation=facts), "chunks_digest": reseal(row_table, rows=counts)}
     with pytest.raises(DataError, match=r"^1 training document"):
-        verify(reference, home, "deep")
+        verify(changed(reference, **digests), home, "deep")
