@@ -4,17 +4,15 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 GIB = 1024**3
-Model = TypeVar("Model", bound=BaseModel)
 H100 = {"name": "H100", "capability": [9, 0], "memory": 80 * GIB, "free": 79 * GIB, "bf16": True}
 T4 = {"name": "T4", "capability": [7, 5], "memory": 16 * GIB, "free": 15 * GIB, "bf16": False}
 FILES = {
@@ -32,11 +30,6 @@ def settings(environment: dict | None = None, train: dict | None = None, **secti
     return PipelineConfig.model_validate(required | sections)
 
 
-def changed(model: Model, fields: dict) -> Model:
-    """A record or a configuration with other values of these fields, which are validated."""
-    return type(model).model_validate(model.model_dump() | fields)
-
-
 def in_home(config: PipelineConfig, home: Path, run: str = "run") -> PipelineConfig:
     return config.model_copy(update={"runtime": config.runtime.model_copy(update={"home": home, "name": run})})
 
@@ -45,11 +38,17 @@ def begun(
     config: PipelineConfig, home: Path, run: str, vocab_size: int | None = None, machine: Machine | None = None
 ) -> EnvironmentPlan:
     """The plan of a run whose training has begun with it."""
-    path = home / "runs" / run / "environment.json"
+    folder = RunFolder(home / "runs" / run)
     environment = patch_environment(in_home(config, home, run), vocab_size, machine)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(environment.record.to_json(), indent=1))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write(folder.environment, environment.record)
     return environment.plan
+
+
+def record_of(home: Path) -> EnvironmentRecord:
+    """The record of the run `run`."""
+    folder = RunFolder(home / "runs" / "run")
+    return folder.read(EnvironmentRecord, folder.environment)
 
 
 def write_command(folder: Path, name: str, script: str) -> None:

@@ -8,8 +8,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.patch_environment.doctor import doctor
 from infini_llama.tasks.patch_environment.task import card
-from infini_llama.tasks.records.plan import EnvironmentRecord
-from support.machines import H100, begun, lay_out, settings
+from support.machines import H100, begun, lay_out, record_of, settings
 
 
 def test_the_exit_code_follows_the_worst_finding(tmp_path):
@@ -61,8 +60,7 @@ def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):
 def test_the_card_shows_plan_findings_and_patches(tmp_path):
     machine = lay_out(tmp_path / "machine", gpus=[H100] * 2, busy=1)
     plan = begun(settings(), tmp_path, "run", machine=machine)
-    record = json.loads((tmp_path / "runs/run/environment.json").read_text())
-    text = card(EnvironmentRecord.from_json(record), plan)
+    text = card(record_of(tmp_path), plan)
     assert "| nproc_per_node | 1 |" in text and "- nproc_per_node: one worker per GPU" in text
     assert "| GPUs | H100 (85.9 GB), H100 (85.9 GB) |" in text and "**warning** GPU 1: " in text
     assert "[adam-weight-decay](https://" in text and "**ok**" not in text

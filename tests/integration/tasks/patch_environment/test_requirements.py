@@ -6,12 +6,13 @@ import resource
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline as direct
 from infini_llama.tasks.patch_environment import requirements
 from infini_llama.tasks.patch_environment.doctor import doctor
 from infini_llama.tasks.patch_environment.requirements import check_requirements, unmet
-from support.machines import changed, settings
+from support.machines import settings
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_missing_wandb_and_deepspeed_are_named_for_local_workers(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})
     assert {sentence.split("=")[0] for sentence in unmet(config)} == {"train.report_to", "train.parallel"}
-    assert unmet(changed(config, {"environment": config.environment.model_dump() | {"launcher": "srun"}})) == [], (
+    assert unmet(changed(config, environment=changed(config.environment, launcher="srun"))) == [], (
         "other machines' packages"
     )
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.probe import probe
-from support.machines import H100, changed
+from support.machines import H100
 
 DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False}
 
@@ -12,7 +13,7 @@ DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    return changed(facts, {"gpus": [], "nccl": False})
+    return changed(facts, gpus=[], nccl=False)
 
 
 @pytest.mark.parametrize(
@@ -39,17 +40,17 @@ def laptop(tmp_path_factory):
     ],
 )
 def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
-    (found,) = [found for found in assess(changed(laptop, change)) if found.name == name]
+    (found,) = [found for found in assess(changed(laptop, **change)) if found.name == name]
     assert found.severity == severity and cure in found.sentence and found.sentence.endswith(".")
 
 
 @pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}])
 def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
-    (found,) = [found for found in assess(changed(laptop, change)) if found.name == "/dev/shm"]
+    (found,) = [found for found in assess(changed(laptop, **change)) if found.name == "/dev/shm"]
     assert found.severity == "ok"
 
 
 def test_flash_attention_that_does_not_work_is_explained(laptop):
-    facts = changed(laptop, {"gpus": [H100], "flash_attention": "it was built on a system with glibc 2.38"})
+    facts = changed(laptop, gpus=[H100], flash_attention="it was built on a system with glibc 2.38")
     (found,) = [found for found in assess(facts) if found.name == "flash attention"]
     assert "glibc 2.38" in found.sentence and found.severity == "warning"

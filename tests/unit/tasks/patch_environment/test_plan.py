@@ -5,6 +5,7 @@ import math
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.config import parameters
@@ -13,18 +14,18 @@ from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
-from support.machines import H100, T4, changed, in_home, settings
+from support.machines import H100, T4, in_home, settings
 
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
     plain = {"cpu": {"model": "old"}, "glibc": "2.36", "load": 0.0, "cores": 8, "loopback": "lo"}
-    return changed(facts, plain | {"gpus": [], "nccl": False})
+    return changed(facts, **(plain | {"gpus": [], "nccl": False}))
 
 
 def with_gpus(facts, gpus: list[dict]):
-    return changed(facts, {"gpus": gpus, "nccl": True})
+    return changed(facts, gpus=gpus, nccl=True)
 
 
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
@@ -36,7 +37,7 @@ def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
 
 def test_cores_are_divided_among_workers_and_never_zero(laptop):
     assert resolve(settings({"nproc_per_node": 2}), laptop).threads == 4
-    assert resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 1})).threads == 1
+    assert resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=1)).threads == 1
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
@@ -50,11 +51,11 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 
 
 def test_layers_are_compiled_on_gpus_that_can(laptop):
-    gpus = changed(laptop, {"gpus": [H100], "nccl": True, "versions": laptop.versions | {"triton": "3.7"}})
-    gpus = changed(gpus, {"compilers": {"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"}})
+    gpus = changed(laptop, gpus=[H100], nccl=True, versions=laptop.versions | {"triton": "3.7"})
+    gpus = changed(gpus, compilers={"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"})
     assert (resolve(settings(), gpus).compile, resolve(settings(), laptop).compile) == ("block", "off")
     assert resolve(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
-    without = changed(gpus, {"compilers": {"cc": None, "cxx": None}})
+    without = changed(gpus, compilers={"cc": None, "cxx": None})
     assert (
         resolve(settings(), without).compile == "off"
         and "C compiler" in resolve(settings(), without).reasons["compile"]
@@ -82,7 +83,7 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
 def largest_micro_batch(laptop, free, requested):
     """The micro-batch of two GPUs of 80 GiB, of which one has `free` bytes left."""
     gpus = [H100, H100 | {"free": free}]
-    return resolve(requested, changed(laptop, {"gpus": gpus, "nccl": True})).micro_batch_size
+    return resolve(requested, changed(laptop, gpus=gpus, nccl=True)).micro_batch_size
 
 
 def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
@@ -111,7 +112,7 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
         (5 * each, 4 * each, True),
         (None, 0, True),
     ):
-        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": required})})
+        facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=required))
         found = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]
         assert bool(found) != fits
         if found:
@@ -124,7 +125,7 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
     requested = settings(train=optimizer)
     least = parts * 4 * parameters(model_of(requested))
     for free, severity in ((least, "warning"), (least - 12, "error")):
-        facts = changed(laptop, {"disk": changed(laptop.disk, {"free": free, "run_bytes": 0, "works": True})})
+        facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0, works=True))
         (found,) = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]
         assert found.severity == severity
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
@@ -154,7 +155,7 @@ def test_the_users_variables_win_over_the_plans(laptop):
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
     with pytest.raises(ConfigError, match="environment") as raised:
-        resolve(settings(environment), changed(laptop, {"gpus": gpus, "nccl": bool(gpus)}))
+        resolve(settings(environment), changed(laptop, gpus=gpus, nccl=bool(gpus)))
     assert words in str(raised.value)
 
 
@@ -188,34 +189,34 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
 
 
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
-    new = changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": True}})
+    new = changed(laptop, cpu={"model": "new", "bf16": True, "amx": True})
     assert (resolve(settings(), laptop).precision, resolve(settings(), new).precision) == ("fp32", "bf16")
     assert "AMX" in resolve(settings(), new).reasons["precision"]
     assert resolve(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(laptop):
-    musl = changed(laptop, {"glibc": ""})
+    musl = changed(laptop, glibc="")
     assert [resolve(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
     assert "trim_threshold" in resolve(settings(), laptop).env["GLIBC_TUNABLES"]
     assert "GLIBC_TUNABLES" not in resolve(settings({"allocator": "system"}), laptop).env
-    assert resolve(settings(), changed(laptop, {"gpus": [H100]})).allocator == "system"
+    assert resolve(settings(), changed(laptop, gpus=[H100])).allocator == "system"
     with pytest.raises(ConfigError, match=r"environment\.allocator=glibc"):
         resolve(settings({"allocator": "glibc"}), musl)
 
 
 def test_two_workers_on_two_cores_are_fine_and_on_one_core_warned(laptop):
-    fine = resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 2}))
+    fine = resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=2))
     assert fine.threads == 1 and not fine.findings
-    warned = findings(resolve(settings({"nproc_per_node": 2}), changed(laptop, {"cores": 1})))["threads"]
+    warned = findings(resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=1)))["threads"]
     assert warned.severity == "warning" and "1 usable core" in warned.sentence
 
 
 def test_bf16_on_a_processor_without_it_is_warned(laptop):
     requested = settings({"precision": "bf16"})
-    assert not resolve(requested, changed(laptop, {"cpu": {"model": "new", "bf16": True, "amx": False}})).findings
+    assert not resolve(requested, changed(laptop, cpu={"model": "new", "bf16": True, "amx": False})).findings
     assert "precision" in findings(
-        resolve(requested, changed(laptop, {"cpu": {"model": "old", "bf16": False, "amx": False}}))
+        resolve(requested, changed(laptop, cpu={"model": "old", "bf16": False, "amx": False}))
     )
 
 
@@ -223,7 +224,7 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     one = resolve(settings(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
     assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 4
-    busy = changed(laptop, {"load": 1.0})
+    busy = changed(laptop, load=1.0)
     assert resolve(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
         "neighbours need the cores that waiting threads spin on"
     )
@@ -234,14 +235,14 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
 
 
 def test_a_driver_that_torch_cannot_use_is_named(laptop):
-    facts = changed(laptop, {"gpu_fault": "driver too old"})
+    facts = changed(laptop, gpu_fault="driver too old")
     assert resolve(settings(), facts).device == "cpu"
     with pytest.raises(ConfigError, match="driver too old"):
         resolve(settings({"device": "cuda"}), facts)
 
 
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
-    plan = resolve(settings(), changed(laptop, {"gpus": [H100] * 2, "nccl": False}))
+    plan = resolve(settings(), changed(laptop, gpus=[H100] * 2, nccl=False))
     assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)
 
 
@@ -279,7 +280,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
     ],
 )
 def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, settings, expected):
-    facts = changed(laptop, {"gpus": [H100], "nccl": True, "flash_attention": fault})
+    facts = changed(laptop, gpus=[H100], nccl=True, flash_attention=fault)
     found = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}} | settings)
     plan = resolve(found, facts)
     assert plan.attention_backend == expected

@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
 
-TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
+TEXTS = ["first", "", 'with "quotes", commas\tand\nlines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
 
 
 def read(*given: Any) -> Iterator[str | Fault]:
@@ -52,13 +52,15 @@ def encoded(form: str, texts: list[str]) -> bytes:
     table = pa.table({"id": list(range(len(texts))), "text": texts})
     sink = io.BytesIO()
     match form:
-        case "jsonl":
+        case "jsonl" | "ndjson":
             return "".join(json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows).encode()
         case "json":
             return json.dumps(rows, indent=2, ensure_ascii=False).encode()
-        case "csv":
+        case "csv" | "tsv":
+            between = "," if form == "csv" else "\t"
             quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
-            return "".join(["id,text\r\n", *(f"{k},{text}\r\n" for k, text in enumerate(quoted))]).encode()
+            lines = [f"id{between}text", *(f"{k}{between}{text}" for k, text in enumerate(quoted))]
+            return "".join(f"{line}\r\n" for line in lines).encode()
         case "parquet":
             pyarrow.parquet.write_table(table, sink, row_group_size=2)
         case "arrow":
@@ -68,7 +70,7 @@ def encoded(form: str, texts: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize("form", ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"])
 def test_records_of_every_format_plain_and_compressed_are_the_texts(tmp_path, form, ending):
     path = compressed(encoded(form, TEXTS), tmp_path, f"x.{form}{ending}")
     assert list(read(path, "text")) == TEXTS
@@ -171,13 +173,6 @@ def test_validation_files_are_held_out_and_not_trained_on(tmp_path):
     assert corpus.report.also_validation == 1
     with pytest.raises(DataError, match=r"data\.validation_files"):
         survey(changed(given, validation_files=["nothing.txt"]))
-
-
-def test_a_folder_gives_its_known_files(tmp_path):
-    (tmp_path / "sub").mkdir()
-    for name, text in (("a.txt", "a"), ("sub/b.md", "b"), ("c.png", "c"), (".d.txt", "d")):
-        (tmp_path / name).write_text(text)
-    assert survey(DataConfig(files=[str(tmp_path)])).documents == ["a", "b"]
 
 
 LINES = st.sampled_from(

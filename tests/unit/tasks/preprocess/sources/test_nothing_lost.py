@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,15 +13,9 @@ from infini_llama.configs.errors import DataError, escaped
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.flows.cli.main import main
-from infini_llama.tasks.preprocess.sources import formats
-from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.damage import flip
 from support.stages import survey
-
-
-def read(path: Path, text_column: str) -> list[str | Fault]:
-    return list(chain.from_iterable(formats.read(path, text_column)))
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.TAR.gz", "x.tgz", "x.zip"])
@@ -51,23 +44,17 @@ def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Pat
         survey(DataConfig(files=[str(file)], validation_fraction=0.5))
 
 
-def test_ndjson_and_tsv_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.ndjson").write_text('{"text": "one"}\n{"text": "two"}\n')
-    (tmp_path / "b.tsv").write_text('id\ttext\n1\tthree, four\n2\t"five\tsix"\n')
-    assert list(read(tmp_path / "a.ndjson", "text")) == ["one", "two"]
-    assert list(read(tmp_path / "b.tsv", "text")) == ["three, four", "five\tsix"]
-    assert survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5)).report.records == 4
-
-
-def test_files_of_other_kinds_in_a_folder_are_counted_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_gives_its_texts_and_counts_its_other_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "deep" / ".git").mkdir(parents=True)
-    names = ("a.txt", "a.html", "deep/b.HTML", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
+    names = ("a.txt", "a.html", "deep/b.HTML", "deep/b.md", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
     for name in names:
-        (tmp_path / name).write_text("text")
-    report = survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5)).report
-    assert report.other_files == {".html": 2, ".zip": 1, "hidden": 2, "no ending": 1} and report.records == 1
+        (tmp_path / name).write_text(name)
+    (tmp_path / "d.ndjson").write_text('{"text": "a line"}\n')
+    (tmp_path / "e.tsv").write_text("id\ttext\n1\ta row\n")
+    corpus = survey(DataConfig(files=[str(tmp_path)]))
+    report = corpus.report
+    assert report.other_files == {".html": 2, ".zip": 1, "hidden": 2, "no ending": 1}
+    assert corpus.documents == ["a line", "a row", "a.txt", "deep/b.md"]
     with caplog.at_level(logging.INFO):
         log_left_out(report)
     assert "1 .zip" in caplog.text and "2 hidden" in caplog.text
