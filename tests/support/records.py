@@ -36,11 +36,6 @@ def make_dataset(**changes: Any) -> DatasetRef:
     return DatasetRef.from_json(fields | changes)
 
 
-def make_model(config: PipelineConfig, dataset: DatasetRef) -> LlamaConfig:
-    """The architecture of a run."""
-    return LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length))
-
-
 def make_config() -> PipelineConfig:
     """16 steps of a model of one layer."""
     train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
@@ -54,7 +49,7 @@ def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | Non
     bound = {name: getattr(dataset, name) for name in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),
-        "model": make_model(config, dataset),
+        "model": LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length)),
         "train": config.train,
         "max_steps": config.train.max_steps or 16,
     }

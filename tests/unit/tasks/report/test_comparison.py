@@ -1,12 +1,13 @@
 """Runs beside one another: what differs is found, what is the same is not shown, and who cannot be compared is said."""
 
-import json
-
 import pytest
 
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.records.machine import Cpu, MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentRecord
 from infini_llama.tasks.report.comparison import compare, comparison_document
 from infini_llama.tasks.report.page import page as as_page
-from infini_llama.tasks.storage.record_files import read_fields, write_fields
+from infini_llama.tasks.runs.run_folder import RunFolder
 from support.records import make_plan
 
 
@@ -27,13 +28,12 @@ def test_only_what_differs_is_listed(two):
 
 def test_another_machine_and_another_dataset(two):
     for folder, precision in zip(two, ("fp32", "bf16"), strict=True):
-        plan = make_plan(precision=precision).to_json()
-        facts = {"python": "3.12", "cpu": {"model": "one"}, "versions": {}, "gpus": []}
-        record = {"plan": plan, "facts": facts, "pinned": plan, "pinned_at": "2026-01-01T00:00:00+00:00"}
-        (folder / "environment.json").write_text(json.dumps(record))
-    lineage = read_fields(two[1] / "lineage.json")
-    lineage["dataset"]["digest"] = "blake3:other"
-    write_fields(two[1] / "lineage.json", lineage)
+        run, plan = RunFolder(folder), make_plan(precision=precision)
+        facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
+        record = EnvironmentRecord(plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+        run.write(run.environment, record)
+    lineage = run.require_lineage()
+    run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, digest="blake3:other")))
     record = compare(two)
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record.differences and not record.same_validation

@@ -37,8 +37,8 @@ def test_nothing_to_do_in_a_home_without_leftovers(home):
     assert collect(home / "nowhere", ALL, yes=False).files == ()
 
 
-def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
-    run, dataset = home / "runs" / "run", home / built[1].path
+def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, row_table):
+    run = home / "runs" / "run"
     add_checkpoint(run / "checkpoints", 80)
     add_checkpoint(run / "checkpoints", 100)
     abandon_newer(run / "checkpoints", 80)
@@ -48,7 +48,7 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, built):
         aside,
         staging(run / "checkpoints" / "step-00000120"),
         staging(dataset),
-        staging(dataset / "chunks" / built[1].chunks),
+        staging(row_table),
     ]
     half = run / ".summary.json.123-0123abcd.tmp"
     half.write_text("{")
@@ -81,16 +81,15 @@ def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
     assert paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()] and not path.exists()
 
 
-def test_locked_folders_are_kept(home, built):
+def test_locked_folders_are_kept(home, dataset):
     checkpoint = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
-    dataset = staging(home / built[1].path)
-    key = built[1].path.rpartition("-")[2]
+    half, key = staging(dataset), dataset.name.rpartition("-")[2]
     with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
         for yes in (False, True):
             record = collect(home, ALL, yes)
             assert record.files == () and len(record.in_use) == 2
             assert all(f"process {os.getpid()}" in kept.by for kept in record.in_use)
-    assert checkpoint.exists() and dataset.exists()
+    assert checkpoint.exists() and half.exists()
 
 
 def test_the_newest_best_and_permanent_checkpoints_stay(home):
@@ -114,12 +113,12 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
 
 
-def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, built, make_run):
-    dataset, rules = home / built[1].path, Rules(0.0, unused_datasets=True)
+def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, dataset):
+    rules = Rules(0.0, unused_datasets=True)
     assert collect(home, rules, yes=True).files == ()
     shutil.rmtree(home / "runs")
     assert collect(home, ALL, yes=True).files == () and dataset.exists()
-    assert paths(collect(home, rules, yes=True)) == [built[1].path]
+    assert paths(collect(home, rules, yes=True)) == [dataset.relative_to(home).as_posix()]
     assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
 
 

@@ -7,10 +7,9 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
-from infini_llama.tasks.records.plan import PinnedSettings
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
@@ -23,10 +22,6 @@ INFINI = {"attention": "infini", "segment_length": 32}
 CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=())
 
 
-def settings(**sections: dict) -> dict:
-    return parse_config({"data": {"source": "python-stdlib"}} | sections).model_dump(mode="json")
-
-
 def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64) -> ResolvedRun:
     """The next attempt of a command at the run `mine`."""
     model = {"hidden_size": hidden_size, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -37,12 +32,12 @@ def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_siz
 
 
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):
-    given = settings(train={"context_parallel": 2}, model=INFINI, environment={"device": "cpu"})
-    config = PipelineConfig.model_validate(given)
+    sections = {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"device": "cpu"}}
+    config = parse_config({"data": {"source": "python-stdlib"}} | sections)
     plan = resolve(config, CPU)
     assert plan.nproc_per_node == 2
     for count, kept in ((3, 2), (4, 4)):  # 32 sequences are two micro-batches of eight for two groups of two
-        pinned = PinnedSettings.from_json(plan.to_json() | {"nproc_per_node": count})
+        pinned = changed(plan.pinned(), nproc_per_node=count)
         assert resolve(config, CPU, pinned).nproc_per_node == kept
     assert caplog.text.count("train.context_parallel=2, but 3 worker(s)") == 1
 

@@ -18,14 +18,17 @@ from infini_llama.tasks.preprocess.sources import formats, remote
 from infini_llama.tasks.preprocess.sources.remote import matching
 from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
+from infini_llama.tasks.storage.artifacts import read_dataset
 from support.remote import WebServer, s3_server
 from support.stages import survey
 
 TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
 
 
-def fill(folder) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """Text in every format, in folders, compressed and not; and what is not text."""
+    folder = tmp_path_factory.mktemp("text") / "text"
     lines = [(json.dumps({"id": n, "text": text}) + "\n").encode() for n, text in enumerate(TEXTS)]
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "a.txt").write_text(TEXTS[0])
@@ -38,13 +41,6 @@ def fill(folder) -> None:
         file.write(b"".join(lines[320:400]))
     rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS[400:800])]
     pq.write_table(pa.Table.from_pylist(rows), folder / "g.parquet", row_group_size=100)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text") / "text"
-    folder.mkdir()
-    fill(folder)
     return folder
 
 
@@ -159,7 +155,6 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
     )
     given = {"source": "huggingface", "dataset": "someone/something", "files": [], "streaming": True}
     reference = preprocess(data(**given), tmp_path)
-    manifest = json.loads((tmp_path / reference.path / "manifest.json").read_text())
-    assert manifest["meta"]["revision"] == commit and read[0][0].revision == commit
+    assert read_dataset(tmp_path / reference.path).meta.revision == commit and read[0][0].revision == commit
     before = len(read)
     assert lookup(data(**given), tmp_path) == changed(reference, built=[]) and len(read) == before

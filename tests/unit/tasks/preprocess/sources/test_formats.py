@@ -262,10 +262,6 @@ def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
     return sink.getvalue()
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
 LINES = [b'{"text": "first"}\n', b'{"text": "second"}\n', b'{"text": "third"}\n']
 PACKED = {"gz": [gzip.compress(line) for line in LINES], "xz": [lzma.compress(line) for line in LINES]}
 PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES]
@@ -282,7 +278,7 @@ def test_all_of_several_compressed_streams_is_read(tmp_path, ending):
 def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, damage):
     first, second, third = PACKED[ending]
     damaged = {
-        "header": first + flipped(second, 1) + third,
+        "header": first + second[:1] + bytes([second[1] ^ 1]) + second[2:] + third,
         "cut in the header": first + second[:3],
         "cut at the end": first + second + third[:-1],
         "appended": first + second + third + b"appended",

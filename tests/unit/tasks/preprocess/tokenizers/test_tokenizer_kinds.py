@@ -12,7 +12,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import _letters, from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     EOS,
     EOS_ID,
@@ -83,14 +83,20 @@ def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     assert again.path not in (first.path, second.path)
 
 
-def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path):
+@pytest.fixture
+def lossy(tmp_path) -> Tokenizer:
+    """A tokenizer that changes text, and is saved."""
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["[UNK]", "[END]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tokenizer
+
+
+def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
     given = section(path=str(tmp_path))
-    assert end_of_text(load(given), given) == 1 and token_bytes(tokenizer).tolist() == [0, 0, 3, 3, 1]
+    assert end_of_text(load(given), given) == 1 and token_bytes(lossy).tolist() == [0, 0, 3, 3, 1]
     reference = preprocess(data(tokenizer={"path": str(tmp_path)}), tmp_path / "home")
     report = verify(reference, tmp_path / "home", "deep")
     assert report.ok and any("changes text" in check.detail for check in report.checks)
@@ -147,29 +153,13 @@ def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     assert end_of_text(tokenizer, section(path=str(tmp_path), eos=EOS)) == 0
 
 
+@pytest.mark.usefixtures("lossy")
 def test_equal_tokens_in_both_splits_pass_if_the_tokenizer_changes_text(data, tmp_path):
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["[UNK]", "[END]"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
     cases = ["".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases))
     given = {"path": str(tmp_path / "tokenizer.json"), "eos": "[END]"}
     reference = preprocess(data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), tmp_path / "home")
     assert verify(reference, tmp_path / "home", "deep").ok
-
-
-def rank_file(path, texts: list[str], size: int) -> dict[bytes, int]:
-    """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency."""
-    tokenizer = train_bpe(texts * 2, size)
-    from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import _letters
-
-    byte_of = {letter: byte for byte, letter in enumerate(_letters())}
-    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number)
-    learned = [bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1]
-    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])}
-    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
-    return ranks
 
 
 def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
@@ -185,8 +175,14 @@ def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory):
+    """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency; with their file and its encoder."""
+    tokenizer = train_bpe([*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9] * 2, 400)
+    byte_of = {letter: byte for byte, letter in enumerate(_letters())}
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number)
+    learned = [bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1]
+    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])}
     file = tmp_path_factory.mktemp("ranks") / "x.tiktoken"
-    ranks = rank_file(file, [*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9], 400)
+    file.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
     return ranks, file, encoder_of(from_rank_file(file, r"[\s\S]+", [EOS]))
 
 
