@@ -1,9 +1,11 @@
 """A pickle in the place of any file of a dataset, checkpoint or export is never run, whatever vouches for it."""
 
-import json
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import write_configuration
-from infini_llama.tasks.runs.checkpoints import read_state
+from infini_llama.tasks.runs.checkpoints import KIND, read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, read_manifest
 from infini_llama.tasks.storage.hf_folder import open_folder
@@ -44,45 +46,42 @@ def poison(mark):
     return made
 
 
+@contextmanager
+def replaced(folder: Path, name: str, content: bytes) -> Iterator[None]:
+    """Another content of a file, for which its manifest vouches."""
+    before = {path: path.read_bytes() for path in (folder / name, folder / MANIFEST)}
+    (folder / name).write_bytes(content)
+    reseal(folder)
+    yield
+    for path, old in before.items():
+        path.write_bytes(old)
+
+
 def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, poison):
     home, reference = built
-    tried = 0
-    for folder in (dataset, row_table):
-        for name in json.loads((folder / MANIFEST).read_text())["files"]:
-            before = {path: path.read_bytes() for path in (folder / name, folder / MANIFEST)}
-            (folder / name).write_bytes(poison)
-            reseal(folder)
+    files = [(dataset, name) for name in read_manifest(dataset, "dataset").files]
+    files += [(row_table, name) for name in read_manifest(row_table, "chunks").files]
+    assert len(files) >= 8
+    for folder, name in files:
+        with replaced(folder, name, poison):
             digest, chunks_digest = read_manifest(dataset, "dataset").digest, read_manifest(row_table, "chunks").digest
-            poisoned = changed(reference, digest=digest, chunks_digest=chunks_digest)
-            if name.endswith(NOT_READ):
-                verify(poisoned, home, "deep")
-            else:
-                with pytest.raises(DataError):
-                    verify(poisoned, home, "deep")
-            assert not mark.exists(), name
-            tried += 1
-            for path, content in before.items():
-                path.write_bytes(content)
-    assert tried >= 8
+            with nullcontext() if name.endswith(NOT_READ) else pytest.raises(DataError):
+                verify(changed(reference, digest=digest, chunks_digest=chunks_digest), home, "deep")
+        assert not mark.exists(), name
     assert verify(reference, home, "deep").ok
 
 
 def test_a_pickle_in_any_file_of_a_checkpoint(run_of, mark, poison):
     run, _ = run_of()
     (checkpoint,) = (run / "checkpoints").glob("step-*")
-    names = list(json.loads((checkpoint / MANIFEST).read_text())["files"])
+    names = list(read_manifest(checkpoint, KIND).files)
     assert len(names) >= 3
     load_run(run)
     for name in names:
-        before = {path: path.read_bytes() for path in (checkpoint / name, checkpoint / MANIFEST)}
-        (checkpoint / name).write_bytes(poison)
-        reseal(checkpoint)
-        with pytest.raises((ConfigError, DataError)):
+        with replaced(checkpoint, name, poison), pytest.raises((ConfigError, DataError)):
             read_state(checkpoint)
             load_run(run, checkpoint.name)
         assert not mark.exists(), name
-        for path, content in before.items():
-            path.write_bytes(content)
     (checkpoint / MANIFEST).write_bytes(poison)
     with pytest.raises((ConfigError, DataError)):
         load_run(run)

@@ -16,7 +16,6 @@ from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
-from infini_llama.tasks.runs.load import load_run
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -42,9 +41,8 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
 
 
 @pytest.mark.parametrize("fields", [{}, INFINI])
-def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, monkeypatch, fields):
-    folder, model = run_of(**fields)
-    tokenizer = load_run(folder)[1]
+def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, monkeypatch, fields):
+    _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(tokenizer, 400, 0.3, "12345")
     written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
@@ -54,13 +52,12 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, monkeypatch, 
     assert right[:3] == [True, True, False]
 
 
-def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
+def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
     _, model = run_of(**INFINI)
     sizes = []
     read = model.read
     monkeypatch.setattr(module, "PIECE", 64)
     monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
-    tokenizer = load_run(run_of("b")[0])[1]
     for length in (300, 1500):
         right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
     assert len(set(sizes)) == 1
@@ -69,16 +66,11 @@ def test_the_state_does_not_grow_with_the_text(run_of, monkeypatch):
 def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
     folder, _ = run_of(attention="infini", segment_length=32)
     record = find_passkeys(folder, "latest", [300, 400], [0.0, 1.0], samples=2, seed=3)
-    for name in ("memory", "no_memory"):
-        assert [(one.length, one.depth) for one in getattr(record, name)] == [
-            (300, 0.0),
-            (300, 1.0),
-            (400, 0.0),
-            (400, 1.0),
-        ]
-        assert all(one.tokens <= one.length and one.found == 0 for one in getattr(record, name))
-        assert getattr(record, name)[0].boundaries > getattr(record, name)[1].boundaries + 1
-        assert (getattr(record, name)[0].controls is not None) == (name == "memory")
+    for cells in (record.memory, record.no_memory):
+        assert [(cell.length, cell.depth) for cell in cells] == [(300, 0.0), (300, 1.0), (400, 0.0), (400, 1.0)]
+        assert all(cell.tokens <= cell.length and cell.found == 0 for cell in cells)
+        assert cells[0].boundaries > cells[1].boundaries + 1
+        assert (cells[0].controls is not None) == (cells is record.memory)
     write_report(folder)
     assert "Passkey" in read_page((folder / "report.html").read_text()).text
 
@@ -90,15 +82,7 @@ def other_answers(tokenizer, statement):
 
 @pytest.mark.parametrize(
     ("ends", "form"),
-    [
-        (0, "passkey"),
-        (3, "passkey"),
-        (9, "passkey"),
-        (40, "passkey"),
-        (9, "facts"),
-        (9, "overwritten"),
-        (9, "variables"),
-    ],
+    [*((ends, "passkey") for ends in (0, 3, 40)), *((9, form) for form in FORMS)],
 )
 def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, ends, form):
     size, places = 64 if ends else 128, set()
@@ -131,15 +115,13 @@ def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, form, f
     folder, _ = run_of(attention="infini", segment_length=64)
     record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler)
     assert (record.form, record.filler) == (form, filler)
-    for name in ("memory", "no_memory"):
-        found = getattr(record, name)
-        assert [one.boundaries for one in found] == [3, 5]
-        assert all(len(one.right_by_token) >= 1 and one.found == 0 for one in found)
+    for cells in (record.memory, record.no_memory):
+        assert [cell.boundaries for cell in cells] == [3, 5]
+        assert all(len(cell.right_by_token) >= 1 and cell.found == 0 for cell in cells)
 
 
-def test_shares_are_those_of_the_samples(run_of, monkeypatch):
+def test_shares_are_those_of_the_samples(run_of, tokenizer, monkeypatch):
     _, model = run_of()
-    tokenizer = load_run(run_of("b")[0])[1]
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
     monkeypatch.setattr(module, "right_tokens", lambda model, begun: next(answers))
     (cell,) = passkey(model, tokenizer, [300], [0.5], samples=4)
@@ -157,9 +139,8 @@ class SaysWhatTheMemoryHolds:
         return self.answers.get(float(states.layers[-1].memory.z.sum()), [0] * count)
 
 
-def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, monkeypatch):
-    folder, model = run_of(**INFINI)
-    tokenizer = load_run(folder)[1]
+def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer, monkeypatch):
+    _, model = run_of(**INFINI)
     size = len(tokenizer.encode(" 12345").ids)
     keys = [key for key in map(str, range(12345, 99999, 1111)) if len(tokenizer.encode(f" {key}").ids) == size]
     texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in keys[:3]]
@@ -174,9 +155,8 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, monkeypat
 
 
 @pytest.mark.parametrize("fields", [{}, INFINI, {"attention": "local", "segment_length": 8}])
-def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, fields):
-    folder, model = run_of(**fields)
-    tokenizer = load_run(folder)[1]
+def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fields):
+    _, model = run_of(**fields)
     asked = ask(tokenizer, 400, 0.3, "12345")
     begun = begin(model, asked)
     expected = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))

@@ -42,6 +42,10 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
     return target
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def settings(home: Path, url: str | None) -> PipelineConfig:
     source = {"data": {"source": "python-stdlib"}}
     return parse_config(source | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}})
@@ -57,10 +61,10 @@ def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
     mirror = Mirror(url, home)
     assert mirror.keep(path, checkpoints.KIND) > 0 and mirror.has(path)
     assert mirror.keep(path, checkpoints.KIND) == 0
-    before = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    before = contents(path)
     shutil.rmtree(home)
     assert mirror.restore(path, checkpoints.KIND)
-    assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    assert contents(path) == before
     check(path, checkpoints.KIND, checksums=True)
 
 
@@ -172,7 +176,7 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
         (run / name).write_text(name)
     with mirrored(wanted, reference):
         pass
-    before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    before = contents(run)
     fetch, left = Mirror._fetch, [0]
 
     def cut_off(self: Mirror, path: Path, to: Path) -> None:
@@ -190,7 +194,7 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
         left[0] = -1  # no more cuts
         (run / "environment.json").write_text("pinned here meanwhile")
         restore_run(wanted)
-        assert {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+        assert contents(run) == before
 
 
 @pytest.mark.parametrize("back_to", [10, 0])
