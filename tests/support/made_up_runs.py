@@ -7,6 +7,7 @@ from pathlib import Path
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.metrics import Goodput, MetricsLine, TrainLine, ValidationLine
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
@@ -14,22 +15,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.resolve import claim_run
 from support.records import make_plan
-
-
-def step_record(step: int) -> dict:
-    return {
-        "kind": "train",
-        "step": step,
-        "loss": 6.0 - step / 100,
-        "learning_rate": 1e-3,
-        "grad_norm": 0.5,
-        "tokens": step * 512,
-        "step_time": 0.5,
-        "data_time": 0.01,
-        "save_time": 0.0,
-        "tokens_per_second": 1024.0,
-        "goodput": {},
-    }
 
 
 def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: object) -> Path:
@@ -65,16 +50,17 @@ def make_run(
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
     claim_run(config, dataset, make_plan())
-    records = [step_record(step) | ({"gates": gates} if gates else {}) for step in range(1, steps + 1)]
-    for step in range(20, steps + 1, 20):
-        loss = 6.1 - step / 100
-        records.insert(
-            records.index(next(r for r in records if r["step"] == step)) + 1,
-            {"kind": "validation", "step": step, "loss": loss, "bits_per_byte": loss / 2},
-        )
-        add_checkpoint(run.checkpoints, step, loss)
+    lines: list[MetricsLine] = []
+    for step in range(1, steps + 1):
+        line = TrainLine(step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512)
+        speed = {"step_time": 0.5, "data_time": 0.01, "tokens_per_second": 1024.0, "goodput": Goodput()}
+        lines.append(changed(line, gates=gates or (), **speed))
+        if step % 20 == 0:
+            loss = 6.1 - step / 100
+            lines.append(ValidationLine(step=step, loss=loss, bits_per_byte=loss / 2))
+            add_checkpoint(run.checkpoints, step, loss)
     point_and_prune(run.checkpoints, keep=3)
-    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     ends = [("failed", 70, "rank 1 ended without an error report")]
     ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
     for number, (kind, code, message) in enumerate(ends, 1):

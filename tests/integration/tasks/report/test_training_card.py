@@ -1,12 +1,12 @@
 """The closing card, from what stands in a run's folder: of a finished run, and of one that never came far."""
 
 import base64
-import json
 import re
 
 import pytest
 
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.task import card
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
@@ -24,11 +24,10 @@ def run(tmp_path) -> RunFolder:
 def train_to(run: RunFolder, steps: int) -> None:
     run.write(run.lineage, make_lineage(max_steps=steps))
     taken = [
-        {"kind": "train", "step": step, "loss": 6 - step / steps, "tokens": 100 * step, "step_time": 0.1}
-        for step in range(1, steps + 1)
+        TrainLine(step=step, loss=6 - step / steps, tokens=100 * step, step_time=0.1) for step in range(1, steps + 1)
     ]
-    measured = {"kind": "validation", "step": steps, "loss": 5.25, "bits_per_byte": 3.5}
-    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*taken, measured]))
+    measured = ValidationLine(step=steps, loss=5.25, bits_per_byte=3.5)
+    run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in [*taken, measured]))
     for step, loss in ((steps // 2, None), (steps, 5.25)):
         add_checkpoint(run.checkpoints, step, loss)
     failed = AttemptRecord(attempt=1, kind="failed", code=70, message="rank 1 died | killed", seconds=30.0)

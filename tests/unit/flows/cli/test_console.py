@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.flows.cli import console
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.summary import RunSummary
@@ -59,14 +60,15 @@ def test_quiet_shows_warnings_only(capsys):
 
 
 def test_summary():
-    summary = {
+    fields = {
         "run": "tiny", "steps": 300, "tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
         "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
         "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "samples": ["def f():\n    [pass]"],
         "parameters": 9, "weights_sha256": "a", "optimizer_sha256": "b", "checkpoint_digest": "c", "train_loss": 3.1,
         "best_validation_loss": 3.0, "seconds": 99.0, "updates_left_out": 0, "attempts": 1, "goodput": {},
     }  # fmt: skip
-    text = console.summary_text(RunSummary.from_json(summary))
+    summary = RunSummary.model_validate(fields)
+    text = console.summary_text(summary)
     for words in (
         "1,228,800 tokens",
         "12,346 tokens/s",
@@ -79,12 +81,10 @@ def test_summary():
     ):
         assert words in text
     assert text.endswith("sample\ndef f():\n    [pass]")
-    without = RunSummary.from_json(summary | {"unigram_entropy_bits": 0.0})
-    assert "3.00 ABOVE the unigram entropy" in console.summary_text(without)
-    without = RunSummary.from_json(summary | {"unigram_entropy_bits": None})
-    assert "3.0000 nats per token\n" in console.summary_text(without)
-    unmeasured = {"validation_loss": None, "validation_bits_per_token": None, "bits_per_byte": None}
-    assert "not finite" in console.summary_text(RunSummary.from_json(summary | unmeasured))
+    assert "3.00 ABOVE the unigram entropy" in console.summary_text(changed(summary, unigram_entropy_bits=0.0))
+    assert "3.0000 nats per token\n" in console.summary_text(changed(summary, unigram_entropy_bits=None))
+    unmeasured = changed(summary, validation_loss=None, validation_bits_per_token=None, bits_per_byte=None)
+    assert "not finite" in console.summary_text(unmeasured)
 
 
 def test_losses_as_a_sparkline():

@@ -9,8 +9,9 @@ import pytest
 
 from infini_llama.flows.cli.tables import WIDTH, reference_text, terminal
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.records.dataset import DatasetRef, DatasetSummary, SplitStats
+from infini_llama.tasks.records.dataset import DatasetSummary, SplitStats
 from infini_llama.tasks.report.dataset import dataset_document
+from support.records import make_dataset
 
 
 @pytest.fixture
@@ -42,17 +43,7 @@ def test_inspect_describes_a_dataset(dataset):
 
 def test_entropies_have_the_unit_of_the_loss(dataset):
     split = SplitStats(documents=9, tokens=900, bytes=1800, unigram_entropy_bits=4.0, rows=50)
-    reference = DatasetRef(
-        path="datasets/d",
-        digest="sha256:1",
-        chunks="abc",
-        chunks_digest="sha256:2",
-        built=("tokens",),
-        sequence_length=16,
-        vocab_size=61,
-        train=split,
-        validation=split,
-    )
+    reference = make_dataset(train=split, validation=split)
     for text in (dataset_text(dataset), reference_text(reference, Path("/home"))):
         assert "2.773" in text and "nats per token" in text and "bits" not in text, "4 bits are 2.773 nats"
         assert not re.search(r"[a-z]_[a-z]", text.replace("best_fit", "")), "a field's name"

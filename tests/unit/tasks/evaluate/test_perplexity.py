@@ -14,6 +14,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
@@ -106,7 +107,7 @@ def test_files_are_read_by_the_runs_own_column(run_of, tmp_path):
 def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
     folder, _ = run_of(**INFINI)
     record = evaluate(folder, sequences=2)
-    line = json.loads((folder / "evaluations.jsonl").read_text())
-    assert line["kind"] == "evaluate" and line["memory"] == record.to_json()["memory"]
+    (line,) = RunReader(folder).evaluations
+    assert line.kind == "evaluate" and line.memory == record.memory
     write_report(folder)
     assert f"{record.no_memory.perplexity:,.4g}" in read_page((folder / "report.html").read_text()).text

@@ -3,9 +3,14 @@
 import json
 import shutil
 
+from infini_llama.configs.reading import changed
+from infini_llama.tasks.records.evaluation import PasskeyResult, TextLoss
+from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
 from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.record_files import append_line
 
 
 def test_a_finished_run(make_run, read_page):
@@ -56,42 +61,20 @@ def test_a_run_without_steps(make_run, read_page):
 
 def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_page):
     folder = make_run()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    of_kind = {
-        "train": {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]},
-        "validation": {"memory_reads": [0.5, 2.0]},
-    }
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line | of_kind[line["kind"]]) + "\n" for line in lines))
-    (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
-    cell = {
-        "length": 90,
-        "tokens": 90,
-        "depth": 0.0,
-        "distance": 60,
-        "right_tokens": 0.75,
-        "right_by_token": [0.5, 1.0],
-    }
-    cells = [
-        cell | {"depth": None, "right_by_token": [0.5, 1.0], "boundaries": ends, "found": found}
-        for ends, found in ((2, 1.0), (8, 0.5))
-    ]
+    run, step_fields = RunFolder(folder), {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]}
+    fields = {"train": step_fields, "validation": {"memory_reads": [0.5, 2.0]}}
+    lines = [changed(line, **fields[line.kind]) for line in read_metrics(run)]
+    run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    run.samples.write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
+    cell = {"length": 90, "tokens": 90, "distance": 60, "right_tokens": 0.75, "right_by_token": (0.5, 1.0)}
+    cells = tuple(PasskeyResult(**cell, boundaries=ends, found=found) for ends, found in ((2, 1.0), (8, 0.5)))
     about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
-    one = about | {
-        "kind": "passkey",
-        "samples": 2,
-        "seed": 0,
-        "trained_length": 64,
-        "memory": cells,
-        "no_memory": cells,
-    }
-    loss = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1.5, "tokens": 9, "bytes": 9, "part": 4}
-    text = about | {
-        "kind": "evaluate",
-        "text": "rows",
-        "stream": False,
-        "model": loss | {"bits_per_byte_by_part": [1.6, 1.4]},
-    }
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (one, text)))
+    passkey = PasskeyLine(**about, kind="passkey", samples=2, seed=0, trained_length=64, memory=cells, no_memory=cells)
+    loss = TextLoss(
+        loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9, part=4, bits_per_byte_by_part=(1.6, 1.4)
+    )
+    for line in (passkey, PerplexityLine(**about, kind="evaluate", text="rows", stream=False, model=loss)):
+        append_line(run.evaluations, line, run.id)
     write_report(folder)
     written = (folder / "report.html").read_text()
     page = read_page(written)
