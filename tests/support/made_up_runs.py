@@ -3,6 +3,7 @@
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
@@ -10,6 +11,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.metrics import Goodput, MetricsLine, TrainLine, ValidationLine
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
+from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
@@ -17,11 +19,11 @@ from infini_llama.tasks.train.resolve import claim_run
 from support.records import make_plan
 
 
-def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: object) -> Path:
+def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: Any) -> Path:
     """Commit a checkpoint of a kilobyte into a folder of checkpoints; `state`: fields of its train state."""
     target = checkpoint_path(folder, step)
     staged = staging(target)
-    (staged / STATE_FILE).write_text(json.dumps({"step": step, "validation_loss": loss} | state))
+    (staged / STATE_FILE).write_text(json.dumps(TrainState(step=step, validation_loss=loss, **state).to_json()))
     (staged / "weights").write_bytes(bytes(1000))
     commit(staged, target, KIND, meta={}, content={"step": step, "validation_loss": loss})
     return target

@@ -1,6 +1,5 @@
 """Runs with a checkpoint, as training leaves them, but of random weights."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -9,6 +8,8 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.metrics import ValidationLine
+from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
 from infini_llama.tasks.train.resolve import claim_run
@@ -37,18 +38,8 @@ def trained_run(
                 parameter.uniform_(0.5, 1.5)
             if parameter_name.endswith(".gate"):
                 parameter.normal_()
-    scalars = {
-        "step": 7,
-        "samples": 7 * 32,
-        "tokens": 3584,
-        "validation_loss": 5.5,
-        "best_validation_loss": 5.5,
-        "skips": [],
-        "world_size": 1,
-        "model": fields,
-        "dataset": dataset.digest,
-    }
-    save_checkpoint(run.checkpoints, 7, model_tensors(made), scalars)
-    line = {"kind": "validation", "step": 7, "loss": 5.5, "bits_per_byte": 2.25}
-    run.metrics.write_text(json.dumps(line) + "\n")
+    state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest)
+    state.record_validation(5.5)
+    save_checkpoint(run.checkpoints, 7, model_tensors(made), state.to_json())
+    run.metrics.write_text(ValidationLine(step=7, loss=5.5, bits_per_byte=2.25).model_dump_json() + "\n")
     return run.path, made.eval()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import (
     MANIFEST,
@@ -33,7 +34,9 @@ names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}\.bin", fullmatch=True)
 trees = st.dictionaries(names, st.binary(max_size=200), max_size=6)
 
 
-def make(folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None, content: dict | None = None) -> dict:
+def make(
+    folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None, content: dict | None = None
+) -> AnyManifest:
     staged = staging(folder)
     for name, data in files.items():
         (staged / name).parent.mkdir(parents=True, exist_ok=True)

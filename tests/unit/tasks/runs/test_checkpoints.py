@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import (
     best,
@@ -66,7 +67,7 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
 def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(folder, monkeypatch):
     """As `evaluate` meets it beside a training that keeps one checkpoint."""
 
-    def pruned_meanwhile(path: Path, kind: str, checksums: bool) -> dict:
+    def pruned_meanwhile(path: Path, kind: str, checksums: bool) -> AnyManifest:
         if path == checkpoint_path(folder, 30):
             add_checkpoint(folder, 40)
             remove(path)
