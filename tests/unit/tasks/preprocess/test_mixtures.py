@@ -1,13 +1,17 @@
 """Several sources in one dataset: each document's source is known, no row holds two, and the bytes depend on nothing else."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -20,49 +24,41 @@ from support.stages import survey
 
 
 @pytest.fixture
-def mixture(data, tmp_path):
-    """A `data` section of two sources in different formats: letters only, and digits only."""
-    (tmp_path / "text" / "prose").mkdir(parents=True)
+def sources(tmp_path) -> dict[str, dict]:
+    """Two sources in different formats: letters only, and digits only."""
+    text = tmp_path / "text"
+    (text / "prose").mkdir(parents=True)
     for number in range(40):
-        text = "abc-de-fgh-" * (number + 3) + "z" * number
-        (tmp_path / "text" / "prose" / f"{number}.txt").write_text(text)
+        (text / "prose" / f"{number}.txt").write_text("abc-de-fgh-" * (number + 3) + "z" * number)
     lines = [json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)]
-    (tmp_path / "text" / "numbers").write_text("\n".join(lines))
-    prose = {"name": "prose", "files": [str(tmp_path / "text/prose")], "weight": 3, "license": "CC0-1.0"}
-    numbers = {
-        "name": "numbers",
-        "files": [str(tmp_path / "text/numbers")],
-        "format": "jsonl",
-        "text_column": "body",
-        "weight": 1,
+    (text / "numbers").write_text("\n".join(lines))
+    numbers = {"files": [str(text / "numbers")], "format": "jsonl", "text_column": "body", "weight": 1}
+    return {
+        "prose": {"name": "prose", "files": [str(text / "prose")], "weight": 3, "license": "CC0-1.0"},
+        "numbers": {"name": "numbers"} | numbers,
     }
 
-    def section(*changed, **changes):
-        sources = changed or (prose, numbers)
-        return data(files=[], sources=list(sources), tokenizer={"vocab_size": 257}, **changes)
 
-    section.prose, section.numbers = prose, numbers
-    return section
+@pytest.fixture
+def mixture(data, sources) -> Callable[..., DataConfig]:
+    """mixture(*sources, **changes): a `data` section of these sources, by default of both."""
+    return lambda *given, **changes: data(
+        files=[], sources=list(given or sources.values()), tokenizer={"vocab_size": 257}, **changes
+    )
 
 
 def is_digits(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.array([set(bytes(table[row[row > 0]])) <= set(b"0123456789 ") for row in tokens])
 
 
-@pytest.fixture
-def bytes_of_tokens():
+def bytes_of_tokens(dataset: Path) -> np.ndarray:
     """The byte of each token of a tokenizer of 256 bytes and the end of text."""
-    from tokenizers import Tokenizer
-
-    def of(folder):
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return np.array([(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8)
-
-    return of
+    tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
+    return np.array([(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8)
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
-def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, strategy, bytes_of_tokens):
+def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, strategy):
     settings = mixture(packing=strategy, stride=5 if strategy == "window" else None)
     reference = preprocess(settings, tmp_path)
     folder = tmp_path / reference.path
@@ -77,7 +73,7 @@ def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, str
     assert verify(reference, tmp_path, "deep").ok
 
 
-def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tokens):
+def test_every_document_has_its_source_on_record(mixture, sources, tmp_path):
     reference = preprocess(mixture(), tmp_path)
     folder = tmp_path / reference.path
     manifest = read_dataset(folder)
@@ -98,13 +94,13 @@ def test_every_document_has_its_source_on_record(mixture, tmp_path, bytes_of_tok
     assert sum(source.documents + source.validation_documents for source in seen.sources.values()) == 100
 
 
-def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, tmp_path, digests):
+def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, tmp_path, digests):
     first = preprocess(mixture(), tmp_path / "one")
-    other = [mixture.numbers | {"weight": 9}, mixture.prose | {"weight": 0.5, "license": "MIT"}]
+    other = [sources["numbers"] | {"weight": 9}, sources["prose"] | {"weight": 0.5, "license": "MIT"}]
     assert preprocess(mixture(*other), tmp_path / "one") == changed(first, built=[])
     second = preprocess(mixture(*other), tmp_path / "two")
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
-    renamed = [mixture.numbers, mixture.prose | {"name": "novels"}]
+    renamed = [sources["numbers"], sources["prose"] | {"name": "novels"}]
     assert preprocess(mixture(*renamed), tmp_path / "two").digest != second.digest
 
 
@@ -121,24 +117,24 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
 
-def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, tmp_path):
+def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, sources, tmp_path):
     own = tmp_path / "own.txt"
     own.write_text("held out")
     texts = sorted((tmp_path / "text/prose").iterdir())
     copy = [str(path) for path in texts]
     copied = {"name": "copy", "files": copy, "validation_files": [str(own)], "weight": 1}
-    corpus = survey(mixture(mixture.prose, copied))
+    corpus = survey(mixture(sources["prose"], copied))
     training, held_out = set(corpus.train), set(corpus.validation)
     assert not training & held_out and len(held_out) > 3 and corpus.report.also_validation == len(held_out) - 1
 
 
-def test_a_source_too_short_for_a_row_is_named(mixture, tmp_path):
+def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
     (tmp_path / "short").mkdir()
     for number in range(30):
         (tmp_path / "short" / f"{number}.txt").write_text(f"{number}")
     short = {"name": "short", "files": [str(tmp_path / "short")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.short"):
-        preprocess(mixture(mixture.prose, short, sequence_length=100), tmp_path)
+        preprocess(mixture(sources["prose"], short, sequence_length=100), tmp_path)
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.gone\.files"):
-        preprocess(mixture(mixture.prose, missing), tmp_path)
+        preprocess(mixture(sources["prose"], missing), tmp_path)
