@@ -7,6 +7,8 @@ import importlib
 import json
 import logging
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
@@ -208,6 +210,7 @@ def _in_turns(text: bytes, fast: Encode, slow: Encode, cut: Cut) -> np.ndarray:
 def gigatoken_of(description: str) -> Encode:
     """gigatoken with the tokenizer of a tokenizer.json."""
     engine = _gigatoken().Tokenizer.from_json(description)
+    _in_another_thread(lambda: engine.encode_batch([b"a"]))  # it imports more at its first use
 
     def encode(texts: list[bytes]) -> Ids:
         layout = engine.encode_batch(texts).layout
@@ -217,10 +220,13 @@ def gigatoken_of(description: str) -> Encode:
 
 
 def _gigatoken() -> Any:
-    importlib.import_module(
-        "awkward"
-    )  # gigatoken would import it later, and swallow a request to stop that comes meanwhile
-    return importlib.import_module(FAST)
+    return _in_another_thread(lambda: importlib.import_module(FAST))
+
+
+def _in_another_thread(action: Callable[[], Any]) -> Any:
+    """What `action` gives. A request to stop is raised in the main thread; gigatoken would take it for a fault while it imports."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(action).result()
 
 
 def _words(error: BaseException) -> str:
