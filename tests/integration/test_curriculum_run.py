@@ -3,6 +3,7 @@
 import pytest
 
 STAGES = (
+    "data.sequence_length=64",
     "data.curriculum=[{sequence_length: 16, until: 13}, {sequence_length: 32, until: 30}]",
     "environment.nproc_per_node=2",
     "model.attention=infini",

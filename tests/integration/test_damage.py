@@ -62,9 +62,9 @@ def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
 def test_a_run_of_another_dataset_or_model_is_refused_with_differences(lab, finished):
     finished("foreign")
     refused(
-        lab.start("foreign", *SOFTMAX_2, "data.sequence_length=32"),
+        lab.start("foreign", *SOFTMAX_2, "data.sequence_length=16"),
         64,
-        "dataset.sequence_length: 64 before, 32 now",
+        "dataset.sequence_length: 32 before, 16 now",
     )
     refused(lab.start("foreign", *SOFTMAX_2, "model.hidden_size=32"), 64, "model.hidden_size: 64 before, 32 now")
     refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")

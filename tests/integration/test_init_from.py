@@ -28,7 +28,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
         "--attention",
         "infini",
         "--segment-length",
-        "32",
+        "16",
     )
     config, first = yaml.safe_load(written.read_text()), yaml.safe_load(lab.config.read_text())
     first["model"] = config["model"]

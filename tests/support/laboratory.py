@@ -23,7 +23,7 @@ CONFIG = {
     "data": {
         "files": [f"{sysconfig.get_path('stdlib')}/[a-c]*.py"],  # 40 modules of Python's library
         "validation_fraction": 0.05,
-        "sequence_length": 64,
+        "sequence_length": 32,
         "tokenizer": {"vocab_size": 512},
     },
     "model": {

@@ -11,6 +11,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import logging
@@ -40,8 +41,11 @@ LIBRARIES = (
     "torch._dynamo",
     "torch._inductor.config",
     "torch.utils.tensorboard",
+    "matplotlib.figure",
     "numpy",
+    "pyarrow.parquet",
     "pydantic",
+    "rich.console",
     "safetensors.torch",
     "tokenizers",
     "yaml",
@@ -310,5 +314,6 @@ if __name__ == "__main__":
     for library in LIBRARIES:
         importlib.import_module(library)
     sys.path.remove(str(Path(__file__).parent))  # no module of the tests is importable but by PYTHONPATH
+    gc.freeze()  # else a collection in a fork copies the memory of all that is there
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

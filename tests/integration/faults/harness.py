@@ -30,7 +30,7 @@ from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, injec
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
 # more text, so that its preparation takes as long as it takes to kill it
-LARGER = CONFIG | {"data": CONFIG["data"] | {"source": "python-stdlib", "files": []}}
+LARGER = CONFIG | {"data": CONFIG["data"] | {"source": "python-stdlib", "files": [], "sequence_length": 64}}
 LAST_STEP = CONFIG["train"]["max_steps"]
 START_UP, MID_RUN, ENDING, RESUME = PHASES = ("start-up", "mid-run", "ending", "resume")
 STARTING_SECONDS = 3.0  # from the first worker's process to about the first step
