@@ -6,7 +6,7 @@ export VENV
 demo: setup
 	$(VENV)/bin/infini-llama run configs/tiny.yaml
 
-# one thread for each of two test processes: with more, they would wait for one another's threads on two cores
+# one thread for each test process: with more, two of them would wait for each other's threads on two cores
 quick test docs package: export OMP_NUM_THREADS = 1
 
 # unit and contract tests: no process, no server, neither transformers nor Prefect
@@ -23,7 +23,7 @@ check: setup-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
-# the site, into build/site; a broken link or anchor fails; then every Python block, link, option, key and figure of the pages
+# builds the site into build/site, where a broken link or anchor fails, and tests its pages
 docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 	$(VENV)/bin/python -m pytest tests/docs

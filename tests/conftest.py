@@ -1,4 +1,4 @@
-"""Fixtures of unit and integration tests: a small corpus of made-up text, and a dataset built from it once."""
+"""Fixtures of all tests: one seed, a small corpus of made-up text, a dataset built from it once, runs on it, and forks of torch."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def data(corpus: Path) -> Callable[..., DataConfig]:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
+def one_seed_and_thread() -> None:
     """Each test starts from the same seed, on one thread."""
     import torch  # not in the process that only distributes the tests
 

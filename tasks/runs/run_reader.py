@@ -200,10 +200,12 @@ class RunReader:
             log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
         asked = dotted(self.config).get("evaluate.after_training")
         if self.result and isinstance(asked, list):
-            measured = {"perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines}
+            newest = self.committed[0].digest
+            after_training = [line for line in lines if line.asked and line.asked.digest == newest]
+            measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in after_training]
             for kind in [kind for kind in asked if kind not in measured]:
                 log.warning(
-                    "%s has no %s, which evaluate.after_training asks for: it is not measured yet, or it is lost.",
+                    "%s has no %s result, although evaluate.after_training lists it. Run the same command again to measure it.",
                     self.folder.evaluations,
                     kind,
                 )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND
 from support.preloaded import Server
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,7 @@ def folder(tmp_path_factory, server) -> Path:
         (place / "llama.cpp" / name).write_text(text)
     run(server, place, sys.executable, "-c", next(block for page, block in BLOCKS if page == "README.md"))
     first, *others = EXPORTS
-    run(server, place, COMMAND, "export", "run", "--output", first)
+    run(server, place, sys.executable, "-m", "infini_llama", "export", "run", "--output", first)
     for name in others:
         shutil.copytree(place / first, place / name)
     return place

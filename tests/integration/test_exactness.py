@@ -144,7 +144,7 @@ def assert_nearly_equal(bench: Bench, one: str, other: str) -> None:
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, found, strict=True)) < 1e-5
 
 
-def test_another_number_of_workers_has_the_same_batches_and_near_losses(bench):
+def test_another_number_of_workers_keeps_batches_and_nearly_the_losses(bench):
     bench.attempt("four", ELASTIC | {"world": 4})
     bench.attempt("shared", ELASTIC | {"world": 4, "context": 2})
     bench.execute()

@@ -1,5 +1,7 @@
 """From a run's weights to another run: exported, imported with Infini-attention in their place, killed and carried on."""
 
+import json
+
 import pytest
 import yaml
 
@@ -8,7 +10,8 @@ from support.laboratory import COMMAND, Laboratory, own_environment
 
 def command(lab, log, *words):
     environment = own_environment(lab.home) | {"INFINI_LLAMA_HOME": str(lab.home)}
-    assert lab.server.run([COMMAND, *words], environment, log) == 0, log.read_text()
+    assert lab.server.run([COMMAND, *words, "--json"], environment, log) == 0, log.read_text()
+    assert json.loads(log.read_text().splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +31,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
         "--attention",
         "infini",
         "--segment-length",
-        "16",
+        "8",
     )
     config, first = yaml.safe_load(written.read_text()), yaml.safe_load(lab.config.read_text())
     first["model"] = config["model"]

@@ -1,4 +1,4 @@
-"""Damage as a disk does it, and artifacts that are wrong although their manifests vouch for them."""
+"""Damage as a disk does it, and wrong artifacts whose manifests have valid checksums."""
 
 import json
 from pathlib import Path

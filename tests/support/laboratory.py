@@ -21,7 +21,7 @@ from support.preloaded import Forked, Server
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
 CONFIG = {
     "data": {
-        "files": [f"{sysconfig.get_path('stdlib')}/[a-c]*.py"],  # 40 modules of Python's library
+        "files": [f"{sysconfig.get_path('stdlib')}/[a-c]*.py"],  # of Python's library, from a to c
         "validation_fraction": 0.05,
         "sequence_length": 32,
         "tokenizer": {"vocab_size": 512},
@@ -32,7 +32,7 @@ CONFIG = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "segment_length": 16,
+        "segment_length": 8,
     },
     "train": {
         "max_steps": 60,

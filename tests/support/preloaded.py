@@ -1,8 +1,8 @@
 """Commands whose processes are forks of one that has imported torch, which takes most of the time of a short run.
 
 The processes are real: each has its process ID, parent, session, signals, descriptors, command line and environment as if it had been
-executed, and imports all of this project itself. Only the libraries are there already. `infini-llama`, torchrun and its ranks are
-forked, and the interpreter with a module or a statement; every other program that they start is executed.
+executed, and imports all of this project itself. Only the libraries are there already. Forked are `infini-llama`, torchrun and its
+ranks, and `python -c` and `python -m` where a test starts them. Every other program is executed.
 
     python preloaded.py SOCKET PADDING     serves requests on the inherited socket, one at a time, until that is closed
 """
@@ -114,12 +114,16 @@ class Server:
         return Forked(self, pid)
 
     def run(
-        self, command: list[str], env: dict[str, str], log: Path, folder: Path | None = None, seconds: float = 120
+        self, command: list[str], env: dict[str, str], log: Path, folder: Path | None = None, seconds: float = 240
     ) -> int:
         """The exit code of `command` in `folder`, by default the current one; what it prints is in `log`."""
         with log.open("wb") as output, contextlib.chdir(folder or Path.cwd()):
             process = self.start(command, env, output.fileno())
-        return process.wait(seconds)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"{command} did not end; its output:\n{log.read_text()[-4000:]}") from None
 
     def close(self) -> None:
         self.socket.close()
@@ -232,7 +236,7 @@ def show(command: list[str], env: dict[str, str]) -> None:
 
 
 def become(command: list[str], env: dict[str, str]) -> None:
-    """Run `command`, of which `is_forked` holds, in this process."""
+    """Run `command`, one of those that are forked, in this process."""
     forget_this_process()
     former = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()

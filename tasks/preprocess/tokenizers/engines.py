@@ -7,8 +7,9 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
@@ -143,20 +144,27 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
 
     Raises:
         EngineDiffers: while encoding, a sampled document has other IDs than the reference's.
-        DataError: while encoding, the tokenizer fails.
+        DataError: the tokenizer fails, now or while encoding.
     """
     encoder = encoder_of(tokenizer)
-    encode = reference(encoder) if name == REFERENCE else _sampling(encoder)
+    with _panic_as_data_error():
+        encode = reference(encoder) if name == REFERENCE else _sampling(encoder)
 
     def guarded(texts: list[bytes]) -> Ids:
-        try:
+        with _panic_as_data_error():
             return encode(texts)
-        except BaseException as error:
-            if is_panic(error):
-                raise DataError(f"the tokenizer fails ({_words(error)}); use another tokenizer.") from None
-            raise
 
     return guarded
+
+
+@contextmanager
+def _panic_as_data_error() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if is_panic(error):
+            raise DataError(f"the tokenizer fails ({_words(error)}); use another tokenizer.") from None
+        raise
 
 
 def _sampling(encoder: Tokenizer) -> Encode:
@@ -224,7 +232,7 @@ def _gigatoken() -> Any:
 
 
 def _in_another_thread(action: Callable[[], Any]) -> Any:
-    """What `action` gives. A request to stop is raised in the main thread; gigatoken would take it for a fault while it imports."""
+    """Run `action` in another thread: a request to stop is raised in the main thread, and gigatoken would report it as its own fault."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()
 

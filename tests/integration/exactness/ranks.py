@@ -47,7 +47,7 @@ class Noted(TrainBatches):
 
 def main() -> None:
     trainer.TrainBatches = Noted
-    step_metrics.SIZE["cpu"] = 64  # the peak for MFU, which takes seconds in fp16
+    step_metrics.SIZE["cpu"] = 64  # smaller matrices: measuring the peak takes seconds in fp16
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):

@@ -29,7 +29,7 @@ from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, injec
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
-# more text, so that its preparation takes as long as it takes to kill it
+# more text, so that a kill can hit its preparation
 LARGER = CONFIG | {"data": CONFIG["data"] | {"source": "python-stdlib", "files": [], "sequence_length": 64}}
 LAST_STEP = CONFIG["train"]["max_steps"]
 START_UP, MID_RUN, ENDING, RESUME = PHASES = ("start-up", "mid-run", "ending", "resume")

@@ -191,7 +191,7 @@ def test_each_row_ends_independently():
     assert [token for step in steps for token in step if token is not None] == [token for _, token in calls]
 
 
-def test_samples_of_one_prompt_differ_and_the_first_is_a_single_one():
+def test_samples_of_a_prompt_differ_and_the_first_is_that_of_one():
     model = model_of("softmax")
     sampling = Sampling(temperature=1.0, seed=3)
     rows = list(zip(*generate_batch(model, [[1], [2], [1]], 20, sampling), strict=True))

@@ -404,7 +404,7 @@ for step in range(1, 100):
 """
 
 
-def test_a_pointer_killed_at_any_step_is_old_or_new_and_leaves_no_rest(tmp_path):
+def test_a_pointer_killed_at_any_step_is_old_or_new_and_cleaned_up(tmp_path):
     steps = steps_of(POINTS, tmp_path)
     assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
@@ -421,7 +421,7 @@ for _ in range(3000):
 """
 
 
-def test_two_that_set_a_pointer_at_once_leave_one_of_their_targets(tmp_path):
+def test_concurrent_set_pointer_leaves_one_of_the_targets(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me]) for me in ("a", "b")]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert (tmp_path / "latest").readlink() in (Path("a"), Path("b"))

@@ -57,9 +57,10 @@ def test_the_vocabulary_decides_the_loss_chunk_until_it_is_pinned(tmp_path):
 def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     before = dict(os.environ)
     begun(settings({"env": {"MINE": "1"}}), tmp_path, "run")
-    pinned_at = record_of(tmp_path).pinned_at
+    folder = RunFolder(tmp_path / "runs/run")
+    folder.write(folder.environment, changed(record_of(tmp_path), pinned_at="2020-01-01T00:00:00+00:00"))
     begun(settings(), tmp_path, "run")
-    assert record_of(tmp_path).pinned_at == pinned_at and dict(os.environ) == before
+    assert record_of(tmp_path).pinned_at == "2020-01-01T00:00:00+00:00" and dict(os.environ) == before
 
 
 def test_leaving_the_pinned_plan_is_reported(tmp_path, caplog):

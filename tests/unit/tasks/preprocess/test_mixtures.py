@@ -91,7 +91,8 @@ def test_every_document_has_its_source_on_record(mixture, sources, tmp_path):
     ]
     seen = describe(folder)
     assert seen.sources["prose"].license == "CC0-1.0" and seen.license == "CC0-1.0; not stated"
-    assert sum(source.documents + source.validation_documents for source in seen.sources.values()) == 100
+    written = seen.to_json()["sources"].values()
+    assert sum(source["documents"] + source["validation documents"] for source in written) == 100
 
 
 def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, tmp_path, digests):

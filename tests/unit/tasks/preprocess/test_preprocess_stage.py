@@ -35,11 +35,13 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
 
 
 def decoded(dataset: Path, split: str) -> list[str]:
-    """The documents of a split."""
-    tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
+    """The documents of a split, each of which has as many bytes as token_bytes.npy counts for its tokens."""
+    tokenizer, token_bytes = Tokenizer.from_file(str(dataset / "tokenizer.json")), np.load(dataset / "token_bytes.npy")
     shards = [map_shard(shard) for shard in sorted((dataset / split).glob("*.arrow"))]
     documents = [values[start : end - 1].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
-    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
+    texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
+    assert [token_bytes[ids].sum() for ids in documents] == [len(text.encode()) for text in texts]
+    return texts
 
 
 def test_decoded_documents_are_the_files_each_in_one_split(dataset, corpus):

@@ -10,9 +10,12 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.evaluation import EvaluationRequest, TextLoss
+from infini_llama.tasks.records.metrics import PerplexityLine
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import RunSummary
+from infini_llama.tasks.runs.checkpoints import committed
 from infini_llama.tasks.runs.gc import Rules, collect, leftovers
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
@@ -150,11 +153,28 @@ def test_missing_validations_texts_attempts_and_measurements_are_named(run, capl
     assert str(run.evaluations) in caplog.text and "has no line of step" not in caplog.text
 
 
-def test_a_finished_run_without_an_evaluation_that_it_asks_for_is_named(make_run, caplog):
-    run = RunFolder(make_run("asked", finished=True))
-    assert RunReader(run.path).evaluations == [] and not caplog.records
-    run.write_config(run.read_config() | {"evaluate": {"after_training": ["perplexity"]}})
-    assert RunReader(run.path).evaluations == [] and str(run.evaluations) in caplog.text
+@pytest.mark.parametrize(
+    ("finished", "measured", "missing"),
+    [
+        (False, None, []),
+        (True, None, ["perplexity", "passkey"]),
+        (True, "another checkpoint", ["perplexity", "passkey"]),
+        (True, "the newest", ["passkey"]),
+    ],
+)
+def test_a_missing_evaluation_after_training_is_logged(make_run, caplog, finished, measured, missing):
+    run = RunFolder(make_run(finished=finished))
+    run.write_config(run.read_config() | {"evaluate": {"after_training": ["perplexity", "passkey"]}})
+    if measured:
+        newest = committed(run.checkpoints)[0]
+        digest = newest.digest if measured == "the newest" else "blake3:0"
+        asked = EvaluationRequest(checkpoint=newest.path.name, digest=digest, sequences=None, passkey_lengths=())
+        loss = TextLoss(loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9)
+        about = {"run": "run", "checkpoint": newest.path.name, "step": newest.step, "device": "cpu"}
+        line = PerplexityLine(**about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss)
+        append_line(run.evaluations, line, run.id)
+    assert len(RunReader(run.path).evaluations) == bool(measured)
+    assert [record.args for record in caplog.records] == [(run.evaluations, kind) for kind in missing]
 
 
 def test_an_altered_line_is_not_read(run, caplog):

@@ -116,7 +116,7 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
     assert (costs.lost_tokens, costs.cut_documents) == (tokens - len(covered), cut)
 
 
-def test_best_fit_is_fast_and_wastes_less_than_a_thousandth():
+def test_best_fit_wastes_less_than_a_thousandth():
     choose = np.random.default_rng(7)
     lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(np.int64)  # median 740, mean 2,200
     packed = pack(lengths, 2048, "best_fit")

@@ -38,7 +38,7 @@ def end_step(policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool =
     policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
 
-def test_a_loss_far_above_the_last_ones_is_a_spike_also_after_spikes(spikes):
+def test_a_loss_far_above_the_last_ones_is_a_spike_even_after_spikes(spikes):
     assert spikes.is_spike(8.0) and not spikes.is_spike(1.0) and not spikes.is_spike(4.3)
     for _ in range(HISTORY // 3):
         spikes.add(50.0)

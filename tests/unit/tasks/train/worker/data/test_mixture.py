@@ -42,7 +42,7 @@ def test_each_source_is_gone_through_wholly_before_it_begins_anew(mixture, seed)
             assert len(set(mine[start : start + part.rows].tolist())) == part.rows
 
 
-def test_shares_are_exact_at_multiples_and_off_by_less_than_the_sources():
+def test_shares_are_exact_at_multiples_and_near_between_them():
     mixture = [(1000, 0.7), (10, 0.2), (300, 0.1)]
     of = parts(mixture)
     whole = mixed_rows(0, 100_000, of, 7)
