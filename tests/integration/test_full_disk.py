@@ -26,7 +26,7 @@ MEBIBYTE = 1024**2
 def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
