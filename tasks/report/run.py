@@ -1,5 +1,6 @@
 """A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Made while it goes on too."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.files import write_atomic
 
+log = logging.getLogger("infini_llama.report")
 MOST_VALIDATIONS, MOST_ATTEMPTS, MOST_SAMPLES = 40, 20, 3  # the newest ones
 RELOAD_EVERY = 30  # seconds, of the page of a running run
 ARCHITECTURE = (
@@ -55,12 +57,20 @@ ARCHITECTURE = (
 
 
 def write_report(path: Path) -> tuple[Path, Path]:
-    """Writes loss.png and report.html into the folder of the run, and returns their paths.
+    """Writes loss.png and report.html into the folder of the run, and returns their paths; warns about missing evaluations.
+
+    The flow calls it after the evaluation, while cards of the training are made before.
 
     Raises:
         ConfigError: it is the folder of no run.
     """
     run = RunReader(path)
+    for kind in run.missing_evaluations:
+        log.warning(
+            "%s has no %s result, although evaluate.after_training lists it. Unless it is being measured, run the same command again.",
+            run.folder.evaluations,
+            kind,
+        )
     report = path / "report.html"
     write_atomic(report, run_page(run))
     return loss_picture(run), report

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
@@ -194,22 +196,22 @@ class RunReader:
 
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
-        """What `evaluate` measured of its model, the oldest first, with a warning where measurements are missing."""
+        """What `evaluate` measured of its model, the oldest first."""
         lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
             log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
-        asked = dotted(self.config).get("evaluate.after_training")
-        if self.result and isinstance(asked, list):
-            newest = self.committed[0].digest
-            after_training = [line for line in lines if line.asked and line.asked.digest == newest]
-            measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in after_training]
-            for kind in [kind for kind in asked if kind not in measured]:
-                log.warning(
-                    "%s has no %s result, although evaluate.after_training lists it. Run the same command again to measure it.",
-                    self.folder.evaluations,
-                    kind,
-                )
         return lines
+
+    @property
+    def missing_evaluations(self) -> list[JsonValue]:
+        """Kinds that evaluate.after_training lists and that are not measured of the checkpoint of the finished run."""
+        listed = dotted(self.config).get("evaluate.after_training")
+        if not self.result or not isinstance(listed, list):
+            return []
+        newest = self.committed[0].digest
+        lines = [line for line in self.evaluations if line.asked and line.asked.digest == newest]
+        measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines]
+        return [kind for kind in listed if kind not in measured]
 
     @cached_property
     def samples(self) -> list[SampleLine]:

@@ -23,7 +23,7 @@ LLAMA_CPP = {
 
 
 def run(server: Server, folder: Path, *command: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     environment.pop("INFINI_LLAMA_HOME", None)  # the pages mean ./workspace
     code = server.run([*command], environment, folder / "log", folder, seconds=240)
     assert code == 0, (folder / "log").read_text()

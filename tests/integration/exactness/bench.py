@@ -101,7 +101,7 @@ class Bench:
 
     home: Path
     server: Server
-    references: dict[int, DatasetRef] = field(default_factory=dict)
+    references: dict[str, DatasetRef] = field(default_factory=dict)
     queue: dict[int, list[dict]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from infini_llama.tasks.records.metrics import PerplexityLine
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import RunSummary
+from infini_llama.tasks.report.run import run_document, write_report
 from infini_llama.tasks.runs.checkpoints import committed
 from infini_llama.tasks.runs.gc import Rules, collect, leftovers
 from infini_llama.tasks.runs.run_folder import (
@@ -173,8 +174,11 @@ def test_a_missing_evaluation_after_training_is_logged(make_run, caplog, finishe
         about = {"run": "run", "checkpoint": newest.path.name, "step": newest.step, "device": "cpu"}
         line = PerplexityLine(**about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss)
         append_line(run.evaluations, line, run.id)
-    assert len(RunReader(run.path).evaluations) == bool(measured)
-    assert [record.args for record in caplog.records] == [(run.evaluations, kind) for kind in missing]
+    run_document(RunReader(run.path))
+    assert str(run.evaluations) not in caplog.text, "the card of the training is made before the evaluation"
+    write_report(run.path)
+    logged = [record.args for record in caplog.records if record.name == "infini_llama.report"]
+    assert logged == [(run.evaluations, kind) for kind in missing]
 
 
 def test_an_altered_line_is_not_read(run, caplog):
