@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
@@ -146,6 +147,25 @@ def _prefect_home() -> Path:
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")).expanduser()
 
 
+def _database() -> dict[str, str]:
+    """The setting for the database of a Prefect home with `?` in its path, where Prefect's own URL would end; the user's stays.
+
+    In SQLAlchemy's URLs a path cannot be escaped. SQLite's can be.
+    """
+    home = _prefect_home()
+    if "?" not in str(home):
+        return {}
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    refresh_global_settings_context()
+    url = get_current_settings().server.database.connection_url
+    if url is None or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db":
+        return {}
+    path = quote(str(home / "prefect.db"))
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///file:{path}?uri=true"}
+
+
 @contextlib.contextmanager
 def _user_api() -> Iterator[None]:
     """Inside, an error of the user's server is explained. One that takes connections and is silent is found at once: Prefect's
@@ -269,7 +289,7 @@ class Server:
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=origins | os.environ | self.settings,
+                env=origins | os.environ | self.settings | _database(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -45,8 +45,8 @@ def servers_of(home: Path) -> list[psutil.Process]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
 def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
-    """By SIGKILL: test_flow.py."""
-    home = tmp_path / "home"
+    """By SIGKILL: test_flow.py. Its database is in its home, whose path has characters with a meaning in URLs."""
+    home = tmp_path / "why? [1] 100%25 #ö" / "home"
     command = [sys.executable, "-c", HOLD, str(home)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -56,6 +56,8 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
         parent.communicate(timeout=30)
     wait_until(lambda: servers_of(home) == [], 10)
     assert not (home / "prefect" / "server.log").read_text().count("Traceback")
+    assert (home / "prefect" / "prefect.db").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [home.parent.name]
 
 
 def test_api_of_the_active_profile_is_used(no_prefect, tmp_path):
