@@ -6,7 +6,6 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
-import pytest
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
@@ -29,12 +28,6 @@ def submitted(kind: type[ProcessWorker]) -> list:
 
 def test_a_resumed_run_waits_until_its_process_has_ended():
     assert submitted(ResumingProcessWorker) == []
-
-
-def test_prefects_own_worker_still_needs_it():
-    """Fails when Prefect mends it: then flows/worker.py can be deleted."""
-    with pytest.raises(RuntimeError, match="already holding"):
-        submitted(ProcessWorker)
 
 
 def test_it_is_what_prefects_command_starts_for_a_process_pool():
