@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.configs.schema import TrainingConfig
 
@@ -45,6 +46,7 @@ def read_json(source: str | JsonObject | None) -> JsonObject:
     """
     if not isinstance(source, str):
         return source or {}
+    refuse_pointer(Path(source))
     try:
         content: JsonValue = json.loads(Path(source).read_bytes())
     except OSError as error:

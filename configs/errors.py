@@ -17,6 +17,11 @@ def escaped(text: str) -> str:
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def portable(name: str) -> str:
+    """The name of a file as text, which it need not be."""
+    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
+
+
 class ExitCode(IntEnum):
     """How a command or a worker ended."""
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, JsonValue
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.pointers import refuse_pointer
 
 JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
@@ -158,6 +159,7 @@ def read_mapping(file: Path) -> JsonObject:
         raise ConfigError(f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known.")
     if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
         raise ConfigError(f"{file} is not a regular file; give a .yaml or .json file.")
+    refuse_pointer(file)
     try:
         if (size := file.stat().st_size) > LARGEST:
             raise ConfigError(

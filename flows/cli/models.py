@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError, escaped
+from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.tables import as_text, evaluation_text, passkey_text
 from infini_llama.flows.naming import find
@@ -18,7 +19,7 @@ log = logging.getLogger("infini_llama.export")
 
 def generate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")  # before the imports, which take seconds
-    prompts = [*arguments.prompt, *(_text_of(file) for file in arguments.prompt_file)]
+    prompts = [*arguments.prompt, *(prompt_of(file) for file in arguments.prompt_file)]
     if not prompts:
         raise ConfigError("generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated).")
     from infini_llama.model.generate import Sampling
@@ -44,7 +45,8 @@ def generate(arguments: Namespace) -> Answer:
     return {"texts": texts}, "\n\n".join(f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1))
 
 
-def _text_of(file: str) -> str:
+def prompt_of(file: str) -> str:
+    refuse_pointer(Path(file))
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

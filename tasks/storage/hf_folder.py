@@ -10,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
@@ -49,9 +50,11 @@ def open_folder(path: Path) -> Folder:
 
     Raises:
         ConfigError: there is no such folder, its weights are pickles, or its architecture cannot be expressed here.
-        DataError: a file is missing or damaged.
+        DataError: a file is missing, damaged, or a pointer to one that was not downloaded.
     """
     path = path.expanduser().absolute()
+    for file in sorted(path.glob("*.json")):
+        refuse_pointer(file)
     if not (path / "config.json").is_file():
         raise ConfigError(
             f"{path} is not a Hugging Face folder (it has no config.json); give a folder written by save_pretrained."
@@ -77,9 +80,11 @@ def weight_files(path: Path) -> list[Path]:
         for name in names:
             if Path(name).name != name:
                 raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
+            refuse_pointer(path / name)
             if not (path / name).is_file():
                 raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
         return [path / name for name in names]
+    refuse_pointer(path / ONE)
     if (path / ONE).is_file():
         return [path / ONE]
     pickles = [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]

@@ -17,6 +17,9 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
+from infini_llama.configs.errors import DataError, escaped, portable
+from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
+from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import (
     arrow_sizes,
@@ -55,26 +58,34 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
+        DataError: the file is not here: it is a pointer to one that was not downloaded.
         OSError: the disk does not give it.
     """
     if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
         raise Unreadable("is an archive; unpack it, and name its files")
-    with _damage_as_unreadable(), _opened(path) as file, _unpacked(file, _compression(path)) as stream:
-        match _format(path, form):
-            case "jsonl" | "ndjson":
-                yield from _lines(stream, text_column, span)
-            case "parquet":
-                yield from in_batches(read_parquet(stream, text_column, span))
-            case "arrow":
-                yield from in_batches(read_arrow(stream, text_column, span))
-            case "json":
-                yield from in_batches(_json(stream, text_column))
-            case "csv":
-                yield from in_batches(_csv(stream, text_column, ","))
-            case "tsv":
-                yield from in_batches(_csv(stream, text_column, "\t"))
-            case _:
-                yield from in_batches(_plain(stream))
+    with _damage_as_unreadable(), _opened(path) as file:
+        _refuse_pointer(file, path)
+        with _unpacked(file, _compression(path)) as stream:
+            _refuse_pointer(stream, path)
+            yield from _records(stream, text_column, _format(path, form), span)
+
+
+def _records(stream: IO[bytes], text_column: str, form: str, span: Span | None) -> Iterator[Batch]:
+    match form:
+        case "jsonl" | "ndjson":
+            yield from _lines(stream, text_column, span)
+        case "parquet":
+            yield from in_batches(read_parquet(stream, text_column, span))
+        case "arrow":
+            yield from in_batches(read_arrow(stream, text_column, span))
+        case "json":
+            yield from in_batches(_json(stream, text_column))
+        case "csv":
+            yield from in_batches(_csv(stream, text_column, ","))
+        case "tsv":
+            yield from in_batches(_csv(stream, text_column, "\t"))
+        case _:
+            yield from in_batches(_plain(stream))
 
 
 def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
@@ -116,7 +127,25 @@ def _compression(path: Path | RemoteFile) -> str:
 
 
 def _opened(path: Path | RemoteFile) -> IO[bytes]:
-    return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
+    try:
+        return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
+    except FileNotFoundError:
+        if isinstance(path, Path) and (fault := dangling(path)):
+            raise _not_here(path, fault) from None
+        raise
+
+
+def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
+    """Refuse a file that is a pointer, whatever its name; also one that was compressed as if it were the text."""
+    size = path.size if isinstance(path, RemoteFile) else None
+    if size is not None and size > LONGEST_POINTER:  # of a remote file, the first bytes cost a request
+        return
+    if fault := pointer_in(stream.peek(LONGEST_POINTER + 1)[: LONGEST_POINTER + 1]):  # type: ignore[attr-defined]
+        raise _not_here(path, fault)
+
+
+def _not_here(path: Path | RemoteFile, fault: str) -> DataError:
+    return DataError(f"{escaped(portable(str(path)))} {fault}.")
 
 
 @contextmanager

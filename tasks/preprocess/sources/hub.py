@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.tasks.preprocess.sources.columnar import named_column
+from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
 
 AT_ONCE = 256  # rows
@@ -66,6 +68,7 @@ def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = 
 
     Raises:
         Unreadable: it cannot be opened, or is damaged, or has no such column.
+        DataError: a file of a local folder is a pointer to one that was not downloaded.
         PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
     """
     dataset = _opened(source)
@@ -100,6 +103,9 @@ def _opened(source: HubSplit) -> Any:
     import datasets  # heavy, and needed for this source alone
 
     split, folder = source.split, Path(source.path).expanduser()
+    for file in sorted(folder.rglob("[!.]*.*")) if folder.is_dir() else ():
+        if format_of(file.name):
+            refuse_pointer(file)
     try:
         if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             loaded: Any = datasets.load_from_disk(str(folder))

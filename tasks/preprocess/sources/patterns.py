@@ -1,6 +1,6 @@
 """Which files patterns name, each once and in order, and what they are called: relative, so that it is the same everywhere."""
 # Of thousands of files; the functions of Path take several times as long:
-# ruff: noqa: PTH113, PTH114, PTH118
+# ruff: noqa: PTH110, PTH113, PTH114, PTH118
 
 import glob
 import os
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from infini_llama.configs.errors import DataError, escaped
+from infini_llama.configs.errors import DataError, escaped, portable
 from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 
@@ -33,11 +33,6 @@ class RealPaths:
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(folder)
         return os.path.join(self.folders[folder], name)
-
-
-def portable(name: str) -> str:
-    """The name of a file as text, which it need not be."""
-    return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
 def python_stdlib() -> Iterator[tuple[Path, str]]:
@@ -90,8 +85,13 @@ def _local(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[boo
     return folder, [
         (Path(path), path.removeprefix(base).replace(os.sep, "/") if path.startswith(base) else _relative(path, root))
         for path in ([expanded] if literal else below)
-        if os.path.isfile(path)
+        if _is_file(path)
     ]
+
+
+def _is_file(path: str) -> bool:
+    """Whether it is one, or a link that leads nowhere: its reading says what is missing."""
+    return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def _relative(path: str, root: Path) -> str:
@@ -132,7 +132,7 @@ def _known_below(root: Path, form: str, key: str, others: Counter[str]) -> list[
     """Every file below it whose ending is known (all where their format is given), except hidden ones and what `datasets` adds."""
     texts = []
     for folder, names in _folders(str(root), key):
-        for name in filter(lambda name: os.path.isfile(os.path.join(folder, name)), names):
+        for name in filter(lambda name: _is_file(os.path.join(folder, name)), names):
             if not name.startswith(".") and _is_text(name, form):
                 texts.append(os.path.join(folder, name))
             else:

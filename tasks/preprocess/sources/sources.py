@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from infini_llama.configs.errors import escaped
+from infini_llama.configs.errors import escaped, portable
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
@@ -16,7 +16,7 @@ from infini_llama.tasks.preprocess.sources import formats, hub
 from infini_llama.tasks.preprocess.sources.formats import Span, read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
-from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, portable, python_stdlib
+from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Records, in_batches
 from infini_llama.tasks.records.manifest import Provenance

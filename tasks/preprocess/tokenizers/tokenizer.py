@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 
@@ -108,12 +109,14 @@ def load(settings: TokenizerConfig) -> Tokenizer:
 
     Raises:
         ConfigError: it is not there or not readable, or its ids have gaps.
+        DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
     path = rank_file(settings.encoding, settings.path) if settings.encoding else Path(settings.path or "").expanduser()
     named = "encoding" if encoding else "path"
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
     file = path / "tokenizer.json" if path.is_dir() else path
+    refuse_pointer(file)
     try:
         if encoding:
             tokenizer, has_gaps = from_rank_file(file, encoding.pattern, encoding.special_tokens()), False
@@ -169,13 +172,15 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
 
     Raises:
         ConfigError: nothing says it.
+        DataError: the file that says it is a pointer to one that was not downloaded.
     """
     if not is_given(settings):
         return EOS_ID
     stated = Path(settings.path or "").expanduser() / "tokenizer_config.json"
     names = [settings.eos] if settings.eos else []
-    if not names and not settings.encoding and stated.is_file():
-        names = _stated_end(stated)
+    if not names and not settings.encoding:
+        refuse_pointer(stated)
+        names = _stated_end(stated) if stated.is_file() else []
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number

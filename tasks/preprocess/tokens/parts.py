@@ -16,9 +16,8 @@ import numpy as np
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
-from infini_llama.configs.errors import DataError, no_space
+from infini_llama.configs.errors import DataError, no_space, portable
 from infini_llama.tasks.preprocess.sources.formats import Span
-from infini_llama.tasks.preprocess.sources.patterns import portable
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.record import Record

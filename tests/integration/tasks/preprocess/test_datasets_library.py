@@ -47,6 +47,10 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))
     with pytest.raises(Unreadable):
         list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
+    (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").write_text(pointer)
+    with pytest.raises(DataError, match=r"00001\.parquet .*git lfs pull"):
+        survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}))
 
 
 def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):

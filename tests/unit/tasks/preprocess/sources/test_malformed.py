@@ -162,9 +162,11 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.txt").write_text("a linked text " * 9)
     (text / "linked").symlink_to(tmp_path / "elsewhere")
-    reference = preprocess(data(files=[str(text / pattern)]), tmp_path / "home")
-    found = 30 + (not pattern.endswith("fine-*"))
-    assert reference.train.documents + reference.validation.documents == found
+    settings = data(files=[str(text / pattern)], on_bad_input="skip")
+    reference = preprocess(settings, tmp_path / "home")
+    is_all = not pattern.endswith("fine-*")
+    assert reference.train.documents + reference.validation.documents == 30 + is_all
+    assert survey(settings).report.bad_files == 2 * is_all, "a link to nothing is text that is missing"
 
 
 def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, caplog):

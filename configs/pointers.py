@@ -1,0 +1,61 @@
+"""Files that stand for others: what Git LFS and git-annex leave in a clone in place of content that was not downloaded."""
+
+import os
+import re
+from pathlib import Path
+
+from infini_llama.configs.errors import DataError, escaped, portable
+
+LONGEST = 1024  # bytes; the specification of Git LFS: a pointer is shorter
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md; hawser was its first name.
+LFS = re.compile(rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/\S+\s+(?:[\w.-]+ \S+\s+)*oid \w+:")
+SIZE = re.compile(rb"^size (\d+)\s*$", re.MULTILINE)
+# https://git-annex.branchable.com/internals/pointer_file; where a filesystem has no links, a file holds the link's target.
+ANNEX = re.compile(rb"(?:\S*\.git\S*)?/annex/objects/\S+\s*(?:/annex/[^\n]*\s*)*")
+CURE = {"Git LFS": "git lfs pull", "git-annex": "git annex get ."}
+
+
+def pointer_in(data: bytes) -> str | None:
+    """What a file with these first bytes is, and what to do, where it is a pointer; the text completes '<file> …'. None: content.
+
+    Args:
+        data: its first LONGEST bytes, or all of them; of a longer file at least one more, since that is no pointer.
+    """
+    if len(data) > LONGEST:
+        return None
+    if LFS.match(data):
+        size = SIZE.search(data)
+        return _sentence("Git LFS", f" of {int(size[1]):,} bytes" if size else "")
+    return _sentence("git-annex") if ANNEX.fullmatch(data) else None
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file that stands for another. One that cannot be read is left to its reader.
+
+    Raises:
+        DataError: it is a pointer, or a link into a git-annex whose content is missing.
+    """
+    try:
+        if path.stat().st_size > LONGEST:
+            return
+        with path.open("rb") as file:
+            fault = pointer_in(file.read(LONGEST + 1))
+    except OSError:
+        fault = dangling(path)
+    if fault:
+        raise DataError(f"{escaped(portable(str(path)))} {fault}.")
+
+
+def dangling(path: Path) -> str | None:
+    """As `pointer_in`, of a link that leads into a git-annex and to no file."""
+    try:
+        is_annexed = not path.exists() and ANNEX.fullmatch(os.fsencode(path.readlink()))
+    except OSError:  # it is no link
+        return None
+    return _sentence("git-annex") if is_annexed else None
+
+
+def _sentence(program: str, size: str = "") -> str:
+    return (
+        f"is a {program} pointer, and the file itself{size} was not downloaded; run `{CURE[program]}` in its repository"
+    )
