@@ -30,6 +30,8 @@ class LlamaConfig:
         pre_norm: x + f(norm(x)); else norm(x + f(x)), as in Vaswani et al. 2017.
         qk_norm: an RMSNorm over each head's query and key before they are rotated or remembered.
         attention: softmax over the whole row; local: over segments of segment_length alone; infini: those and a memory.
+        memory_layers: layers, from 0 and ascending, whose attention: infini has a memory and gates; the others have local attention
+            over the same segments. None: all layers. Without effect on other attention.
         memory_update: eq. 8 (linear) or eq. 9 (delta) of the paper; delta_bounded divides by the sum of keys with the current
             segment's (`model.memory.memories`).
         memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 and at most this, so that a
@@ -61,6 +63,7 @@ class LlamaConfig:
     hidden_dropout: float = 0.0
     memory_update: MemoryUpdate = "linear"
     memory_write_jitter: float = 1.0
+    memory_layers: tuple[int, ...] | None = None
     head_dim: int | None = None
     pad_vocab_to_multiple_of: int = 1
 
@@ -94,6 +97,14 @@ class LlamaConfig:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
         if self.memory_write_jitter < 1:
             raise ValueError(f"memory_write_jitter={self.memory_write_jitter} is below 1")
+        if self.memory_layers is not None:  # a list in JSON
+            layers: tuple[Any, ...] = tuple(self.memory_layers)
+            inside = all(type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers)
+            if not layers or not inside or list(layers) != sorted(set(layers)):
+                raise ValueError(
+                    f"memory_layers={list(layers)} are not ascending numbers of layers, each from 0 to {self.num_hidden_layers - 1}"
+                )
+            object.__setattr__(self, "memory_layers", layers)
         for field in ("attention_dropout", "hidden_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} is outside [0, 1)")
@@ -101,6 +112,13 @@ class LlamaConfig:
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def layers_with_memory(self) -> tuple[int, ...]:
+        """Numbers of the layers that have a memory and gates; empty without Infini-attention."""
+        if self.attention != "infini":
+            return ()
+        return tuple(range(self.num_hidden_layers)) if self.memory_layers is None else self.memory_layers
 
     @property
     def padded_vocab_size(self) -> int:
@@ -113,15 +131,16 @@ class LlamaConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON holds it: without tuples."""
+        return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
 
 
 def parameters(config: LlamaConfig) -> int:
     """All weights: of matrices, the embedding where the head has a matrix of its own, norms and gates."""
     norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
-    gates = config.num_attention_heads if config.attention == "infini" else 0
+    gates = config.num_attention_heads * len(config.layers_with_memory)
     embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
-    rest = config.num_hidden_layers * (norms + gates) + config.hidden_size
+    rest = config.num_hidden_layers * norms + gates + config.hidden_size
     padding = (config.padded_vocab_size - config.vocab_size) * config.hidden_size
     return matrix_parameters(config) + padding + embedding + rest
 
@@ -135,7 +154,7 @@ def matrix_parameters(config: LlamaConfig) -> int:
 
 
 def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
-    """Multiplications and additions of one layer's attention, forward, over one row.
+    """Multiplications and additions of all layers' attention, forward, over one row.
 
     Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V a query head. The memory: 2 d (d + 1) a token and query
     head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
@@ -144,17 +163,16 @@ def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
     size, window = config.head_size, sequence_length
     if config.attention != "softmax":
         window = min(window, config.segment_length)
+    layers, memories = config.num_hidden_layers, len(config.layers_with_memory)
     full, tail = divmod(sequence_length, window)
     pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
     local = 4.0 * size * config.num_attention_heads * pairs
-    if config.attention != "infini":
-        return local
     writing = full if tail else full - 1  # segments
     read = 2.0 * size * (size + 1) * config.num_attention_heads * (sequence_length - window)
     write = 2.0 * size * size * config.num_key_value_heads * writing * window
     if config.memory_update != "linear" and writing > 1:  # the first finds nothing that it could take out
         write += 2.0 * size * config.num_key_value_heads * (writing - 1) * (window * (size + 1) + size * size)
-    return local + read + write
+    return layers * local + memories * (read + write)
 
 
 def flops_per_token(config: LlamaConfig, sequence_length: int) -> float:
@@ -163,5 +181,5 @@ def flops_per_token(config: LlamaConfig, sequence_length: int) -> float:
     6 for each weight of a matrix (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward), and three times
     the attention's forward.
     """
-    attention = config.num_hidden_layers * attention_flops(config, sequence_length) / sequence_length
+    attention = attention_flops(config, sequence_length) / sequence_length
     return 6.0 * matrix_parameters(config) + 3.0 * attention

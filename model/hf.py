@@ -37,7 +37,7 @@ NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
 TRAINING = {"hidden_dropout", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
-SEGMENTS = {"segment_length", "memory_update"}
+SEGMENTS = {"segment_length", "memory_update", "memory_layers"}
 
 
 def beyond_llama(config: LlamaConfig) -> list[str]:
@@ -155,7 +155,10 @@ def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str
 
 
 def ignored(name: str, config: LlamaConfig) -> bool:
-    """Whether a tensor of a folder says nothing new: rotary tables of old files, and the head where it is the embedding."""
+    """Whether a tensor of a folder is not loaded: rotary tables of old files, the head where it is the embedding, and gates of layers
+    that have no memory here."""
+    if is_gate(name):
+        return not name.startswith(tuple(f"model.layers.{layer}." for layer in config.layers_with_memory))
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 
 
@@ -164,7 +167,7 @@ def is_gate(name: str) -> bool:
 
 
 def check_shapes(tensors: Mapping[str, tuple[int, ...]], config: LlamaConfig) -> None:
-    """Check that a folder's tensors are exactly this model's; gates alone may be missing, as in a model to be converted.
+    """Check that a folder's tensors are exactly this model's; gates alone may differ, as in a model to be converted.
 
     Raises:
         ValueError: names the first tensors that are missing, unknown or of another shape.

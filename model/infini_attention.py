@@ -21,7 +21,10 @@ Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class SegmentState(KeyValues):
-    """The current segment's keys and values, rotated; row b has completed segments[b] before it."""
+    """State of one layer during generation; its size does not depend on how much was read.
+
+    The current segment's keys and values, rotated; row b has completed segments[b] before it.
+    """
 
     def __init__(
         self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
@@ -29,12 +32,18 @@ class SegmentState(KeyValues):
         super().__init__(batch, heads, capacity, size, dtype, device)
         self.segments = [0] * batch
 
+    def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
+        """Keep what a memory needs of the next tokens' keys k [B, Hkv, t, d], not rotated."""
+
+    def restart(self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int) -> None:
+        """Keep what a memory needs once `completed` whole segments and the rest's keys [Hkv, rest, d] of a row were read."""
+
 
 class InfiniState(SegmentState):
-    """State of one layer during generation; its size does not depend on how much was read.
+    """A SegmentState and a memory.
 
-    Beside the current segment's keys and values, rotated: its keys as they are, which are written to memory when it is full, and
-    M, z of the completed ones, which stay as they are during a segment, as every query of it reads them.
+    Of the current segment also its keys as they are, which are written to memory when it is full, and M, z of the completed
+    ones, which stay as they are during a segment, as every query of it reads them.
     """
 
     def __init__(
@@ -48,28 +57,30 @@ class InfiniState(SegmentState):
             torch.zeros(batch, heads, size, dtype=wide, device=device),
         )
 
+    def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
+        if places.ndim == 1:
+            self.plain_k[:, :, places] = k
+        else:
+            self.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
+
+    def restart(self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int) -> None:
+        self.plain_k[row, :, : plain_k.shape[1]] = plain_k
+        if completed and after is not None:
+            self.memory.M[row], self.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
+
     def size_in_bytes(self) -> int:
         return super().size_in_bytes() + self.plain_k.nbytes + self.memory.M.nbytes + self.memory.z.nbytes
 
 
-class InfiniAttention(Attention):
-    """Attention of which each query head takes the share sigmoid(gate) from the memory of all earlier segments.
+class SegmentAttention(Attention):
+    """Softmax attention inside segments of `segment_length` tokens, each with positions from 0: `attention: local`.
 
-    A row of one segment at most is plain causal attention, exactly: it has no memory to read. With `attention: local` there is
-    neither gate nor memory, and where `uses_memory` is False the memory is left out.
+    A row of one segment at most is plain causal attention, exactly.
     """
-
-    gate: nn.Parameter  # [H], only where there is a memory
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__(config, backend)
         self.segment_length = config.segment_length
-        self.update: MemoryUpdate = config.memory_update
-        self.has_memory = self.uses_memory = config.attention == "infini"
-        self.observer: Observer | None = None
-        self.write_range: torch.Tensor | None = None  # a tensor, so that compiled code need not change with it
-        if self.has_memory:
-            self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
@@ -78,21 +89,20 @@ class InfiniAttention(Attention):
         return self.merge(self.attend(q, k, v, rows)[0])
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Segments, state: InfiniState | None = None
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Segments, state: SegmentState | None = None
     ) -> tuple[torch.Tensor, Memory | None]:
         """All segments at once, without a loop.
 
-        They are folded into the batch for local attention, each with positions from 0. Each but the last writes to memory, and
-        the running sum of that is what the next one reads, so the first reads nothing and its gate is left out. The last
-        may be ragged: it is padded on the right, where causal attention does not look.
+        They are folded into the batch for local attention. The last may be ragged: it is padded on the right, where causal
+        attention does not look.
 
         Args:
             q: [B, H, T, d]; k, v: [B, Hkv, T, d]; not rotated.
             state: whose memory the first segment reads and all, the last too, write to.
 
         Returns:
-            the heads' outputs [B, H, T, d], and with a state the memories after each segment [B, S, …], of which that of a
-            ragged one has padding in it.
+            the heads' outputs [B, H, T, d], and of a layer with a memory and a state the memories after each segment [B, S, …], of
+            which that of a ragged one has padding in it.
         """
         length, size = q.shape[2], min(self.segment_length, q.shape[2])
         count = -(-length // size)
@@ -102,23 +112,126 @@ class InfiniAttention(Attention):
         q, k, v = (x.unflatten(2, (count, size)).transpose(1, 2) for x in (q, k, v))
         turn = layout.rotary.first(size).turn
         local = self.softmax(turn(q).flatten(0, 1), turn(k).flatten(0, 1), v.flatten(0, 1), layout)
-        local = local.unflatten(0, (-1, count))
-        heads, after = self._with_memory(q, k, v, local, layout, state) if self.uses_memory else (local, None)
+        heads, after = self.with_memory(q, k, v, local.unflatten(0, (-1, count)), layout, state)
         # Joined as [B, S N, H, d], so that the output projection reads it without another copy.
         return heads.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2), after
 
-    def _with_memory(
+    def with_memory(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         local: torch.Tensor,
         layout: Segments,
-        state: InfiniState | None,
+        state: SegmentState | None,
     ) -> tuple[torch.Tensor, Memory | None]:
-        """`local` [B, S, H, N, d] mixed with what its queries find, and the memories."""
+        """`local` [B, S, H, N, d] mixed with what its queries find in the memory, and the memories; here there is none."""
+        return local, None
+
+    def with_state(self, q: torch.Tensor, local: torch.Tensor, state: SegmentState) -> torch.Tensor:
+        """`local` [B, H, t, d] mixed with what its queries find in the state's memory; here there is none."""
+        return local
+
+    def write_full(self, full: list[int], state: SegmentState) -> None:
+        """Write the current segments of these rows, which are full, to the state's memory; here there is none."""
+
+    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
+        """Continue from a state, as `Attention.read` does; `rotary` has the tables of a segment's positions.
+
+        Raises:
+            ValueError: several tokens for rows that do not stand together.
+        """
+        assert isinstance(state, SegmentState)
+        q, k, v = self.project(x)
+        if x.shape[1] > 1 and not (state.together() and len(set(state.segments)) == 1):
+            raise ValueError(
+                "sequences at different positions can only be read one token at a time; read each one separately"
+            )
+        heads: list[torch.Tensor] = []
+        start = 0
+        if lengths is None:  # what still fits into the segment that was begun
+            start = min(x.shape[1], self.segment_length - max(state.filled))
+            heads.append(self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state))
+        if start < x.shape[1]:
+            q, k, v = (part[:, :, start:] for part in (q, k, v))
+            heads.append(self._whole(q, k, v, rotary, state, lengths or [q.shape[2]] * q.shape[0]))
+        return self.merge(torch.cat(heads, dim=2))
+
+    def _inside(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: SegmentState
+    ) -> torch.Tensor:
+        """Tokens that stay inside their rows' current segments; those that are then full are written to memory."""
+        places = state.positions(q.shape[2])
+        turn = rotary.at(places).turn
+        state.keep_plain(k, places)
+        heads = state.attend(turn(q), turn(k), v, None)
+        full = [row for row, filled in enumerate(state.filled) if filled == self.segment_length]
         with torch.autocast(q.device.type, enabled=False):
-            before = state.memory if state is not None and state.segments[0] else None
+            heads = self.with_state(q, heads, state)
+            if full:
+                self.write_full(full, state)
+        for row in full:
+            state.filled[row] = 0
+            state.segments[row] += 1
+        return heads
+
+    def _whole(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotary: Rotary,
+        state: SegmentState,
+        lengths: list[int],
+    ) -> torch.Tensor:
+        """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
+        heads, after = self.attend(q, k, v, Segments(rotary), state)
+        for row, length in enumerate(lengths):
+            completed, rest = divmod(length, self.segment_length)
+            tail = slice(completed * self.segment_length, length)
+            state.k[row, :, :rest] = rotary.first(rest).turn(k[row, :, tail])
+            state.v[row, :, :rest] = v[row, :, tail]
+            state.restart(row, k[row, :, tail], after, completed)
+            state.filled[row], state.segments[row] = rest, state.segments[row] + completed
+        return heads
+
+    def new_state(self, batch: int, capacity: int) -> SegmentState:
+        """Empty state, which has room for any number of tokens, whatever `capacity` says."""
+        return self._new_state(SegmentState, batch)
+
+    def _new_state(self, kind: type[SegmentState], batch: int) -> SegmentState:
+        plain = super().new_state(batch, 0)
+        return kind(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)
+
+
+class InfiniAttention(SegmentAttention):
+    """Attention inside segments, of which each query head takes the share sigmoid(gate) from the memory of all earlier ones.
+
+    Each segment but the last writes to memory, and the running sum of that is what the next one reads, so the first reads nothing
+    and its gate is left out. Where `uses_memory` is False the memory is left out.
+    """
+
+    def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
+        super().__init__(config, backend)
+        self.update: MemoryUpdate = config.memory_update
+        self.uses_memory = True
+        self.observer: Observer | None = None
+        self.write_range: torch.Tensor | None = None  # a tensor, so that compiled code need not change with it
+        self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
+
+    def with_memory(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        local: torch.Tensor,
+        layout: Segments,
+        state: SegmentState | None,
+    ) -> tuple[torch.Tensor, Memory | None]:
+        if not self.uses_memory:
+            return local, None
+        with torch.autocast(q.device.type, enabled=False):
+            before = state.memory if isinstance(state, InfiniState) and state.segments[0] else None
             last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
             after, all_writes = None, self._jittered(layout.writes, k) if self.training else layout.writes
             if layout.context is not None:
@@ -156,93 +269,22 @@ class InfiniAttention(Attention):
             self.write_range = torch.zeros((), device=self.gate.device)
         self.write_range.fill_(math.log(most))
 
-    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
-        """Continue from a state, as `Attention.read` does; `rotary` has the tables of a segment's positions.
-
-        Raises:
-            ValueError: several tokens for rows that do not stand together.
-        """
-        assert isinstance(state, SegmentState)
-        q, k, v = self.project(x)
-        if x.shape[1] > 1 and not (state.together() and len(set(state.segments)) == 1):
-            raise ValueError(
-                "sequences at different positions can only be read one token at a time; read each one separately"
-            )
-        heads: list[torch.Tensor] = []
-        start = 0
-        if lengths is None:  # what still fits into the segment that was begun
-            start = min(x.shape[1], self.segment_length - max(state.filled))
-            heads.append(self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state))
-        if start < x.shape[1]:
-            q, k, v = (part[:, :, start:] for part in (q, k, v))
-            heads.append(self._whole(q, k, v, rotary, state, lengths or [q.shape[2]] * q.shape[0]))
-        return self.merge(torch.cat(heads, dim=2))
-
-    def _inside(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: SegmentState
-    ) -> torch.Tensor:
-        """Tokens that stay inside their rows' current segments; those that are then full are written to memory."""
-        places = state.positions(q.shape[2])
-        turn = rotary.at(places).turn
-        if isinstance(state, InfiniState):
-            if places.ndim == 1:
-                state.plain_k[:, :, places] = k
-            else:
-                state.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
-        heads = state.attend(turn(q), turn(k), v, None)
-        with torch.autocast(q.device.type, enabled=False):
-            if isinstance(state, InfiniState):
-                heads = self._with_state(q, heads, state)
-            self._close_full(state)
-        return heads
-
-    def _with_state(self, q: torch.Tensor, local: torch.Tensor, state: InfiniState) -> torch.Tensor:
-        """`local` [B, H, t, d] mixed with what its queries find in the state's memory."""
-        if not any(state.segments):
+    def with_state(self, q: torch.Tensor, local: torch.Tensor, state: SegmentState) -> torch.Tensor:
+        if not isinstance(state, InfiniState) or not any(state.segments):
             return local
         reads = None
         if not all(state.segments):
             reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
         return mix(local, retrieve(q, *state.memory), self.gate, reads)
 
-    def _close_full(self, state: SegmentState) -> None:
-        """Writes full segments to memory, where there is one, and begins the next ones."""
-        full = [row for row, filled in enumerate(state.filled) if filled == self.segment_length]
-        if full and isinstance(state, InfiniState):
-            keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
-            before = Memory(state.memory.M[full], state.memory.z[full])
-            after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
-            state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
-        for row in full:
-            state.filled[row] = 0
-            state.segments[row] += 1
-
-    def _whole(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotary: Rotary,
-        state: SegmentState,
-        lengths: list[int],
-    ) -> torch.Tensor:
-        """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
-        size = self.segment_length
-        heads, after = self.attend(q, k, v, Segments(rotary), state if isinstance(state, InfiniState) else None)
-        for row, length in enumerate(lengths):
-            completed, rest = divmod(length, size)
-            tail = slice(completed * size, length)
-            state.k[row, :, :rest] = rotary.first(rest).turn(k[row, :, tail])
-            state.v[row, :, :rest] = v[row, :, tail]
-            if isinstance(state, InfiniState):
-                state.plain_k[row, :, :rest] = k[row, :, tail]
-                if completed and after is not None:
-                    state.memory.M[row], state.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
-            state.filled[row], state.segments[row] = rest, state.segments[row] + completed
-        return heads
+    def write_full(self, full: list[int], state: SegmentState) -> None:
+        if not isinstance(state, InfiniState):
+            return
+        keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
+        before = Memory(state.memory.M[full], state.memory.z[full])
+        after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
+        state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
-        """Empty state, which has room for any number of tokens, whatever `capacity` says; without a memory if that is not used."""
-        plain = super().new_state(batch, 0)
-        kind = InfiniState if self.uses_memory else SegmentState
-        return kind(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)
+        """Empty state; without a memory if that is not used."""
+        return self._new_state(InfiniState if self.uses_memory else SegmentState, batch)

@@ -13,7 +13,7 @@ from torch import nn
 from infini_llama.model.attention import Attention, KeyValues
 from infini_llama.model.config import BY_TOKEN, LlamaConfig
 from infini_llama.model.context import Context
-from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.infini_attention import InfiniAttention, SegmentAttention
 from infini_llama.model.layers import MLP, Checkpointing, RMSNorm, checkpointed
 from infini_llama.model.layout import Rows, Segments, rows, segments
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
@@ -33,10 +33,14 @@ class States(NamedTuple):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size]; without pre_norm norm(x + attention(x)) and so on."""
 
-    def __init__(self, config: LlamaConfig, backend: str) -> None:
+    def __init__(self, config: LlamaConfig, backend: str, number: int) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.self_attn = (Attention if config.attention == "softmax" else InfiniAttention)(config, backend)
+        if config.attention == "softmax":
+            self.self_attn = Attention(config, backend)
+        else:
+            kind = InfiniAttention if number in config.layers_with_memory else SegmentAttention
+            self.self_attn = kind(config, backend)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -69,7 +73,7 @@ class Decoder(nn.Module):
     def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, backend, number) for number in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -126,24 +130,26 @@ class Llama(nn.Module):
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
+    def memory_layers(self) -> dict[int, InfiniAttention]:
+        """The attention of each layer that has a memory, by the layer's number."""
+        found = ((number, layer.self_attn) for number, layer in enumerate(self._layers()))
+        return {number: attention for number, attention in found if isinstance(attention, InfiniAttention)}
+
     @torch.no_grad()
-    def set_gates(self, values: Sequence[float]) -> None:
-        """Sets the gates of all heads of each layer to the layer's value, before the sigmoid, where the layer has a memory."""
-        for layer, value in zip(self._layers(), values, strict=True):
-            if isinstance(layer.self_attn, InfiniAttention) and layer.self_attn.has_memory:
-                layer.self_attn.gate.fill_(value)
+    def set_gates(self, values: Sequence[float | Sequence[float]]) -> None:
+        """Set the gates, before the sigmoid: a value per layer with a memory, for all of its heads, or one for each of them."""
+        for attention, value in zip(self.memory_layers().values(), values, strict=True):
+            attention.gate.copy_(torch.tensor(value, device=attention.gate.device).expand_as(attention.gate))
 
     def use_memory(self, on: bool) -> None:
         """Lets Infini-attention read its memory or leaves it out, gates and all; what was trained stays as it is."""
-        for layer in self._layers():
-            if isinstance(layer.self_attn, InfiniAttention):
-                layer.self_attn.uses_memory = on and layer.self_attn.has_memory
+        for attention in self.memory_layers().values():
+            attention.uses_memory = on
 
     def set_write_jitter(self, most: float) -> None:
         """In training, scale what each segment writes to the memory by a random factor between 1 and `most`."""
-        for layer in self._layers():
-            if isinstance(layer.self_attn, InfiniAttention) and layer.self_attn.has_memory:
-                layer.self_attn.set_write_jitter(most)
+        for attention in self.memory_layers().values():
+            attention.set_write_jitter(most)
 
     def checkpoint_activations(self, kind: Checkpointing) -> None:
         """Set what each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its

@@ -118,6 +118,12 @@ class ModelConfig(Section):
     segment_length: Annotated[int, Field(ge=1)] = fixed(
         default=64, description="Tokens per segment (attention: infini or local)."
     )
+    memory_layers: list[Annotated[int, Field(ge=0)]] | None = fixed(
+        default=None,
+        description="Layers, from 0, that have a memory and gates (attention: infini), in ascending order. The others have local attention "
+        "over the same segments. Default: all layers.",
+        min_length=1,
+    )
     memory_update: Literal["linear", "delta", "delta_bounded"] = fixed(
         default="linear",
         description="linear: add each segment's keys and values (equation 8 of the paper). delta: first subtract "
@@ -140,7 +146,7 @@ class ModelConfig(Section):
         return fields | {"vocab_size": vocab_size, "max_position_embeddings": sequence_length}
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelConfig:
+    def _layers_and_heads_agree(self) -> ModelConfig:
         key_value_heads = self.num_key_value_heads or self.num_attention_heads
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -150,6 +156,15 @@ class ModelConfig(Section):
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} gives an odd head size; "
                 "rotary positions need an even one"
+            )
+        layers = self.memory_layers
+        if layers is not None and self.attention != "infini":
+            raise ValueError(
+                f"memory_layers={layers} is for attention=infini, not {self.attention}; set attention=infini, or remove it"
+            )
+        if layers is not None and (layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers):
+            raise ValueError(
+                f"memory_layers={layers} must be ascending numbers of layers, below num_hidden_layers={self.num_hidden_layers}"
             )
         if self.num_attention_heads % key_value_heads:
             raise ValueError(

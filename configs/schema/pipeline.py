@@ -41,6 +41,24 @@ def context_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
+def gate_problems(config: PipelineConfig) -> list[str]:
+    """Problems of a list in `train.init_gate`, one sentence per problem."""
+    gates, model = config.train.init_gate, config.model
+    if not isinstance(gates, list):
+        return []
+    number, key = model.num_hidden_layers, f"model.num_hidden_layers={model.num_hidden_layers}"
+    if model.memory_layers is not None:
+        number, key = len(model.memory_layers), f"model.memory_layers has {len(model.memory_layers)}"
+    if len(gates) != number:
+        return [f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a memory"]
+    heads = model.num_attention_heads
+    return [
+        f"train.init_gate: entry {place} has {len(entry)} values, but model.num_attention_heads={heads}; write one value per head"
+        for place, entry in enumerate(gates)
+        if isinstance(entry, list) and len(entry) != heads
+    ]
+
+
 def _of_a_run(schema: dict[str, Any]) -> None:
     """Leaves out of Prefect's form what is read before there is a run."""
     del schema["properties"]["deployment"]
@@ -85,12 +103,7 @@ class PipelineConfig(Section):
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
-        gates = self.train.init_gate
-        if isinstance(gates, list) and len(gates) != self.model.num_hidden_layers:
-            problems.append(
-                f"train.init_gate has {len(gates)} values, but model.num_hidden_layers={self.model.num_hidden_layers}; "
-                "write one value per layer"
-            )
+        problems += gate_problems(self)
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
         nodes, together = self.environment.nnodes, self.train.context_parallel
         workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes

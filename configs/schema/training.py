@@ -57,10 +57,11 @@ class TrainingConfig(Section):
         "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
-    init_gate: float | list[float] = exact(
+    init_gate: float | list[float | list[float]] = exact(
         default=-2.0,
         description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
-        " of the memory. A list has a value per layer and also sets the gates of random weights, which otherwise start at 0.",
+        " of the memory. A list has an entry per layer with a memory: a value, or a list of one per head. It also sets the gates of "
+        "random weights, which otherwise start at 0.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = exact(
         default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."

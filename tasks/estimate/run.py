@@ -104,6 +104,6 @@ def flops_of(model: LlamaConfig, length: int) -> FlopsPerToken:
     """FLOPs per token of sequences of `length` tokens."""
     total = flops_per_token(model, length)
     local = replace(model, attention="local") if model.attention == "infini" else model
-    attention = 3.0 * model.num_hidden_layers * attention_flops(local, length) / length
+    attention = 3.0 * attention_flops(local, length) / length
     matrices = 6.0 * matrix_parameters(model)
     return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.llama import Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.progress import Reached
@@ -165,7 +164,7 @@ def begin(model: Llama, asked: Asked) -> Begun:
 
 
 def has_memory(model: Llama) -> bool:
-    return any(isinstance(m, InfiniAttention) and m.uses_memory for m in model.modules())
+    return any(attention.uses_memory for attention in model.memory_layers().values())
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:

@@ -140,7 +140,7 @@ def configuration_of(folder: Folder, attention: Attention | None, segment_length
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
     if attention is not None and attention != chosen.attention:
-        chosen = replace(chosen, attention=attention, segment_length=max(1, length // 4))
+        chosen = replace(chosen, attention=attention, segment_length=max(1, length // 4), memory_layers=None)
     if segment_length is not None:
         if chosen.attention == "softmax":
             raise ConfigError("--segment-length is for Infini-attention; add --attention infini, or remove it.")

@@ -50,10 +50,10 @@ def bytes_needed(
     tokens = micro * config.data.sequence_length // train.context_parallel
     q_width = model.num_attention_heads * model.head_size
     kept = 4 * 4 * width + half * (4 * width + 4 * q_width + 4 * inner)
-    if model.attention == "infini":
-        kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
-        kept += 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
-        kept += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
+    kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
+    kept_of_memory = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
+    kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
+    memories = len(model.layers_with_memory)
     if config.environment.attention_backend == "blocked":  # blocks of queries keep half of the pairs, and half a block
         length = config.data.sequence_length
         length = length if model.attention == "softmax" else min(length, model.segment_length)
@@ -61,7 +61,8 @@ def bytes_needed(
     total = 4 * parameters(model)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights = gradients = share = total // shards
-    layer = 4 * (parameters(replace(model, num_hidden_layers=2)) - parameters(replace(model, num_hidden_layers=1)))
+    one, two = (parameters(replace(model, num_hidden_layers=number, memory_layers=None)) for number in (1, 2))
+    layer = 4 * (two - one)
     if shards > 1:
         root = total - layers * layer
         weights += root + layer * (layers if train.zero_stage == 2 else 2)
@@ -70,9 +71,11 @@ def bytes_needed(
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
-    activations = tokens * layers * kept
+    activations = tokens * (layers * kept + memories * kept_of_memory)
     if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
-        activations = tokens * layers * 4 * width + max(0, tokens * kept - logits)
+        activations = tokens * layers * 4 * width + max(
+            0, tokens * (kept + (kept_of_memory if memories else 0)) - logits
+        )
     return {
         "weights": weights,
         "gradients": gradients,

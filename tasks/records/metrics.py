@@ -66,7 +66,7 @@ class TrainLine(StepLine):
         loss: mean over the global batch, nats per token; None: the update was skipped.
         tokens: targets trained on so far, over all ranks.
         loss_scale: with fp16.
-        gates: share of memory in the output of each head, by layer.
+        gates: share of memory in the output of each head, by layer; of a layer without a memory empty.
         custom: of train.metrics_hook.
         sequence_length: with data.curriculum.
         step_time, data_time, save_time, save_write_time: see `StepTimes`.
@@ -114,7 +114,7 @@ class ValidationLine(StepLine):
     """One validation. loss: nats per token; tokens: targets; evaluation_time: seconds.
 
     Attributes:
-        memory_reads, memory_norms: by layer of Infini-attention, see `MemoryNorms`; of the first rank's rows and heads.
+        memory_reads, memory_norms: by layer, see `MemoryNorms`; of the first rank's rows.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
@@ -124,8 +124,8 @@ class ValidationLine(StepLine):
     bits_per_byte: float | None = None
     tokens: int | None = None
     evaluation_time: float = 0.0
-    memory_reads: tuple[float, ...] = ()
-    memory_norms: tuple[float, ...] = ()
+    memory_reads: tuple[float | None, ...] = ()
+    memory_norms: tuple[float | None, ...] = ()
 
 
 MetricsLine = TrainLine | ValidationLine

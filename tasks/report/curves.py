@@ -139,16 +139,18 @@ def _gates(run: RunReader) -> list[Curve]:
     lines = [line for line in run.trained if line.gates]
     layers = min((len(line.gates) for line in lines), default=0)
     steps = [line.step for line in lines]
-    return [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
+    curves = [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
+    return [curve for curve in curves if curve.has_values]  # those of layers with a memory
 
 
-def _by_layer(run: RunReader, values: Callable[[ValidationLine], tuple[float, ...]]) -> list[Curve]:
+def _by_layer(run: RunReader, values: Callable[[ValidationLine], tuple[float | None, ...]]) -> list[Curve]:
     lines = [line for line in run.validated if values(line)]
     layers = min((len(values(line)) for line in lines), default=0)
     steps = [line.step for line in lines]
-    return [
+    curves = [
         Curve(f"layer {layer}", steps, [values(line)[layer] for line in lines], "points") for layer in range(layers)
     ]
+    return [curve for curve in curves if curve.has_values]
 
 
 def _starts(run: RunReader) -> list[int]:

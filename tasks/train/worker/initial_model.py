@@ -32,7 +32,7 @@ def init_gates(model: Llama, train: TrainingConfig) -> None:
     if isinstance(train.init_gate, list):
         model.set_gates(train.init_gate)
     elif train.init_from:
-        model.set_gates([train.init_gate] * model.config.num_hidden_layers)
+        model.set_gates([train.init_gate] * len(model.config.layers_with_memory))
 
 
 def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:

@@ -1,5 +1,7 @@
 """The formula against a hand count and against what PyTorch executes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +18,7 @@ def test_softmax_by_hand():
     pairs = 1 + 2 + 3 + 4 + 5
     attention = 4 * 2 * 2 * 8 * pairs  # four heads; Q K^T and A V; two operations for each of 8 elements
     assert matrix_parameters(small()) == MATRICES
-    assert attention_flops(small(), 5) == attention
+    assert attention_flops(small(), 5) == 2 * attention
     assert flops_per_token(small(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
 
 
@@ -27,6 +29,7 @@ def test_softmax_by_hand():
         {"tie_word_embeddings": False, "qk_norm": True},
         {"attention": "infini", "pre_norm": False},
         {"attention": "local"},
+        {"attention": "infini", "memory_layers": [1]},
         {"attention": "infini", "tie_word_embeddings": False, "num_key_value_heads": 1},
         {"attention": "infini", "head_dim": 14, "qk_norm": True},
     ],
@@ -46,7 +49,9 @@ def test_infini_by_hand(length, pairs, readers, writers):
     local = 4 * 2 * 2 * 8 * pairs
     reading = 4 * readers * (2 * 8 * 8 + 2 * 8)  # sigma(Q) M and sigma(Q) z, four query heads
     writing = 2 * writers * 2 * 8 * 8  # sigma(K)^T V, two key-value heads
-    assert attention_flops(small(attention="infini", segment_length=3), length) == local + reading + writing
+    both = small(attention="infini", segment_length=3)
+    assert attention_flops(both, length) == 2 * (local + reading + writing)
+    assert attention_flops(replace(both, memory_layers=(1,)), length) == 2 * local + reading + writing
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
@@ -66,7 +71,7 @@ def test_equals_what_is_executed(attention):
 def test_local_attention_has_no_memory():
     infini, local = (small(attention=kind, segment_length=3) for kind in ("infini", "local"))
     memory = 4 * 6 * (2 * 8 * 8 + 2 * 8) + 2 * 6 * 2 * 8 * 8
-    assert attention_flops(infini, 9) - attention_flops(local, 9) == memory
+    assert attention_flops(infini, 9) - attention_flops(local, 9) == 2 * memory
 
 
 @pytest.mark.parametrize("update", ["delta", "delta_bounded"])
@@ -74,5 +79,5 @@ def test_a_delta_update_by_hand(update):
     """Four segments of 3, of which the second and the third take out what the memory holds."""
     linear, delta = (small(attention="infini", segment_length=3, memory_update=kind) for kind in ("linear", update))
     taken_out = 2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3  # shares and A for each token, A M for each segment
-    assert attention_flops(delta, 12) - attention_flops(linear, 12) == taken_out
+    assert attention_flops(delta, 12) - attention_flops(linear, 12) == 2 * taken_out
     assert attention_flops(delta, 6) == attention_flops(linear, 6)

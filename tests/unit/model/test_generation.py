@@ -28,6 +28,7 @@ MODELS = {
     "delta": {"attention": "infini", "memory_update": "delta"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
     "wide heads": {"attention": "infini", "head_dim": 14},
+    "memory in one layer": {"attention": "infini", "memory_layers": [1]},
 }
 
 

@@ -197,6 +197,21 @@ def test_infini_without_memory_equals_local_attention():
         local(ids)
 
 
+def test_layers_without_a_memory_equal_closed_gates():
+    """Exactly, in value and gradient; and a layer below the first memory does not depend on earlier segments."""
+    every, one = (Llama(small(attention="infini", segment_length=N, memory_layers=layers)) for layers in (None, [1]))
+    every.set_gates([float("-inf"), [0.3, -1.0, 0.0, 2.0]])
+    state = every.state_dict()
+    one.load_state_dict({name: state[name] for name in one.state_dict()})
+    assert state.keys() - one.state_dict().keys() == {"model.layers.0.self_attn.gate"}
+    ids = torch.randint(0, 97, (2, 3 * N + 3))
+    for model in (every, one):
+        model.loss(ids, ids)[0].backward()
+    assert torch.equal(every(ids), one(ids))
+    expected = dict(every.named_parameters())
+    assert all(torch.equal(parameter.grad, expected[name].grad) for name, parameter in one.named_parameters())
+
+
 def test_local_attention_sees_its_own_segment_only():
     model = Llama(small(attention="local", segment_length=N)).double()
     ids = torch.randint(0, 97, (1, 3 * N))

@@ -132,7 +132,7 @@ class Evaluation(Callback):
             return
         self.heartbeat.beat("evaluate", state.step)
         started = time.perf_counter()
-        norms = MemoryNorms()
+        norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
             validation = self.validation.measure(self.strategy.module, self.ranks)
         state.record_validation(validation.loss)

@@ -10,10 +10,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
 
@@ -23,33 +21,40 @@ log = logging.getLogger("infini_llama.worker")
 
 
 def gate_shares(model: Llama) -> list[list[float]]:
-    """Share of memory in the output of each head, by layer; empty without Infini-attention. A collective call."""
-    gates = [value.detach() for name, value in model.named_parameters() if name.endswith(".gate")]
-    return [full_tensor(gate).sigmoid().tolist() for gate in gates]
+    """Share of memory in the output of each head, by layer; of a layer without a memory empty. A collective call.
+
+    Without Infini-attention the whole list is empty.
+    """
+    shares = {
+        layer: full_tensor(attention.gate.detach()).sigmoid().tolist()
+        for layer, attention in model.memory_layers().items()
+    }
+    return [shares.get(layer, []) for layer in range(model.config.num_hidden_layers)] if shares else []
 
 
 class MemoryNorms:
     """Sizes of what a model's memories hold and give, over the forward passes inside of `observed`.
 
     Attributes:
-        reads: by layer, root mean square of what queries find in memory, relative to local attention's output.
-        writes: by layer, mean Frobenius norm of M, per head, that a row's last segment reads.
+        reads: by layer, root mean square of what queries find in memory, relative to local attention's output; None: no memory.
+        writes: by layer, mean Frobenius norm of M, per head, that a row's last segment reads; None: no memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
         self.sums: dict[int, list[float]] = {}
 
     @contextmanager
-    def observed(self, model: nn.Module) -> Generator[None]:
-        """Observe the model's layers inside; on a rank with a part of the heads, those."""
-        layers = [module for module in model.modules() if isinstance(module, InfiniAttention) and module.has_memory]
-        for number, layer in enumerate(layers):
-            layer.observer = lambda local, retrieved, M, number=number: self._add(number, local, retrieved, M)
+    def observed(self, model: Llama) -> Generator[None]:
+        """Observe the model's layers inside."""
+        layers = model.memory_layers()
+        for number, attention in layers.items():
+            attention.observer = lambda local, retrieved, M, number=number: self._add(number, local, retrieved, M)
         try:
             yield
         finally:
-            for layer in layers:
-                layer.observer = None
+            for attention in layers.values():
+                attention.observer = None
 
     def _add(self, layer: int, local: torch.Tensor, retrieved: torch.Tensor, M: torch.Tensor) -> None:
         values = (
@@ -62,12 +67,17 @@ class MemoryNorms:
             sums[place] += value
 
     @property
-    def reads(self) -> tuple[float, ...]:
-        return tuple((read / max(local, 1e-30)) ** 0.5 for _, (read, local, _, _) in sorted(self.sums.items()))
+    def reads(self) -> tuple[float | None, ...]:
+        return self._by_layer(
+            {layer: (read / max(local, 1e-30)) ** 0.5 for layer, (read, local, _, _) in self.sums.items()}
+        )
 
     @property
-    def writes(self) -> tuple[float, ...]:
-        return tuple(norm / count for _, (_, _, norm, count) in sorted(self.sums.items()))
+    def writes(self) -> tuple[float | None, ...]:
+        return self._by_layer({layer: norm / count for layer, (_, _, norm, count) in self.sums.items()})
+
+    def _by_layer(self, values: dict[int, float]) -> tuple[float | None, ...]:
+        return tuple(values.get(layer) for layer in range(self.layers))
 
 
 class GateWarnings:
@@ -104,14 +114,13 @@ class GateWarnings:
                 segment_length,
             )
 
+    def ignore(self, shares: Sequence[Sequence[float]]) -> None:
+        """Gates that are saturated where an attempt starts: chosen so by train.init_gate, or logged by an earlier attempt."""
+        self.saturated |= _saturated(shares).keys()
+
     def observe(self, step: int, shares: Sequence[Sequence[float]]) -> None:
         """After a step before the last one; `shares` of `gate_shares`."""
-        saturated = {
-            (layer, head): share
-            for layer, heads in enumerate(shares)
-            for head, share in enumerate(heads)
-            if not LOWEST <= share <= HIGHEST and (layer, head) not in self.saturated
-        }
+        saturated = {place: share for place, share in _saturated(shares).items() if place not in self.saturated}
         if not saturated or step >= self.max_steps:
             return
         self.saturated |= saturated.keys()
@@ -125,3 +134,13 @@ class GateWarnings:
             head,
             share,
         )
+
+
+def _saturated(shares: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
+    """The share of each saturated gate, by layer and head."""
+    return {
+        (layer, head): share
+        for layer, heads in enumerate(shares)
+        for head, share in enumerate(heads)
+        if not LOWEST <= share <= HIGHEST
+    }

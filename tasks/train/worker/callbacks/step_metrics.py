@@ -66,6 +66,9 @@ class StepMetrics(Callback):
             if resolved.model.attention == "infini":
                 longest = read_dataset(resolved.dataset_path).content.train.longest_document
                 self.gate_warnings.at_start(resolved.model.segment_length, longest)
+        if resolved.model.attention == "infini":
+            with self.strategy.full_parameters():
+                self.gate_warnings.ignore(gate_shares(self.strategy.model))
         half = torch.float16 if resolved.plan.precision == "fp16" else torch.bfloat16
         dtype = half if resolved.plan.precision != "fp32" else torch.float32
         self.peak_flops = self.ranks.sum(peak_flops(self.ranks.device, dtype))[0]

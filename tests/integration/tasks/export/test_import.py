@@ -81,20 +81,28 @@ def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, g
     assert [layer.self_attn.gate.tolist() for layer in infini.model.layers] == [[value] * 4 for value in gates]
 
 
-@pytest.mark.parametrize(("gate", "expected"), [(-2.0, [0.0, 0.0]), ([-3.0, 1.0], [-3.0, 1.0])])
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [(-2.0, [[0.0] * 4] * 2), ([-3.0, 1.0], [[-3.0] * 4, [1.0] * 4]), ([[1, 2, 3, 4], 0], [[1, 2, 3, 4], [0] * 4])],
+)
 def test_random_weights_take_gates_from_a_list_alone(gate, expected):
     fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
     model = Llama(LlamaConfig(**(SIZES | fields), attention="infini"))
     init_gates(model, TrainingConfig(init_gate=gate))
-    assert [layer.self_attn.gate.tolist() for layer in model.model.layers] == [[value] * 4 for value in expected]
+    assert [layer.self_attn.gate.tolist() for layer in model.model.layers] == expected
 
 
-def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path):
-    run, model = run_of(attention="infini", memory_update="delta")
+@pytest.mark.parametrize(("layers", "others"), [(None, [0]), ([1], None)])
+def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path, layers, others):
+    run, model = run_of(attention="infini", memory_update="delta", memory_layers=layers)
     export(run, tmp_path / "out", "latest", "float32", "20KB")
     back = imported(tmp_path / "out")
     assert back.config == model.config
     assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
+    other = imported(tmp_path / "out", -1.0, memory_layers=others)  # free to differ
+    gates = {number: attention.gate.tolist() for number, attention in other.memory_layers().items()}
+    kept = {number: attention.gate.tolist() for number, attention in model.memory_layers().items()}
+    assert gates == {number: kept.get(number, [-1.0] * 4) for number in others or range(2)}
 
 
 @pytest.mark.parametrize("tied", [False, True])

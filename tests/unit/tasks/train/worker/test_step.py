@@ -19,9 +19,9 @@ from support.one_rank import OneRank, single_rank
 TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
 
 
-def small_model(attention="infini") -> Llama:
+def small_model(attention="infini", **changes) -> Llama:
     torch.manual_seed(0)
-    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4)).double()
+    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4, **changes)).double()
 
 
 def batches(rows: torch.Tensor, size: int):
@@ -93,6 +93,7 @@ def test_gates_are_reported_by_layer_and_head():
     heads = gate_shares(small_model())
     assert len(heads) == 2 and all(share == 0.5 for layer in heads for share in layer)
     assert gate_shares(small_model("softmax")) == []
+    assert gate_shares(small_model(memory_layers=[1])) == [[], heads[1]]
 
 
 def test_the_parameter_norm_is_that_of_one_vector():
