@@ -1,7 +1,7 @@
 """The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them, and the parameters and
 floating-point operations that follow from it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 Attention = Literal["softmax", "local", "infini"]
@@ -153,8 +153,18 @@ def matrix_parameters(config: LlamaConfig) -> int:
     return config.num_hidden_layers * layer + config.vocab_size * width
 
 
-def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
-    """Multiplications and additions of all layers' attention, forward, over one row.
+def trained_parameters(config: LlamaConfig, frozen_layers: int) -> int:
+    """Weights that have a gradient where the embedding, a head tied to it and the first layers are frozen; 0: all weights."""
+    if not frozen_layers:
+        return parameters(config)
+    rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen_layers, memory_layers=None)
+    gates = len(rest.layers_with_memory) - sum(layer >= frozen_layers for layer in config.layers_with_memory)
+    embedding = config.padded_vocab_size * config.hidden_size
+    return parameters(rest) - embedding - gates * config.num_attention_heads
+
+
+def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int = 0) -> float:
+    """Multiplications and additions of the attention of all layers, or those from `first_layer` on, forward, over one row.
 
     Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V a query head. The memory: 2 d (d + 1) a token and query
     head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
@@ -163,7 +173,8 @@ def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
     size, window = config.head_size, sequence_length
     if config.attention != "softmax":
         window = min(window, config.segment_length)
-    layers, memories = config.num_hidden_layers, len(config.layers_with_memory)
+    layers = config.num_hidden_layers - first_layer
+    memories = sum(layer >= first_layer for layer in config.layers_with_memory)
     full, tail = divmod(sequence_length, window)
     pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
     local = 4.0 * size * config.num_attention_heads * pairs
@@ -175,11 +186,22 @@ def attention_flops(config: LlamaConfig, sequence_length: int) -> float:
     return layers * local + memories * (read + write)
 
 
-def flops_per_token(config: LlamaConfig, sequence_length: int) -> float:
-    """Floating-point operations a token, forward and backward, in rows of `sequence_length` tokens.
+def matrix_flops_per_token(config: LlamaConfig, frozen_layers: int = 0) -> float:
+    """Floating-point operations of the matrices per token, forward and backward.
 
-    6 for each weight of a matrix (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward), and three times
-    the attention's forward.
+    6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward). A layer that is frozen, with all
+    layers below it, has no backward pass, and a head that is tied to a frozen embedding no gradient of its weights.
     """
-    attention = attention_flops(config, sequence_length) / sequence_length
-    return 6.0 * matrix_parameters(config) + 3.0 * attention
+    head = config.vocab_size * config.hidden_size
+    layer = (matrix_parameters(config) - head) / config.num_hidden_layers
+    layers = layer * (6.0 * config.num_hidden_layers - 4.0 * frozen_layers)
+    return layers + head * (4.0 if frozen_layers and config.tie_word_embeddings else 6.0)
+
+
+def flops_per_token(config: LlamaConfig, sequence_length: int, frozen_layers: int = 0) -> float:
+    """Floating-point operations per token, forward and backward, in rows of `sequence_length` tokens.
+
+    Those of the matrices, and of the attention three times the forward pass, or once in frozen layers.
+    """
+    once, again = (attention_flops(config, sequence_length, first) for first in (0, frozen_layers))
+    return matrix_flops_per_token(config, frozen_layers) + (once + 2.0 * again) / sequence_length

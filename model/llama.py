@@ -130,6 +130,12 @@ class Llama(nn.Module):
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
+    def freeze(self, layers: int) -> None:
+        """Leave the embedding, a head that is tied to it and the first `layers` layers as they are, without gradients; 0: nothing."""
+        if layers:
+            for frozen in (self.model.embed_tokens, *self.model.layers[:layers]):
+                frozen.requires_grad_(False)
+
     def memory_layers(self) -> dict[int, InfiniAttention]:
         """The attention of each layer that has a memory, by the layer's number."""
         found = ((number, layer.self_attn) for number, layer in enumerate(self._layers()))
@@ -284,10 +290,12 @@ class Llama(nn.Module):
 def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
     """Optimizer groups: "decay" (matrices), "no_decay" (norms, embedding and a head tied to it), "gates" (a rate of their own).
 
-    Every parameter is in one of them; a group may be empty.
+    Every parameter that is not frozen is in one of them; a group may be empty.
     """
     decay, no_decay, gates = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if name.endswith(".gate"):
             gates.append(parameter)
         elif parameter.ndim < 2 or parameter is model.model.embed_tokens.weight:

@@ -104,6 +104,10 @@ class PipelineConfig(Section):
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
         problems += gate_problems(self)
+        if (frozen := self.train.frozen_layers) >= self.model.num_hidden_layers:
+            problems.append(
+                f"train.frozen_layers={frozen} leaves no layer to train; model.num_hidden_layers={self.model.num_hidden_layers}"
+            )
         processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
         nodes, together = self.environment.nnodes, self.train.context_parallel
         workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes

@@ -63,6 +63,11 @@ class TrainingConfig(Section):
         " of the memory. A list has an entry per layer with a memory: a value, or a list of one per head. It also sets the gates of "
         "random weights, which otherwise start at 0.",
     )
+    frozen_layers: Annotated[int, Field(ge=0)] = fixed(
+        default=0,
+        description="Leave the first layers of train.init_from as they are, with the embedding and a head that is tied to it. They "
+        "have no gradients and no optimizer state, and the backward pass ends above them. 0: train everything.",
+    )
     max_steps: Annotated[int, Field(ge=1)] | None = exact(
         default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."
     )
@@ -266,6 +271,15 @@ class TrainingConfig(Section):
             )
         if self.parallel == "deepspeed" and self.optimizer == "sgd":
             raise ValueError("optimizer=sgd cannot be combined with parallel=deepspeed; use optimizer=adamw or adam")
+        if self.frozen_layers and self.init_from is None:
+            raise ValueError(
+                f"frozen_layers={self.frozen_layers} leaves weights as they are, and without init_from they are random; set "
+                "init_from, or frozen_layers=0"
+            )
+        if self.frozen_layers and self.parallel == "deepspeed":
+            raise ValueError(
+                f"frozen_layers={self.frozen_layers} cannot be combined with parallel=deepspeed; use parallel=fsdp"
+            )
         if self.parallel == "deepspeed" and self.context_parallel > 1:
             raise ValueError(
                 f"context_parallel={self.context_parallel} cannot be combined with parallel=deepspeed; use "

@@ -4,8 +4,14 @@ from dataclasses import replace
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig, attention_flops, flops_per_token, matrix_parameters, parameters
-from infini_llama.tasks.patch_environment.estimate import bytes_of_plan, chunk_of, model_of
+from infini_llama.model.config import (
+    LlamaConfig,
+    flops_per_token,
+    matrix_flops_per_token,
+    matrix_parameters,
+    parameters,
+)
+from infini_llama.tasks.patch_environment.estimate import bytes_of_plan, checkpoint_bytes, chunk_of, model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
@@ -37,12 +43,12 @@ def estimate(config: PipelineConfig) -> Estimate:
             f"{micro} x {plan.world_size} worker(s){shared}; change one of them."
         )
     memory = bytes_of_plan(config, plan)
-    state = 4 * 3 * parameters(model)  # fp32: weights and both moments
+    state = checkpoint_bytes(model, config.train.frozen_layers)
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
     tokens = sequences * length * config.train.planned_steps(length)
-    per_token = flops_of(model, length)
+    per_token = flops_of(model, length, config.train.frozen_layers)
     return Estimate(
         parameters=ParameterCount(
             total=parameters(model),
@@ -100,10 +106,10 @@ def vocabulary_of(config: PipelineConfig) -> int:
     return tokenizers.load(tokenizer).get_vocab_size() if tokenizers.is_given(tokenizer) else tokenizer.vocab_size
 
 
-def flops_of(model: LlamaConfig, length: int) -> FlopsPerToken:
+def flops_of(model: LlamaConfig, length: int, frozen_layers: int) -> FlopsPerToken:
     """FLOPs per token of sequences of `length` tokens."""
-    total = flops_per_token(model, length)
+    total = flops_per_token(model, length, frozen_layers)
     local = replace(model, attention="local") if model.attention == "infini" else model
-    attention = 3.0 * attention_flops(local, length) / length
-    matrices = 6.0 * matrix_parameters(model)
+    matrices = matrix_flops_per_token(model, frozen_layers)
+    attention = flops_per_token(local, length, frozen_layers) - matrices
     return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig, parameters
+from infini_llama.model.config import LlamaConfig, parameters, trained_parameters
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, Precision, finding
@@ -16,7 +16,11 @@ SHARE, FIXED = 0.8, 1 * GIB
 # such as a cache holds (benchmarks/loss.py). On a GPU it has so many tokens.
 LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
 CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
-CHECKPOINT_BYTES = 12  # per parameter: the weight and both moments of Adam, in fp32
+
+
+def checkpoint_bytes(model: LlamaConfig, frozen_layers: int, moments: int = 2) -> int:
+    """Weights, and the moments of those that are trained, in fp32; Adam has two."""
+    return 4 * (parameters(model) + moments * trained_parameters(model, frozen_layers))
 
 
 def model_of(config: PipelineConfig) -> LlamaConfig:
@@ -42,7 +46,7 @@ def bytes_needed(
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
     type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with the softmax weights if the backend is `blocked`;
-    of Infini-attention also features, reads and memories, which are fp32.
+    of Infini-attention also features, reads and memories, which are fp32. Frozen layers have weights alone.
     """
     model, train = model_of(config), config.train
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
@@ -53,14 +57,16 @@ def bytes_needed(
     kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
     kept_of_memory = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
     kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
-    memories = len(model.layers_with_memory)
+    memories = sum(layer >= train.frozen_layers for layer in model.layers_with_memory)
+    trained_layers = layers - train.frozen_layers
     if config.environment.attention_backend == "blocked":  # blocks of queries keep half of the pairs, and half a block
         length = config.data.sequence_length
         length = length if model.attention == "softmax" else min(length, model.segment_length)
         kept += half * model.num_attention_heads * (length // 2 + 32)
     total = 4 * parameters(model)
+    trained = 4 * trained_parameters(model, train.frozen_layers)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
-    weights = gradients = share = total // shards
+    weights, gradients, share = total // shards, trained // shards, trained // shards
     one, two = (parameters(replace(model, num_hidden_layers=number, memory_layers=None)) for number in (1, 2))
     layer = 4 * (two - one)
     if shards > 1:
@@ -71,9 +77,9 @@ def bytes_needed(
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
-    activations = tokens * (layers * kept + memories * kept_of_memory)
+    activations = tokens * (trained_layers * kept + memories * kept_of_memory)
     if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
-        activations = tokens * layers * 4 * width + max(
+        activations = tokens * trained_layers * 4 * width + max(
             0, tokens * (kept + (kept_of_memory if memories else 0)) - logits
         )
     return {
@@ -115,7 +121,8 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     where not even one fits. None where they fit, or where the free space is unknown.
     """
     name, train = "disk space for checkpoints", config.train
-    each = CHECKPOINT_BYTES * parameters(model_of(config))
+    model = model_of(config)
+    each = checkpoint_bytes(model, train.frozen_layers)
     steps = train.planned_steps(config.data.sequence_length)
     permanent = steps // train.save_permanent_every if train.save_permanent_every else 0
     count = train.save_total_limit + 2 + permanent
@@ -123,7 +130,7 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     if have is None or count * each <= have:
         return None
     moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1}[train.optimizer]
-    if have < each // 3 * (1 + moments):
+    if have < checkpoint_bytes(model, train.frozen_layers, moments):
         sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
         value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
         return finding(name, value, "error", sentence)

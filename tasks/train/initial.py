@@ -16,6 +16,7 @@ log = logging.getLogger("infini_llama.train")
 FREE = {
     "attention",
     "segment_length",
+    "memory_layers",
     "memory_update",
     "memory_write_jitter",
     "attention_dropout",

@@ -45,13 +45,25 @@ def starting(lab, uninterrupted, tmp_path_factory):
     return Laboratory(lab.home, written, lab.server), summary
 
 
-def test_killed_and_resumed_from_imported_weights_is_bitwise(starting):
+RETROFIT = ("model.memory_layers=[1]", "train.init_gate=[[1, -9, 0, 2]]", "train.frozen_layers=1")
+SHARDED = (*RETROFIT, "train.parallel=fsdp", "environment.nproc_per_node=2", "train.micro_batch_size=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("started", ("environment.nproc_per_node=1",), marks=pytest.mark.slow),
+        ("retrofit", (*RETROFIT, "environment.nproc_per_node=1")),
+        pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_resumed_from_imported_weights_is_bitwise(starting, name, settings):
     own, before = starting
-    own.finish("started")
-    own.kill_at(11, "started-killed", "environment.nproc_per_node=1")  # past the first checkpoint
-    own.finish("started-killed", "environment.nproc_per_node=1")
-    own.assert_same("started-killed", "started")
-    assert own.lineage("started")["init_from"]["digest"].startswith("blake3:")
-    assert "started from" in next(own.run_dir("started").glob("logs/attempt-01/rank-0.log")).read_text()
-    first_loss = own.metrics("started")[0]["loss"]
+    own.finish(name, *settings)
+    own.kill_at(11, f"{name}-killed", *settings)  # past the first checkpoint
+    own.finish(f"{name}-killed", *settings)
+    own.assert_same(f"{name}-killed", name)
+    assert own.lineage(name)["init_from"]["digest"].startswith("blake3:")
+    assert "started from" in next(own.run_dir(name).glob("logs/attempt-01/rank-0.log")).read_text()
+    first_loss = own.metrics(name)[0]["loss"]
     assert first_loss < before["train_loss"] + 1.0, "a fresh model of this vocabulary begins at 6.2 nats"

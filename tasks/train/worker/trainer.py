@@ -74,6 +74,7 @@ class Trainer:
         model = build_model(resolved.model, train, plan, ranks.device)
         if resolved.init_from:
             load_pretrained(model, resolved.init_from)
+        model.freeze(train.frozen_layers)  # before the strategy wraps it
         ranks.use_context_parallel(train.context_parallel)
         self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks)
 

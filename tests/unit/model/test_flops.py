@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from infini_llama.model.config import attention_flops, flops_per_token, matrix_parameters, parameters
+from infini_llama.model.config import (
+    attention_flops,
+    flops_per_token,
+    matrix_parameters,
+    parameters,
+    trained_parameters,
+)
 from infini_llama.model.llama import Llama
 from support.models import small
 
@@ -54,18 +60,24 @@ def test_infini_by_hand(length, pairs, readers, writers):
     assert attention_flops(replace(both, memory_layers=(1,)), length) == 2 * local + reading + writing
 
 
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_equals_what_is_executed(attention):
+@pytest.mark.parametrize(
+    ("attention", "frozen", "changes"),
+    [("softmax", 0, {}), ("infini", 0, {}), ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True})],
+)
+def test_equals_what_is_executed(attention, frozen, changes):
     """All products but those inside SDPA, which PyTorch counts as if they were not causal."""
-    settings = small(attention=attention, segment_length=8)
+    settings = small(attention=attention, segment_length=8, **changes)
     model, length = Llama(settings), 32
+    model.freeze(frozen)
+    assert trained_parameters(settings, frozen) == sum(p.numel() for p in model.parameters() if p.requires_grad)
     ids = torch.randint(0, 97, (1, length))
     with FlopCounterMode(display=False) as counter:
         model.loss(ids, ids)[0].backward()
     executed = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op))
     window = 8 if attention == "infini" else length
-    causal = 2 * 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)
-    assert flops_per_token(settings, length) * length - 3 * causal == executed
+    causal = 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)  # of a layer
+    layers = settings.num_hidden_layers
+    assert flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * frozen) * causal == executed
 
 
 def test_local_attention_has_no_memory():

@@ -117,7 +117,11 @@ class StepMetrics(Callback):
     def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
         length = self.batches.stage(result.samples).reader.sequence_length
         times = result.times
-        flops = flops_per_token(self.strategy.model.config, length) * result.targets / times.step
+        flops = (
+            flops_per_token(self.strategy.model.config, length, self.resolved.config.train.frozen_layers)
+            * result.targets
+            / times.step
+        )
         values: dict[str, Any] = {
             "step_time": times.step,
             "data_time": times.data,

@@ -99,7 +99,7 @@ class SingleRank:
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = model_tensors(self.model)
         for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state[parameter].items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():  # a frozen one has none
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 

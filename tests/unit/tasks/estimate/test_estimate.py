@@ -62,6 +62,7 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     with LiveBytes() as live:
         model = Llama(LlamaConfig.from_dict(fields), config.environment.attention_backend.replace("auto", "sdpa"))
+        model.freeze(train.frozen_layers)
         save_memory(model, train, loss_chunk)
         optimizer = build_optimizer(model, train)
         for micro_batches in (1, 2):
@@ -85,6 +86,7 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int) -> int:
         ({"attention": "infini"}, {}, "bf16", "auto"),
         ({"attention": "infini"}, {}, "bf16", "blocked"),
         ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32", "auto"),
+        ({"attention": "infini", "memory_layers": [1]}, {"init_from": "folder", "frozen_layers": 1}, "fp32", "auto"),
     ],
 )
 def test_the_count_is_that_of_real_tensors(model, train, precision, backend):

@@ -79,6 +79,19 @@ def test_gates_have_a_group_and_a_rate_of_their_own():
     }
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_frozen_layers_have_neither_updates_nor_optimizer_state(optimizer):
+    model = small_model()
+    model.freeze(1)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    frozen = {name for name in before if name.startswith(("model.embed_tokens.", "model.layers.0."))}
+    strategy = single_rank(model, TRAIN.model_copy(update={"optimizer": optimizer, "init_from": "folder"}))
+    step(strategy, torch.randint(0, 61, (2, 14)))
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    states = {name.rsplit(".", 1)[0] for name in strategy.tensors() if name.startswith("optimizer.")}
+    assert changed == before.keys() - frozen and states == {f"optimizer.{name}" for name in changed}
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
     rows, results = torch.randint(0, 61, (2, 14)), []
