@@ -254,12 +254,6 @@ def is_port_free(port: int) -> bool:
         return False
 
 
-def loopback() -> str | None:
-    """Name of the loopback interface, if there is one."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
-
-
 def versions() -> dict[str, str]:
     """Versions of the installed ones of `PACKAGES`."""
     installed: dict[str, str] = {}

@@ -413,10 +413,6 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number].strip() for number in plan.gpus)
     if plan.allocator == "glibc":
         variables["GLIBC_TUNABLES"] = GLIBC_TUNABLES
-    if plan.distributed_backend == "gloo" and plan.world_size > 1 and plan.nnodes == 1 and facts.loopback:
-        # All workers are on this machine; gloo would else look up the host's name, which may be slow, unknown or a VPN's. Of several
-        # nodes each finds its own interface at the rendezvous (infini_llama.tasks.train.rendezvous).
-        variables["GLOO_SOCKET_IFNAME"] = facts.loopback
     return variables
 
 

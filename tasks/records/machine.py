@@ -99,7 +99,6 @@ class MachineFacts(GpuFacts):
         cores: usable by this process; load: processes that need one.
         shared_memory: free bytes of /dev/shm; None: there is none.
         occupied_port: environment.master_port, where another program listens there.
-        loopback: name of the loopback interface.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
         versions: of installed packages, by name.
     """
@@ -115,7 +114,6 @@ class MachineFacts(GpuFacts):
     shared_memory: int | None = None
     disk: Disk = Disk()
     occupied_port: int | None = None
-    loopback: str | None = None
     visible_gpus: str = ""
     compilers: Compilers = Compilers()
     versions: dict[str, str]

@@ -41,37 +41,33 @@ def start(
         return SrunWorkers(
             spawn(command, log, plan.env, grace_period, lock_fds), attempt_dir, plan.world_size, plan.nnodes
         )
-    endpoint = host_rendezvous(attempt_dir, plan) if plan.nnodes > 1 else None
+    endpoint = host_rendezvous(attempt_dir, plan)
     command = torchrun(attempt_dir, plan, endpoint, is_host=True)
     process = spawn(command, log, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
     return Workers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
-def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint | None, is_host: bool) -> list[str]:
+def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_host: bool) -> list[str]:
     """The command that starts this machine's workers of an attempt.
 
     Args:
-        endpoint: where the torchruns of several nodes find each other (c10d); None: this machine is the only one.
+        endpoint: where the torchruns of all nodes find each other (c10d).
         is_host: the endpoint is this torchrun's.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
+    # Without an address, torchrun and its workers use the host's name, which other machines, and this one, may not resolve.
+    local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
+    command = [sys.executable, "-m", "infini_llama.tasks.train.torchrun", "--max-restarts=0"]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
     # keeps from ending, and torchrun with them.
     command.append(f"--log-dir={attempt_dir / 'torchrun'}")
-    if endpoint is not None:
-        local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
-        command += [
-            f"--nnodes={plan.nnodes}",
-            f"--rdzv-id={attempt_dir.parents[1].name}-{attempt_dir.name}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={endpoint.address}:{endpoint.port}",
-            f"--rdzv-conf=is_host={int(is_host)},join_timeout={JOIN_TIMEOUT}",
-            *([f"--local-addr={local_address}"] if local_address else []),
-        ]
-    elif plan.port == "auto":
-        command.append("--standalone")
-    else:
-        command += ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={plan.port}"]
+    command += [
+        f"--nnodes={plan.nnodes}",
+        f"--rdzv-id={attempt_dir.parents[1].name}-{attempt_dir.name}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint.address}:{endpoint.port}",
+        f"--rdzv-conf=is_host={int(is_host)},join_timeout={JOIN_TIMEOUT}",
+        *([f"--local-addr={local_address}"] if local_address else []),
+    ]
     module = ["--module", "infini_llama.tasks.train.worker", str(attempt_dir)]
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 

@@ -45,7 +45,7 @@ FINAL = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
 log = logging.getLogger("infini_llama.nodes")
 
 
-def node_environment(plan: EnvironmentPlan, endpoint: Endpoint | None) -> dict[str, str]:
+def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str]:
     """The workers' variables on a node that reads the plan from the attempt's folder, where possible secrets are masked."""
     hidden = [name for name, value in plan.env.items() if value == MASK]
     if missing := [name for name in hidden if name not in os.environ]:
@@ -158,9 +158,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     is_host = variables.get("SLURM_NODEID", "0") == "0"
     if is_host:
         write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
-    endpoint = None
-    if plan.nnodes > 1:
-        endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
+    endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), resolved.grace_period)
     environment[LAUNCHER] = str(os.getpid())

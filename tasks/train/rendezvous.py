@@ -1,4 +1,7 @@
-"""Where the torchruns of several nodes find each other: chosen by the leading node, written into the attempt's folder for the others."""
+"""Where the torchruns of an attempt find each other: chosen by the leading node, written into the attempt's folder for the others.
+
+A machine that is alone uses its loopback address, whatever its name is and whether that can be resolved.
+"""
 
 import array
 import fcntl
@@ -14,18 +17,24 @@ from infini_llama.tasks.storage.files import write_atomic
 
 ENDPOINT = "rendezvous.json"
 POLL_SECONDS = 0.5
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = ("lo", "lo0")  # of its interface: Linux, macOS
 JOIN_TIMEOUT = 600  # seconds that the nodes wait for each other
 SIOCGIFADDR = 0x8915  # the IPv4 address of an interface (netdevice(7), Linux)
 
 
 def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
-    """Choose where this node's torchrun listens, and write it down for the others.
+    """Choose where this node's torchrun listens, and write it down for the others, if there are any.
+
+    On one machine, a free port (0) is chosen by torchrun as it begins to listen, so that no other program can take it before.
 
     Raises:
         ConfigError: this machine has no address that others reach.
         PipelineError: the port is in use.
     """
     name = socket.gethostname()
+    if plan.nnodes == 1:
+        return Endpoint(address=LOOPBACK, port=0 if plan.port == "auto" else plan.port, host=name)
     address = own_address() if plan.master_addr == "auto" else plan.master_addr
     if address is None:
         raise ConfigError(
@@ -53,9 +62,12 @@ def read_endpoint(attempt_dir: Path) -> Endpoint | None:
         return None
 
 
-def gloo_interface(endpoint: Endpoint | None) -> dict[str, str]:
-    """The variable that keeps gloo to the interface by which this node reaches the others."""
-    interface = interface_towards(endpoint.address) if endpoint else None
+def gloo_interface(endpoint: Endpoint) -> dict[str, str]:
+    """The variable that keeps gloo to the interface by which this node reaches the others; it would else look up the host's name.
+
+    NCCL has no such variable here: it chooses among the interfaces, and looks up no name.
+    """
+    interface = interface_towards(endpoint.address)
     return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
@@ -101,6 +113,8 @@ def addresses() -> dict[str, str]:
 
 def interface_towards(host: str) -> str | None:
     """The interface by which this machine reaches `host`, or by which others reach it where `host` is its own name."""
+    if host == LOOPBACK:
+        return next((name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES), None)
     address = own_address_towards(host)
     return next((name for name, value in addresses().items() if value == address), None)
 

@@ -21,7 +21,7 @@ MARKED = [
 
 
 def torchrun_of(started) -> int:
-    return next(pid for pid, command in sorted(started.processes().items()) if "torch.distributed.run" in command)
+    return next(pid for pid, command in sorted(started.processes().items()) if "tasks.train.torchrun" in command)
 
 
 def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:

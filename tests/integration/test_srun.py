@@ -155,7 +155,7 @@ def ended(slurm, lab, name: str, job: str, wanted: str) -> None:
 
 def torchruns(name: str) -> list[int]:
     ours = processes_of(f"SRUN_TEST={name}").items()
-    return [pid for pid, line in ours if "torch.distributed.run" in line and "slurm" not in line.split()[0]]
+    return [pid for pid, line in ours if "tasks.train.torchrun" in line and "slurm" not in line.split()[0]]
 
 
 def test_srun_requests_two_nodes_and_trains_the_same_weights(slurm, lab, calm):

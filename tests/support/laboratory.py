@@ -86,7 +86,7 @@ def processes_of(marker: str) -> dict[int, str]:
 
 def workers_of(marker: str) -> list[int]:
     """The ranks among these processes."""
-    others = ("torch.distributed.run", "exec_wrapper")
+    others = ("tasks.train.torchrun", "exec_wrapper")
     lines = processes_of(marker).items()
     return sorted(
         pid for pid, line in lines if "tasks.train.worker" in line and not any(word in line for word in others)
@@ -233,10 +233,10 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: str, interface: str = "lo") -> None:
+def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: str) -> None:
     """Run `program` with torchrun and gloo; it must exit with 0. What it prints is in `log`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     code = server.run([*command, str(program), *arguments], environment, log, seconds=850)
     assert code == 0, log.read_text()[-4000:]
 

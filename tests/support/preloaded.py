@@ -50,6 +50,7 @@ LIBRARIES = (
     "tokenizers",
     "yaml",
 )
+TORCHRUNS = (["-m", "torch.distributed.run"], ["-m", "infini_llama.tasks.train.torchrun"])
 SPACE = 30_000  # bytes for the command line, and as many for the environment, of the processes
 PADDING = "PADDING"
 
@@ -273,7 +274,7 @@ def is_forked(command: list[str], env: dict[str, str]) -> bool:
         return command[0] == COMMAND
     if words[0].endswith("/exec_wrapper.py"):
         return is_forked(words[3:], env)
-    return words[:2] == ["-m", "torch.distributed.run"] or "TORCHELASTIC_RUN_ID" in env
+    return words[:2] in TORCHRUNS or "TORCHELASTIC_RUN_ID" in env
 
 
 class Popen(subprocess.Popen):

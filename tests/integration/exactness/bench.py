@@ -142,8 +142,7 @@ class Bench:
             orders = self.home / "orders.json"
             orders.write_text(json.dumps(items))
             try:
-                interface = self.facts.loopback or ""
-                torchrun(self.server, world, self.home / "torchrun.log", RANKS, str(orders), interface=interface)
+                torchrun(self.server, world, self.home / "torchrun.log", RANKS, str(orders))
             except AssertionError as error:
                 bad = [
                     f"{path}: {text}" for path, text in outcomes(items) if not text.startswith(("done", "preempted"))

@@ -90,13 +90,13 @@ class Trial:
         return sorted(pid for pid, command in started.processes().items() if mark in command and without not in command)
 
     def workers(self, started: Started) -> list[int]:
-        return self.pids(started, "infini_llama.tasks.train.worker", "torch.distributed.run")
+        return self.pids(started, "infini_llama.tasks.train.worker", "tasks.train.torchrun")
 
     def worker(self, started: Started) -> int:
         return self.rng.choice(self.workers(started))
 
     def torchrun(self, started: Started) -> int:
-        return self.pids(started, "torch.distributed.run")[0]
+        return self.pids(started, "tasks.train.torchrun")[0]
 
     def reach(self, started: Started) -> None:
         """Waits for a moment of the phase."""

@@ -20,7 +20,7 @@ PARTS = {
     "server": "allowed_hosts:create_app",
     "worker": "worker start --pool",
     "flow": "prefect.engine",
-    "torchrun": "torch.distributed.run",
+    "torchrun": "tasks.train.torchrun",
     "serve": f"{COMMAND} serve",
 }
 

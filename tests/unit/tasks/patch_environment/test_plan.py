@@ -20,7 +20,7 @@ from support.machines import H100, T4, in_home, settings
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
-    plain = {"cpu": {"model": "old"}, "glibc": "2.36", "load": 0.0, "cores": 8, "loopback": "lo"}
+    plain = {"cpu": {"model": "old"}, "glibc": "2.36", "load": 0.0, "cores": 8}
     return changed(facts, **(plain | {"gpus": [], "nccl": False}))
 
 
@@ -244,11 +244,6 @@ def test_a_driver_that_torch_cannot_use_is_named(laptop):
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
     plan = resolve(settings(), changed(laptop, gpus=[H100] * 2, nccl=False))
     assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)
-
-
-def test_gloo_is_kept_to_the_loopback_on_one_machine_alone(laptop):
-    assert resolve(settings({"nproc_per_node": 2}), laptop).env["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in resolve(settings({"nnodes": 2, "nproc_per_node": 2}), laptop).env
 
 
 def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
