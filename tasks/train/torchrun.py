@@ -5,7 +5,7 @@ The name is in nothing that is used: launch.py gives the address by which the no
 
 import socket
 
-from torch.distributed.run import main
+from torch.distributed.run import main  # pyright: ignore[reportUnknownVariableType]
 
 
 def unresolved_name(name: str = "") -> str:
