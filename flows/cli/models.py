@@ -48,7 +48,7 @@ def generate(arguments: Namespace) -> Answer:
 def prompt_of(file: str) -> str:
     refuse_pointer(Path(file))
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt-file {file} cannot be read as UTF-8 text: {error}") from error
 

@@ -13,11 +13,10 @@ import pyarrow.parquet
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
-from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
+from infini_llama.tasks.preprocess.sources.texts import Records, Span, Unreadable, as_text
 
 AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
-Span = tuple[int, int]  # first row group or record batch, and the one after the last
 
 
 def parquet_sizes(file: IO[bytes]) -> list[int]:

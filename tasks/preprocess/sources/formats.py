@@ -1,44 +1,39 @@
-"""One file of any known format as texts, in order and in bounded memory."""
+"""One file of any known format as texts, in order and in bounded memory.
 
-import bz2
-import csv
-import gzip
-import io
-import json
+What the file is comes before what it says: a pointer to another file, an archive, compressed, with a byte order mark.
+"""
+
+import codecs
 import lzma
 import zlib
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import msgspec
 import pyarrow as pa
 
 from infini_llama.configs.errors import DataError, escaped, portable
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.columnar import (
-    arrow_sizes,
-    named_column,
-    parquet_sizes,
-    read_arrow,
-    read_parquet,
-)
+from infini_llama.tasks.preprocess.sources.columnar import arrow_sizes, parquet_sizes, read_arrow, read_parquet
+from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, unpacked
+from infini_llama.tasks.preprocess.sources.delimited import read_csv, read_tsv
+from infini_llama.tasks.preprocess.sources.json_texts import read_json, read_lines
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Unreadable, cut, in_batches, text_of
+from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable, cut, in_batches
 
-Span = tuple[int, int]  # of bytes, row groups or record batches: the first, and the one after the last
+READER_VERSION = 1  # raised where a file that was read before has other texts now
 PLAIN = ("txt", "md", "rst", "py")
 RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
+BINARY = ("parquet", "arrow")
 ARCHIVES = (".tar", ".tgz", ".zip")
-COMPRESSED = ("gz", "xz", "zst", "bz2")
 READ_AHEAD = 2**20
-COMPRESSED_READ = 2**16
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, csv.Error)
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
+MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}  # the first begins with that of UTF-16
+MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
 def format_of(name: str) -> str | None:
@@ -47,6 +42,11 @@ def format_of(name: str) -> str | None:
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
     return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
+
+
+def reading_of(path: Path | RemoteFile, form: str) -> list[str | int]:
+    """How `read` takes a file: while it is the same, equal bytes are equal texts."""
+    return [READER_VERSION, _format(path, form), _compression(path)]
 
 
 def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Span | None = None) -> Iterator[Batch]:
@@ -58,34 +58,29 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
-        DataError: the file is not here: it is a pointer to one that was not downloaded.
+        DataError: the file is not damaged, and yet its text is not here: it is a pointer to a file that was not downloaded, or cannot be
+            unpacked with the memory that is given.
         OSError: the disk does not give it.
     """
     if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
         raise Unreadable("is an archive; unpack it, and name its files")
-    with _damage_as_unreadable(), _opened(path) as file:
-        _refuse_pointer(file, path)
-        with _unpacked(file, _compression(path)) as stream:
-            _refuse_pointer(stream, path)
-            yield from _records(stream, text_column, _format(path, form), span)
-
-
-def _records(stream: IO[bytes], text_column: str, form: str, span: Span | None) -> Iterator[Batch]:
-    match form:
-        case "jsonl" | "ndjson":
-            yield from _lines(stream, text_column, span)
-        case "parquet":
-            yield from in_batches(read_parquet(stream, text_column, span))
-        case "arrow":
-            yield from in_batches(read_arrow(stream, text_column, span))
-        case "json":
-            yield from in_batches(_json(stream, text_column))
-        case "csv":
-            yield from in_batches(_csv(stream, text_column, ","))
-        case "tsv":
-            yield from in_batches(_csv(stream, text_column, "\t"))
-        case _:
-            yield from in_batches(_plain(stream))
+    form = _format(path, form)
+    with _faults(path), _content(path, form, span) as stream:
+        match form:
+            case "jsonl" | "ndjson":
+                yield from read_lines(stream, text_column, span)
+            case "parquet":
+                yield from in_batches(read_parquet(stream, text_column, span))
+            case "arrow":
+                yield from in_batches(read_arrow(stream, text_column, span))
+            case "json":
+                yield from in_batches(read_json(stream, text_column))
+            case "csv":
+                yield from in_batches(read_csv(stream, text_column))
+            case "tsv":
+                yield from in_batches(read_tsv(stream, text_column, partial(_content, path, form)))
+            case _:
+                yield from in_batches(_plain(stream))
 
 
 def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
@@ -104,9 +99,9 @@ def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span
         return None
     if kind in ("jsonl", "ndjson"):
         return [(first, min(first + most, size)) for first in range(0, size, most)]
-    if kind not in ("parquet", "arrow"):
+    if kind not in BINARY:
         return None
-    with _damage_as_unreadable(), _opened(path) as file:
+    with _faults(path), _opened(path) as file:
         sizes = parquet_sizes(file) if kind == "parquet" else arrow_sizes(file)
     ranges, first, together = list[Span](), 0, 0
     for number, group_size in enumerate(sizes):
@@ -126,30 +121,9 @@ def _compression(path: Path | RemoteFile) -> str:
     return ending if ending in COMPRESSED else ""
 
 
-def _opened(path: Path | RemoteFile) -> IO[bytes]:
-    try:
-        return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
-    except FileNotFoundError:
-        if isinstance(path, Path) and (fault := dangling(path)):
-            raise _not_here(path, fault) from None
-        raise
-
-
-def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
-    """Refuse a file that is a pointer, whatever its name; also one that was compressed as if it were the text."""
-    size = path.size if isinstance(path, RemoteFile) else None
-    if size is not None and size > LONGEST_POINTER:  # of a remote file, the first bytes cost a request
-        return
-    if fault := pointer_in(stream.peek(LONGEST_POINTER + 1)[: LONGEST_POINTER + 1]):  # type: ignore[attr-defined]
-        raise _not_here(path, fault)
-
-
-def _not_here(path: Path | RemoteFile, fault: str) -> DataError:
-    return DataError(f"{escaped(portable(str(path)))} {fault}.")
-
-
 @contextmanager
-def _damage_as_unreadable() -> Iterator[None]:
+def _faults(path: Path | RemoteFile) -> Iterator[None]:
+    """Raise what readers and unpackers say of a file as Unreadable or DataError."""
     try:
         yield
     except DAMAGE as error:
@@ -158,50 +132,62 @@ def _damage_as_unreadable() -> Iterator[None]:
         if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
             raise _damaged(error) from None
         raise
+    except Refused as fault:
+        raise DataError(f"{escaped(portable(str(path)))} {fault}.") from None
 
 
 def _damaged(error: Exception) -> Unreadable:
     return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's words have several lines
 
 
-def _unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
-    if compression and not file.peek(1):  # type: ignore[attr-defined]
-        raise EOFError("it has no bytes, but a compressed file has a header even if it is empty")
-    match compression:
-        case "gz":
-            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-        case "zst":
-            return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), texts.BLOCK)  # type: ignore[arg-type]
-        case "xz" | "bz2":
-            opened = lzma.LZMADecompressor if compression == "xz" else bz2.BZ2Decompressor
-            return io.BufferedReader(_Streams(file, opened), texts.BLOCK)
-    return file
+@contextmanager
+def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> Iterator[IO[bytes]]:
+    """What the file holds, unpacked, after the byte order mark of a text.
+
+    Raises:
+        Refused: it is a pointer, whatever its name; also one that was compressed as if it were the text.
+        Unreadable: it is a text in another encoding.
+    """
+    with _opened(path) as file:
+        if span and span[0]:  # its beginning is another one's, and that of a remote file would be one more request
+            yield file
+            return
+        _refuse_pointer(file, path)
+        with unpacked(file, _compression(path)) as stream:
+            _refuse_pointer(stream, path)
+            if form not in BINARY:
+                _skip_mark(stream)
+            yield stream
 
 
-class _Streams(io.RawIOBase):
-    """All streams of an .xz or .bz2 file, one after the other. `lzma.open` ends without an error at a later stream that is damaged."""
+def _opened(path: Path | RemoteFile) -> IO[bytes]:
+    try:
+        return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
+    except FileNotFoundError:
+        if isinstance(path, Path) and (fault := dangling(path)):
+            raise Refused(fault) from None
+        raise
 
-    def __init__(self, file: IO[bytes], opened: Callable[[], Any]) -> None:
-        self._file, self._opened = file, opened
-        self._stream = opened()
 
-    def readable(self) -> bool:
-        return True
+def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
+    is_long = (
+        isinstance(path, RemoteFile) and (path.size or 0) > LONGEST_POINTER
+    )  # its first bytes would be one more request
+    if not is_long and (fault := pointer_in(_first(stream, LONGEST_POINTER + 1))):
+        raise Refused(fault)
 
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            compressed = b""
-            if self._stream.eof:
-                compressed = self._stream.unused_data or self._file.read(COMPRESSED_READ)
-                if not compressed:
-                    return 0
-                self._stream = self._opened()
-            elif self._stream.needs_input and not (compressed := self._file.read(COMPRESSED_READ)):
-                raise EOFError("the last stream is incomplete")
-            data = self._stream.decompress(compressed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+
+def _skip_mark(stream: IO[bytes]) -> None:
+    first = _first(stream, 4)
+    if first.startswith(codecs.BOM_UTF8):
+        stream.read(len(codecs.BOM_UTF8))
+    for mark, name in MARKS.items():
+        if first.startswith(mark):
+            raise Unreadable(f"is {name}, not UTF-8, by its byte order mark")
+
+
+def _first(stream: IO[bytes], count: int) -> bytes:
+    return stream.peek(count)[:count]  # type: ignore[attr-defined]
 
 
 def _plain(stream: IO[bytes]) -> Iterator[str]:
@@ -221,155 +207,3 @@ def _decoded(data: bytes, base: int) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})") from None
-
-
-def _json(stream: IO[bytes], text_column: str) -> Records:
-    """An array of records, one record, or one after the other; decoded value by value."""
-    decode = json.JSONDecoder().raw_decode
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    buffer, position, number, characters, depth, ended = "", 0, 0, texts.BLOCK, 0, False
-    try:
-        while True:
-            while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
-                depth += (separator == "[") - (separator == "]")
-                position += 1
-            try:
-                if position == len(buffer):
-                    raise ValueError
-                value, end = decode(buffer, position)
-                if end == len(buffer) and not ended and not isinstance(value, dict | str):
-                    raise ValueError  # a number may go on
-            except (ValueError, RecursionError):
-                buffer, position = buffer[position:], 0
-                if ended and not buffer and depth == 0:
-                    return
-                if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
-                    raise Unreadable(f"is not JSON after its value {number}") from None
-                ended = not (more := text.read(characters))
-                buffer, characters = buffer + more, max(texts.BLOCK, len(buffer))
-                continue
-            number, position, characters = number + 1, end, texts.BLOCK
-            yield text_of(value, text_column, f"value {number}")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
-
-
-def _csv(stream: IO[bytes], text_column: str, delimiter: str) -> Records:
-    csv.field_size_limit(texts.LONGEST_RECORD)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-    try:
-        rows = csv.reader(text, delimiter=delimiter, strict=True)
-        header = next(rows, [])
-        column = named_column(header, text_column)
-        for row in rows:
-            if len(row) == len(header):
-                yield row[column]
-            elif row:
-                yield Fault(f"has {len(row)} fields instead of {len(header)} in line {rows.line_num}")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
-
-
-def _lines(stream: IO[bytes], text_column: str, span: Span | None = None) -> Iterator[Batch]:
-    """The records of lines of JSON, about a megabyte of lines at a time.
-
-    Args:
-        span: only the lines that begin in these bytes of a seekable stream; two spans that meet share no line and lose none.
-    """
-    first, last = span or (0, None)
-    if first:
-        stream.seek(first - 1)
-        first += _skip_line(stream) - 1
-    number = 0  # of lines from `first` on
-    for block in _whole_lines(stream, first, last):
-        if isinstance(block, int):
-            number += 1
-            place = _line(stream, first, number)
-            yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
-            continue
-        lines = block.split(b"\n")
-        if (records := _parsed_together(lines, text_column)) is not None:
-            yield from in_batches(iter(records))
-        else:
-            named = ((line, partial(_line, stream, first, place)) for place, line in enumerate(lines, number + 1))
-            yield from in_batches(_parsed(line, text_column, name) for line, name in named if line.strip())
-        number += len(lines)
-
-
-def _skip_line(stream: IO[bytes]) -> int:
-    """Reads past the end of a line; returns how many bytes that are."""
-    skipped = 0
-    while line := stream.readline(texts.BLOCK):
-        skipped += len(line)
-        if line.endswith(b"\n"):
-            break
-    return skipped
-
-
-def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
-    """Lines that begin before byte `last`, about a megabyte at a time, without the last one's end; a number for a line that is too long.
-
-    Args:
-        place: byte at which the stream stands.
-    """
-    while last is None or place < last:
-        data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
-        if not data:
-            return
-        if not data.endswith(b"\n"):
-            data += stream.readline(texts.LONGEST_RECORD + 1)
-        place += len(data)
-        lines = data.removesuffix(b"\n")
-        begin = lines.rfind(b"\n") + 1
-        if len(lines) - begin <= texts.LONGEST_RECORD:
-            yield lines
-            continue
-        if begin:
-            yield lines[: begin - 1]
-        if not data.endswith(b"\n"):
-            place += _skip_line(stream)
-        yield place
-
-
-def _line(stream: IO[bytes], first: int, number: int) -> str:
-    """Names a line for a message: the `number`th of those from byte `first` on."""
-    if first:
-        place, left = stream.tell(), first
-        stream.seek(0)
-        while left and (data := stream.read(min(left, texts.BLOCK))):
-            number, left = number + data.count(b"\n"), left - len(data)
-        stream.seek(place)
-    return f"line {number}"
-
-
-def _parsed_together(lines: list[bytes], text_column: str) -> list[str] | None:
-    """The texts of lines each of which is an object with text; None where one is not."""
-    decode = _decoder(text_column).decode
-    try:
-        records = [decode(line).text for line in lines]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return records if set(map(type, records)) == {str} else None
-
-
-@lru_cache(maxsize=8)
-def _decoder(text_column: str) -> Any:
-    fields = [("text", str | None | msgspec.UnsetType, msgspec.UNSET)]
-    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename={"text": text_column}))
-
-
-def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:
-    """The text of one line: by the faster parser, or, where that refuses it, as the standard one sees it."""
-    try:
-        if isinstance(text := _decoder(text_column).decode(line).text, str):
-            return text
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        value = json.loads(line.decode("utf-8-sig" if line.startswith(BOM_UTF8) and name() == "line 1" else "utf-8"))
-    except UnicodeDecodeError as error:
-        return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
-    except (ValueError, RecursionError):
-        return Fault(f"has a {name()} that is not JSON")
-    text = text_of(value, text_column, "this line")
-    return text if isinstance(text, str) else text_of(value, text_column, name())

@@ -13,12 +13,12 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources import formats, hub
-from infini_llama.tasks.preprocess.sources.formats import Span, read
+from infini_llama.tasks.preprocess.sources.formats import read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Records, in_batches
+from infini_llama.tasks.preprocess.sources.texts import Batch, Records, Span, in_batches
 from infini_llama.tasks.records.manifest import Provenance
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -81,6 +81,10 @@ class TextFile:
             return 0 if self.made or self.dataset else self.path.stat().st_size
         except OSError:  # its reading says what is wrong
             return 0
+
+    def reading(self) -> list[str | int]:
+        """How it is read: while it is the same, equal bytes are equal texts."""
+        return [] if self.made or self.dataset else formats.reading_of(self.path, self.format)
 
     def stamp(self) -> list[Any] | None:
         """What stays the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""

@@ -22,6 +22,10 @@ class Unreadable(Exception):
     """The file as a whole is bad: nothing of it is used. The message completes '<file> …'."""
 
 
+class Refused(Exception):
+    """The file is not bad, and yet its text is not here: it is not skipped. The message completes '<file> …'."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One bad record among good ones; the text completes '<file> …'."""
@@ -31,6 +35,7 @@ class Fault:
 
 Records = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
+Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the first, and the one after the last
 AT_ONCE = 1024  # records
 
 

@@ -17,9 +17,8 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space, portable
-from infini_llama.tasks.preprocess.sources.formats import Span
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Unreadable
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
@@ -320,7 +319,7 @@ class KnownParts:
         if any(stamp is None for stamp in part.stamps):
             return None
         files = [
-            [place_of(file), file.text_column, file.format, stamp]
+            [place_of(file), file.text_column, file.reading(), stamp]
             for file, stamp in zip(part.files, part.stamps, strict=True)
         ]
         what = [

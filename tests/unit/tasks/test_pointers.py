@@ -95,6 +95,11 @@ def test_a_model_folder_and_a_tokenizer_with_one_are_refused(tmp_path, name, ann
             load(TokenizerConfig(path=str(tmp_path)))
 
 
+def test_a_prompt_has_no_byte_order_mark(tmp_path):
+    (tmp_path / "prompt.txt").write_text("\ufeffOnce\ufeff")
+    assert prompt_of(str(tmp_path / "prompt.txt")) == "Once\ufeff"
+
+
 def test_settings_prompts_and_rank_files_that_are_pointers_are_refused(tmp_path):
     for name in ("run.yaml", "zero.json", "r50k.tiktoken", "prompt.txt"):
         (tmp_path / name).write_bytes(LFS)

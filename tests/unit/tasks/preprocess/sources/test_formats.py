@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import io
 import json
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources import formats
+from infini_llama.tasks.preprocess.sources import compression, formats
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
@@ -148,7 +149,7 @@ def test_reading_takes_little_memory_however_large_the_file(tmp_path, ending, mo
     assert sum(len(str(text)) for text in read(path, "text")) == size
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8_000_000
+    assert peak < 9_000_000
 
 
 def test_filters_are_counted_and_told(tmp_path, caplog):
@@ -264,6 +265,7 @@ def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
 
 LINES = [b'{"text": "first"}\n', b'{"text": "second"}\n', b'{"text": "third"}\n']
 PACKED = {"gz": [gzip.compress(line) for line in LINES], "xz": [lzma.compress(line) for line in LINES]}
+PACKED["bz2"] = [bz2.compress(line) for line in LINES]
 PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES]
 
 
@@ -288,11 +290,122 @@ def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, da
         list(read(tmp_path / f"x.jsonl.{ending}", "text"))
 
 
+MARK = "\ufeff"
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("form", ["txt", "md", "rst", "py", "jsonl", "ndjson", "json", "csv", "tsv"])
+def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_path, form, ending):
+    texts = [f"first {MARK}", f"{MARK}second"]
+    data = "\n".join(texts).encode() if form in formats.PLAIN else encoded(form, texts)
+    plain = list(read(compressed(data, tmp_path, f"plain.{form}{ending}"), "text"))
+    marked = list(read(compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text"))
+    assert marked == plain and MARK in str(plain[0])
+    twice = (
+        list(read(compressed(MARK.encode() * 2 + data, tmp_path, f"twice.{form}{ending}"), "text"))
+        if form == "txt"
+        else []
+    )
+    assert twice == [MARK + str(text) for text in plain[: len(twice)]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
+def test_other_encodings_are_named_by_their_mark(tmp_path, name, encoding):
+    path = compressed(f'{MARK}"text"\n'.encode(encoding), tmp_path, name)
+    with pytest.raises(Unreadable, match=f"is {encoding[:6].upper()}, not UTF-8"):
+        list(read(path, "text"))
+
+
+def test_texts_that_differ_by_their_mark_are_duplicates(tmp_path):
+    for number, mark in enumerate(("", MARK)):
+        (tmp_path / f"{number}.txt").write_text(mark + "the same text")
+    corpus = survey(DataConfig(files=[f"{tmp_path}/*.txt"], deduplicate=True))
+    assert corpus.documents == ["the same text"] and corpus.report.duplicates == 1
+
+
 def test_xz_streams_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "BLOCK", 1000)
+    monkeypatch.setattr(compression, "BUFFER", 1000)
     data = random.Random(4).randbytes(30_000).hex().encode() * 3
     (tmp_path / "x.txt.xz").write_bytes(lzma.compress(data[:50_000]) + lzma.compress(data[50_000:]))
     assert "".join(read(tmp_path / "x.txt.xz", "text")).encode() == data
+
+
+SKIPPED = b"\x5a\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a zstd frame of another program, as pzstd and seekable files have
+PADDED = {
+    "gz": [b"", gzip.compress(b""), bytes(512)],
+    "bz2": [b"", bz2.compress(b""), bytes(512)],
+    "xz": [b"", lzma.compress(b""), bytes(4), bytes(2**17)],
+    "zst": [b"", pa.Codec("zstd").compress(b"", asbytes=True), SKIPPED, SKIPPED.replace(b"\4\0\0\0abcd", bytes(4))],
+}
+
+
+@pytest.mark.parametrize(("ending", "between"), [(ending, data) for ending, parts in PADDED.items() for data in parts])
+def test_what_compressors_put_between_and_around_streams_is_no_damage(tmp_path, ending, between):
+    first, second, third = PACKED[ending]
+    before = between if between.strip(b"\0") else b""
+    (tmp_path / f"x.jsonl.{ending}").write_bytes(
+        before + first + between + second + between + between + third + between
+    )
+    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == ["first", "second", "third"]
+    (tmp_path / f"cut.jsonl.{ending}").write_bytes(first + between + second[:-1])
+    (tmp_path / f"more.jsonl.{ending}").write_bytes(first + between + b"more")
+    for name in ("cut", "more"):
+        with pytest.raises(Unreadable, match="is damaged"):
+            list(read(tmp_path / f"{name}.jsonl.{ending}", "text"))
+
+
+def test_padding_of_xz_is_of_multiples_of_four(tmp_path):
+    (tmp_path / "x.txt.xz").write_bytes(lzma.compress(b"text") + bytes(6))
+    with pytest.raises(Unreadable, match="6 zeros"):
+        list(read(tmp_path / "x.txt.xz", "text"))
+
+
+def frame(
+    content: bytes, *, window: int = 0, dictionary: int = 0, size: int | None = None, has_checksum: bool = False
+) -> bytes:
+    """A zstd frame of one raw block (RFC 8878). window: a window descriptor; size: instead of it, one segment of this size."""
+    descriptor = bool(dictionary) | has_checksum << 2 | (0 if size is None else 0xA0)
+    head = (
+        bytes([descriptor]) + (bytes([window]) if size is None else b"") + (bytes([dictionary]) if dictionary else b"")
+    )
+    head += b"" if size is None else size.to_bytes(4, "little")
+    block = (len(content) << 3 | 1).to_bytes(3, "little") + content
+    return b"\x28\xb5\x2f\xfd" + head + block + b"\0" * 4 * has_checksum
+
+
+LARGE = frame(b"x", window=21 << 3)  # 2^31 bytes, as of zstd --long=31
+
+
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (LARGE, "a zstd window of 2,048 MiB, and at most 128 MiB"),
+        (frame(b"x", window=(17 << 3) + 1), "a zstd window of 144 MiB"),
+        (frame(b"x", size=2**29), "a zstd window of 512 MiB"),
+        (SKIPPED + PACKED["zst"][0] + frame(b"a" * 300) + frame(b"", size=0) + SKIPPED + LARGE, "2,048 MiB"),
+        (frame(b"x", window=8, dictionary=7), "zstd dictionary 7,"),
+    ],
+    ids=["long", "mantissa", "segment", "later", "dictionary"],
+)
+def test_zstd_that_needs_more_is_refused_with_its_size_and_not_skipped(tmp_path, content, words, on_bad_input):
+    (tmp_path / "a.txt").write_text("good " * 100)
+    (tmp_path / "b.txt.zst").write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        survey(DataConfig(files=[str(tmp_path)], on_bad_input=on_bad_input))
+    assert str(refused.value).startswith(f"{tmp_path}/b.txt.zst was compressed with") and words in str(refused.value)
+
+
+def test_zstd_with_the_largest_window_is_read_and_a_damaged_frame_stays_damaged(tmp_path):
+    (tmp_path / "x.txt.zst").write_bytes(frame(b"text", window=17 << 3))
+    assert list(read(tmp_path / "x.txt.zst", "text")) == ["text"]
+    for number, content in enumerate(
+        (frame(b"text", has_checksum=True), LARGE[:5], PACKED["zst"][0] + b"\x28\xb5\x2f\xfd")
+    ):
+        (tmp_path / f"{number}.txt.zst").write_bytes(content)
+        with pytest.raises(Unreadable, match="is damaged"):
+            list(read(tmp_path / f"{number}.txt.zst", "text"))
 
 
 def test_all_of_several_arrow_streams_is_read(tmp_path):

@@ -35,7 +35,7 @@ with pa.ipc.new_stream(ARROW, pa.schema({"text": pa.string()})) as stream:
     stream.write_table(pa.table({"text": ["good"] * 50}), max_chunksize=2)
 # name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
-    "utf-16.txt": ("text".encode("utf-16"), "is not UTF-8 (byte 0: 0xff)"),
+    "utf-16.txt": ("text".encode("utf-16"), "is UTF-16, not UTF-8"),
     "noise.csv": (NOISE, "is not UTF-8"),
     "noise.json": (NOISE, "is not UTF-8"),
     "noise.parquet": (NOISE, "is damaged (Parquet magic bytes not found in footer."),
@@ -61,7 +61,7 @@ FILES = {
         b"id,body\n1,good\n",
         "has no column 'text' (it has id, body); name the one with the text in data.text",
     ),
-    "quote.csv": (b'id,text\n1,good\n2,"open\n', "is damaged (unexpected end of data)"),
+    "quote.csv": (b'id,text\n1,good\n2,"open\n', "is damaged in the record that begins in line 3 (unexpected end"),
     "cut.txt.gz": (gzip.compress(b"good" * 1000)[:-9], "is damaged"),
     "flipped.txt.gz": (gzip.compress(b"good")[:12] + b"\xff\xff" + gzip.compress(b"good")[14:], "is damaged"),
     "cut.jsonl.xz": (lzma.compress(GOOD * 1000)[:-20], "is damaged"),

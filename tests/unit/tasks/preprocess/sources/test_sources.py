@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.sources import describe, files_of
+from infini_llama.tasks.preprocess.tokens import parts
 from support.stages import Survey, survey
 
 
@@ -83,3 +86,17 @@ def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path
     assert not any(skipped & set(Path(name).parts) for name in found)
     assert all(str(source.path).startswith(sysconfig.get_path("stdlib")) for source in training)
     assert describe(DataConfig(source="python-stdlib")).license == "PSF-2.0"
+
+
+def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "SETTLED", -(10**12))  # as if the file were old
+    (tmp_path / "x.log").write_text('{"text": "a"}\n')
+    data = DataConfig(files=[str(tmp_path / "x.log")])
+    Corpus(data, tmp_path / "home").read()
+    assert Corpus(data, tmp_path / "home").recall()
+    for name, value in (("READER_VERSION", 0), ("RECORDS", (*formats.RECORDS, "log")), ("COMPRESSED", ("log",))):
+        with monkeypatch.context() as patch:
+            patch.setattr(formats, name, value)
+            assert not Corpus(data, tmp_path / "home").recall(), name
+    assert not Corpus(changed(data, format="jsonl"), tmp_path / "home").recall()
+    assert Corpus(changed(data, format="txt"), tmp_path / "home").recall()

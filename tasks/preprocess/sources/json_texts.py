@@ -1,0 +1,151 @@
+"""JSON as texts: lines of it, an array, or values one after the other; in order and in bounded memory."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import IO, Any
+
+import msgspec
+
+from infini_llama.tasks.preprocess.sources import texts
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Span, Unreadable, in_batches, text_of
+
+
+def read_json(stream: IO[bytes], text_column: str) -> Records:
+    """An array of records, one record, or one after the other; decoded value by value."""
+    decode = json.JSONDecoder().raw_decode
+    text = io.TextIOWrapper(stream, encoding="utf-8")
+    buffer, position, number, characters, depth, ended = "", 0, 0, texts.BLOCK, 0, False
+    try:
+        while True:
+            while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
+                depth += (separator == "[") - (separator == "]")
+                position += 1
+            try:
+                if position == len(buffer):
+                    raise ValueError
+                value, end = decode(buffer, position)
+                if end == len(buffer) and not ended and not isinstance(value, dict | str):
+                    raise ValueError  # a number may go on
+            except (ValueError, RecursionError):
+                buffer, position = buffer[position:], 0
+                if ended and not buffer and depth == 0:
+                    return
+                if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
+                    raise Unreadable(f"is not JSON after its value {number}") from None
+                ended = not (more := text.read(characters))
+                buffer, characters = buffer + more, max(texts.BLOCK, len(buffer))
+                continue
+            number, position, characters = number + 1, end, texts.BLOCK
+            yield text_of(value, text_column, f"value {number}")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) -> Iterator[Batch]:
+    """The records of lines of JSON, about a megabyte of lines at a time.
+
+    Args:
+        span: only the lines that begin in these bytes of a seekable stream; two spans that meet share no line and lose none.
+    """
+    first, last = span or (0, None)
+    if first:
+        stream.seek(first - 1)
+        _skip_line(stream)
+        first = stream.tell()
+    elif last is not None:
+        first = min(stream.tell(), last - 1)  # a byte order mark was read, with which the first line begins
+    number = 0  # of lines from `first` on
+    for block in _whole_lines(stream, first, last):
+        if isinstance(block, int):
+            number += 1
+            place = _line(stream, first, number)
+            yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
+            continue
+        lines = block.split(b"\n")
+        if (records := _parsed_together(lines, text_column)) is not None:
+            yield from in_batches(iter(records))
+        else:
+            named = ((line, partial(_line, stream, first, place)) for place, line in enumerate(lines, number + 1))
+            yield from in_batches(_parsed(line, text_column, name) for line, name in named if line.strip())
+        number += len(lines)
+
+
+def _skip_line(stream: IO[bytes]) -> int:
+    """Reads past the end of a line; returns how many bytes that are."""
+    skipped = 0
+    while line := stream.readline(texts.BLOCK):
+        skipped += len(line)
+        if line.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
+    """Lines that begin before byte `last`, about a megabyte at a time, without the last one's end; a number for a line that is too long.
+
+    Args:
+        place: byte at which the stream stands.
+    """
+    while last is None or place < last:
+        data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
+        if not data:
+            return
+        if not data.endswith(b"\n"):
+            data += stream.readline(texts.LONGEST_RECORD + 1)
+        place += len(data)
+        lines = data.removesuffix(b"\n")
+        begin = lines.rfind(b"\n") + 1
+        if len(lines) - begin <= texts.LONGEST_RECORD:
+            yield lines
+            continue
+        if begin:
+            yield lines[: begin - 1]
+        if not data.endswith(b"\n"):
+            place += _skip_line(stream)
+        yield place
+
+
+def _line(stream: IO[bytes], first: int, number: int) -> str:
+    """Names a line for a message: the `number`th of those from byte `first` on."""
+    if first:
+        place, left = stream.tell(), first
+        stream.seek(0)
+        while left and (data := stream.read(min(left, texts.BLOCK))):
+            number, left = number + data.count(b"\n"), left - len(data)
+        stream.seek(place)
+    return f"line {number}"
+
+
+def _parsed_together(lines: list[bytes], text_column: str) -> list[str] | None:
+    """The texts of lines each of which is an object with text; None where one is not."""
+    decode = _decoder(text_column).decode
+    try:
+        records = [decode(line).text for line in lines]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return records if set(map(type, records)) == {str} else None
+
+
+@lru_cache(maxsize=8)
+def _decoder(text_column: str) -> Any:
+    fields = [("text", str | None | msgspec.UnsetType, msgspec.UNSET)]
+    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename={"text": text_column}))
+
+
+def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:
+    """The text of one line: by the faster parser, or, where that refuses it, as the standard one sees it."""
+    try:
+        if isinstance(text := _decoder(text_column).decode(line).text, str):
+            return text
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
+    except (ValueError, RecursionError):
+        return Fault(f"has a {name()} that is not JSON")
+    text = text_of(value, text_column, "this line")
+    return text if isinstance(text, str) else text_of(value, text_column, name())
