@@ -37,7 +37,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
             mapping = {**mapping, "runtime": {"name": file.stem, **(runtime or {})}}
         else:
             problems.append(f"runtime.name: the file's name {file.stem!r} cannot name the run; set runtime.name")
-    return _checked(mapping, problems, str(path))
+    config = _checked(mapping, problems, str(path))
+    config.data.leave_out(str(file.absolute()), "the configuration")
+    return config
 
 
 def refuse_as_new(output: Path) -> None:
@@ -67,6 +69,8 @@ def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineC
     config, problems_of_schema = validate(mapping)
     lines = list(dict.fromkeys(problems + problems_of_schema))
     if config is not None and not lines:
+        if config.storage.mirror is not None:
+            config.data.leave_out(config.storage.mirror, "storage.mirror")
         return config
     if len(lines) == 1:
         raise ConfigError(f"{origin}: {lines[0]}")

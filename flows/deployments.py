@@ -60,7 +60,8 @@ class Deployment:
         """
         unset = set() if "home" in self.config.runtime.model_fields_set else {"home"}
         config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
-        return {"config": config} | ({"schedules": self.schedules} if self.schedules else {})
+        parameters = {"config": config, "not_text": self.config.data.not_text, "schedules": self.schedules}
+        return {name: value for name, value in parameters.items() if value}
 
     def version(self) -> str:
         """Version of the program, and digests of the configuration and of its schedules."""

@@ -34,11 +34,15 @@ def usable_home(home: Path, name: str) -> Path:
 
 
 def find(name: str, *kinds: str) -> Path:
-    """A path, or a name in one of these folders of the home folder."""
+    """The absolute path of a folder: a path, or a name in one of these folders of the home folder.
+
+    A pointer such as `latest` is followed, and no link to another place: what was moved belongs to the home that has the link.
+    """
     candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
-    for path in candidates:
-        if path.is_dir():
-            return path.resolve()
+    for path in filter(Path.is_dir, candidates):
+        path = path.resolve() if ".." in path.parts else path.absolute()
+        pointed = path.readlink() if path.is_symlink() else path
+        return path.with_name(pointed.name) if len(pointed.parts) == 1 else path
     raise ConfigError(
         f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
     )

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
@@ -75,7 +76,7 @@ def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:
         ):
             return None
         folder = config.runtime.home / record.lineage.dataset.path
-        dataset = reference_for(config.data, folder, config.runtime.home)
+        dataset = changed(reference_for(config.data, folder, config.runtime.home), text=record.lineage.text)
         whole = is_complete(folder, "dataset") and all(
             is_complete(folder / "chunks" / table.chunks, "chunks") for table in dataset.row_tables
         )

@@ -59,6 +59,7 @@ def pretrain(
     config: Annotated[PipelineConfig, AsConfig()],
     changes: dict[str, Any] | None = None,
     schedules: dict[str, Changes] | None = None,
+    not_text: dict[str, str] | None = None,
 ) -> dict[str, Any] | State:
     """Preprocess, verify-data, patch-environment, train; returns the run's summary, as `run` does.
 
@@ -69,6 +70,7 @@ def pretrain(
         config: replaces the deployed configuration.
         changes: what this run changes of the configuration.
         schedules: what each schedule of the deployment changes, by its name; applied to the runs that it creates.
+        not_text: files of the deployment that are no text, see `DataConfig.leave_out`.
     """
     if (skipped := superseded()) is not None:
         return skipped
@@ -76,6 +78,8 @@ def pretrain(
     config = with_schedule(config, schedules or {})
     config = resolved(with_changes(config, changes) if changes else config, flow_run.scheduled_start_time)
     config = restored(with_blocks(config, _secret))
+    for place, kind in (not_text or {}).items():
+        config.data.leave_out(place, kind)
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
     with api_logs(), lasting_suspension():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed, free
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
@@ -91,6 +91,17 @@ class DataConfig(TextConfig):
         description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. first_fit and best_fit "
         "are computed on the CPU with any setting. The dataset does not depend on it.",
     )
+
+    _not_text: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def not_text(self) -> dict[str, str]:
+        """Files, folders and URLs of the run beside its home folder that are no text, and what each of them is."""
+        return self._not_text
+
+    def leave_out(self, place: str, kind: str) -> None:
+        """Names a file, folder or URL of the run that is no text, although a pattern of text may match it."""
+        self._not_text[place] = kind
 
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:

@@ -46,7 +46,8 @@ class TextConfig(Section):
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
         "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow "
-        "files have one document per record. All can be compressed with gz, xz, zst or bz2.",
+        "files have one document per record. All can be compressed with gz, xz, zst or bz2. Files below runtime.home and the "
+        "configuration itself are left out.",
     )
     validation_files: list[str] = fixed(
         default_factory=list,

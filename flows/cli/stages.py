@@ -169,7 +169,7 @@ def train(arguments: Namespace) -> Answer:
 
 def join(arguments: Namespace) -> Answer:
     path = Path(arguments.run)
-    run = path.resolve() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    run = path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
     return _join(run, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 

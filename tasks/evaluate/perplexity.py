@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
-from infini_llama.tasks.preprocess.sources.patterns import matching_files
+from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -136,13 +137,16 @@ def streamed(model: Llama, ids: list[int], total: Measured) -> None:
         _report(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
 
 
-def texts_of(files: list[str], text_column: str) -> Iterator[str]:
-    """Every text in these files, in the forms that data.files has.
+def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
+    """Every text in these files, in the forms that data.files has, but not the files of this program.
+
+    Args:
+        home: the folder of runs and datasets.
 
     Raises:
         DataError: nothing matches, a file cannot be read, or a record is damaged.
     """
-    for path, name in matching_files(files, "--files", "auto"):
+    for path, name in matching_files(files, "--files", "auto", NotText(home)):
         source = TextFile(path, name, text_column, "--files")
         try:
             for record in source.records():

@@ -30,6 +30,7 @@ from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, 
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.record_files import append_line, read_lines
@@ -68,9 +69,10 @@ def evaluate(
     dataset = dataset_of(run_dir)
     token_bytes = read_token_bytes(dataset)
     if files:
-        manifest = verified_manifest(dataset)
-        texts = list(texts_of(files, manifest.meta.data.get("text_column", "text")))
-        end = manifest.content.eos_id
+        data = RunReader(run_dir).config.get("data")
+        column = data.get("text_column") if isinstance(data, dict) else None
+        texts = list(texts_of(files, str(column or "text"), run_dir.absolute().parents[1]))
+        end = verified_manifest(dataset).content.eos_id
         read = partial(over_texts, model, tokenizer, token_bytes, end, texts, length, stream)
         text = tuple(files)
     else:

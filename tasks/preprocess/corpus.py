@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import files_of, sections
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     description_of,
@@ -101,7 +102,7 @@ class Corpus:
 
     Attributes:
         sources: in the order of their documents.
-        other_files: files in its folders that are not read, by kind.
+        not_text: files that are not read.
 
     Raises:
         DataError: nothing matches, or a folder cannot be read.
@@ -110,9 +111,9 @@ class Corpus:
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
         self.sources: list[SourceParts] = []
-        self.other_files: dict[str, int] = {}
+        self.not_text = NotText(home, data.not_text)
         for name, section in sections(data).items():
-            files, held_out = files_of(section, name, self.other_files)
+            files, held_out = files_of(section, name, self.not_text)
             share = 0.0 if held_out else data.validation_fraction
             self.sources.append(SourceParts(name, parts_of(files, share), parts_of(held_out, 1.0)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
@@ -209,7 +210,8 @@ class Corpus:
             duplicates=duplicates,
             also_validation=also_validation,
             bad=tuple(chain.from_iterable(report.bad for report in reports))[:NAMED],
-            other_files=self.other_files,
+            own_files=dict(Counter(self.not_text.own.values())),
+            other_files=dict(self.not_text.others),
             duplicates_dropped=self.data.deduplicate,
         )
 

@@ -17,6 +17,7 @@ import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, disk_full_as
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
 from infini_llama.tasks.preprocess.rows.tables import (
@@ -38,7 +39,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, e
 from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_unit, recipe_for
-from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
@@ -46,7 +47,6 @@ from infini_llama.tasks.storage.artifacts import (
     commit,
     is_complete,
     move_aside,
-    read_dataset,
     remove,
     row_tables,
     set_pointer,
@@ -141,7 +141,7 @@ class Preparation:
                 with _locked(locks / f"dataset-{planned.key[:12]}.lock"):
                     reference = self._reference(planned, self._build_missing(planned, tokenized))
             set_pointer(datasets, "latest", reference.name)
-        log_left_out(read_dataset(self.home / reference.path).meta.left_out)
+        log_left_out(reference.text.left_out)
         built = reference.built
         log.info(
             "dataset %s: %s", reference.name, "built " + " and ".join(built) if built else "complete, nothing to do"
@@ -179,7 +179,13 @@ class Preparation:
         folder = self._folder(planned)
         tables = folder / "chunks"
         stages = [tables / stage.chunks for stage in planned.curriculum]
-        return dataset_ref(folder, tables / planned.chunks, self.home, built, stages)
+        reference = dataset_ref(folder, tables / planned.chunks, self.home, built, stages)
+        provenance, built_from = describe(self.data), reference.text.left_out
+        left_out = self.corpus.left_out(
+            built_from.duplicates, built_from.also_validation
+        )  # as many in all equal datasets
+        text = TextSummary(source=provenance.source, license=provenance.license, left_out=left_out)
+        return changed(reference, text=text)
 
     def _set_damaged_aside(self, planned: DatasetPlan) -> None:
         """Moves what does not have the bytes of its manifest aside; units that are damaged, too, are found when they are used."""
@@ -304,6 +310,8 @@ def log_left_out(report: LeftOut) -> None:
     if reasons := ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()):
         level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
         log.log(level, "%d records read: %s", report.records, "; ".join((reasons, *report.bad)))
+    for place, count in report.own_files.items():
+        log.info("%s: %d file(s) left out, which are no text", place, count)
     if report.other_files:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.other_files.items()))
         log.info("other files in the folders, which are not read: %s", kinds)

@@ -27,6 +27,14 @@ class RowTableRef(Record):
     rows: int
 
 
+class TextSummary(Record):
+    """Text as a run reads it, which the dataset does not depend on: other files with the same text have the same dataset."""
+
+    source: str = ""
+    license: str = ""
+    left_out: LeftOut = LeftOut()
+
+
 class DatasetRef(Record):
     """A complete dataset artifact and the row table that a run trains on.
 
@@ -34,6 +42,7 @@ class DatasetRef(Record):
         path: relative to the home folder.
         digest: of the token level; chunks_digest: of the row table chunks/<chunks>.
         built: which levels this call built ("tokens", "chunks"); empty if all was there.
+        text: that was read by this call; of a dataset that is named by its folder, by the call that built it.
         curriculum: row tables of the shorter rows that training starts with, in order; without any, the JSON has no such field.
     """
 
@@ -46,6 +55,7 @@ class DatasetRef(Record):
     vocab_size: int
     train: SplitStats
     validation: SplitStats
+    text: TextSummary = TextSummary()
     curriculum: tuple[RowTableRef, ...] = Field(default=(), exclude_if=lambda tables: not tables)
 
     @property

@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.dataset import TextSummary
 from infini_llama.tasks.records.record import Record
 
 
@@ -55,6 +56,7 @@ class Lineage(Record):
     """Written as lineage.json when a run starts, and again when training changes it.
 
     Attributes:
+        text: as the last command read it.
         train: section `train`, as the last command set it.
         max_steps: optimizer steps of the whole run, also where the configuration says it in epochs or tokens.
         curriculum_ends: last step of each stage of data.curriculum.
@@ -64,6 +66,7 @@ class Lineage(Record):
     """
 
     dataset: LineageDataset
+    text: TextSummary = TextSummary()
     model: LlamaConfig
     train: TrainingConfig
     max_steps: int

@@ -150,6 +150,7 @@ class LeftOut(Record):
         duplicates: exact copies; in the dataset unless `duplicates_dropped`.
         also_validation: training texts that are also held out.
         bad: the first damaged places, in words.
+        own_files: files of this program that patterns of text match, by place.
         other_files: files in folders of text that were not read, by kind.
     """
 
@@ -161,6 +162,7 @@ class LeftOut(Record):
     bad_records: int = 0
     bad_files: int = 0
     bad: tuple[str, ...] = ()
+    own_files: dict[str, int] = Field(default_factory=dict)
     other_files: dict[str, int] = Field(default_factory=dict)
     duplicates_dropped: bool = False
 

@@ -130,6 +130,8 @@ def dataset_document(
         reference: of the run that asked for the dataset.
         measured: sections of what was counted of its tokens.
     """
+    if reference is not None:
+        dataset = changed(dataset, **dict(reference.text))
     splits = {split: dataset.splits[split] for split in SPLITS}
     headline = {
         "documents": f"{sum(split.documents for split in splits.values()):,}",
@@ -150,7 +152,7 @@ def dataset_document(
         *measured,
         *section("Sources", table(sources)),
         *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.chunks.items())),
-        *section("Skipped", _left_out(dataset.left_out)),
+        *section("Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
         *section("Files", _files(dataset, reference)),
     )
@@ -181,10 +183,14 @@ def _row_facts(name: str, rows: RowTableSummary) -> str:
 def _left_out(report: LeftOut) -> str:
     """How many of the records that were read are not in the dataset, and why."""
     rows = [{"why": why, "how many": count} for why, count in report.reasons().items()]
-    if not rows and not report.other_files:
+    if not rows and not report.other_files and not report.own_files:
         return ""
     others = (
-        f"{count:,} {cell(kind)} file(s) in folders of text were not read" for kind, count in report.other_files.items()
+        *(f"{cell(place)}: {count:,} file(s) left out, which are no text" for place, count in report.own_files.items()),
+        *(
+            f"{count:,} {cell(kind)} file(s) in folders of text were not read"
+            for kind, count in report.other_files.items()
+        ),
     )
     return f"Of {report.records:,} records read:\n\n{table(rows)}\n\n{bullets(chain(map(cell, report.bad), others))}".rstrip()
 

@@ -247,7 +247,7 @@ def data_card(run: RunReader) -> Cells:
             "note": "the dataset was moved or removed, or is damaged; only the run's own records of it are shown",
         }
     tokens, rows = run.dataset.tokens, run.dataset.rows.content
-    content, meta = tokens.content, tokens.meta
+    content, text = tokens.content, run.lineage.text
     counts = {
         split: f"{content[split].documents:,} documents, {in_bytes(content[split].bytes)} of text, "
         f"{content[split].tokens:,} tokens, {rows.rows[split]:,} sequences"
@@ -256,8 +256,8 @@ def data_card(run: RunReader) -> Cells:
     width = content.train.bytes / content.train.tokens
     return {
         "dataset": dataset.path,
-        "source": meta.source,
-        "license": meta.license,
+        "source": text.source,
+        "license": text.license,
         "training": counts[SPLITS[0]],
         "validation": counts[SPLITS[1]],
         "vocabulary": f"{content.vocab_size:,} tokens, {width:.2f} bytes each",
@@ -273,7 +273,7 @@ def _rows_and_filters(run: RunReader) -> Iterator[Part]:
     if run.dataset:
         costs = run.dataset.rows.meta.packing
         yield table(side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else [])
-        yield Detail("Records read and skipped", facts(in_words(dict(run.dataset.tokens.meta.left_out))))
+    yield Detail("Records read and skipped", facts(in_words(dict(run.lineage.text.left_out))))
 
 
 def _model(run: RunReader) -> Cells:

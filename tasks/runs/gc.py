@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder, size_of
-from infini_llama.tasks.storage.artifacts import Damaged, remove
+from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
@@ -99,17 +100,31 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
 def _of_units(home: Path) -> Iterator[Leftover]:
     """What preparation keeps to use again, and no dataset has: units, and notes on text and tokenizers, whose times are of their last use.
 
-    A unit that a dataset has, which links to its files, stays, so that the dataset can be repaired.
+    A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
+    disk.
     """
     in_use = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if lock_holder(path) is not None)
     lock = next(in_use, home / "locks" / "units.lock")
+    of_datasets = {checksum for folder in (home / "datasets").glob("*/") for checksum in _streams(folder, "dataset")}
     for path in sorted((home / "units").glob("*/*")):
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)
         elif path.is_file() and path.parent.name in ("parts", "tokenizers"):
             yield Leftover(path, "note on text", lock)
-        elif path.is_dir() and all(file.stat().st_nlink == 1 for file in path.glob("*.arrow")):
+        elif path.is_dir() and not (_is_linked(path) or of_datasets & _streams(path, "unit")):
             yield Leftover(path, "unit of no dataset", lock)
+
+
+def _is_linked(unit: Path) -> bool:
+    return any(file.stat().st_nlink > 1 for file in unit.glob("*.arrow"))
+
+
+def _streams(folder: Path, kind: str) -> set[str]:
+    """Checksums of the token streams of a unit or a dataset; none where its manifest is damaged."""
+    with suppress(Damaged):
+        files = read_manifest(folder, kind).files
+        return {entry.checksum for name, entry in files.items() if name.endswith(".arrow")}
+    return set()
 
 
 def _unused(path: Path, used: set[Path]) -> bool:
@@ -181,7 +196,8 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
     files: list[FoundFile] = []
     in_use: list[KeptFile] = []
     for leftover in leftovers(home, rules):
-        size, relative = size_of(leftover.path), leftover.path.relative_to(home).as_posix()
+        relative = leftover.path.relative_to(home).as_posix()
+        size = leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path)
         if (other := _remove(home, rules, leftover) if yes else lock_holder(leftover.lock)) is not None:
             in_use.append(KeptFile(path=relative, by=other))
         else:

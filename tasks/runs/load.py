@@ -80,7 +80,7 @@ def dataset_of(run_dir: Path) -> Path:
         DataError: it was moved or removed, its manifest is damaged, or it is another dataset by now.
     """
     bound = RunFolder(run_dir).require_lineage().dataset
-    folder = run_dir.parent.parent / bound.path
+    folder = RunFolder(run_dir).dataset(bound.path)
     if not folder.is_dir():
         raise DataError(f"{folder} is missing: the dataset of run {run_dir.name} was moved or removed.")
     verified_manifest(folder, bound.digest)

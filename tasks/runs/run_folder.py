@@ -82,6 +82,19 @@ class RunFolder:
         others = [other for other in others if other]
         return in_lineage if in_lineage in others or not others else others[0]
 
+    def dataset(self, path: str) -> Path:
+        """The folder of a dataset whose path is relative to the run's home.
+
+        That is the home in which the run's folder lies by its name, also as a link; or, if that has no such dataset, since the folder was
+        moved and is named by its new place, the home that its config.yaml names.
+        """
+        homes = [self.path.absolute().parent.parent]
+        with suppress(Damaged):
+            runtime = (self.read_config() or {}).get("runtime")
+            if isinstance(runtime, dict) and isinstance(home := runtime.get("home"), str):
+                homes.append(Path(home))
+        return next((folder for folder in (home / path for home in homes) if folder.is_dir()), homes[0] / path)
+
     def read(self, kind: type[RecordType], path: Path) -> RecordType:
         """The record in a file of this folder; one without an id may be of any run.
 
@@ -184,17 +197,23 @@ def _checksum(text: str, run: str) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed, and what vanishes meanwhile counts nothing."""
-    if path.is_symlink() or not path.is_dir():
+    """Bytes of a file, or of all files below a folder, each once whatever links lead to it; what vanishes meanwhile counts nothing."""
+    if not path.is_dir():
         with suppress(FileNotFoundError):
-            return path.lstat().st_size
+            return path.stat().st_size
         return 0
-    total = 0
-    for root, _, files in os.walk(path):
+    sizes: dict[tuple[int, int], int] = {}
+    seen: set[str] = set()
+    for root, folders, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         for name in files:
             with suppress(FileNotFoundError):
-                total += Path(root, name).lstat().st_size
-    return total
+                status = Path(root, name).stat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def remove_staging(run: RunFolder) -> None:

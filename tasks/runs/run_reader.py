@@ -163,7 +163,7 @@ class RunReader:
     def dataset(self) -> DatasetManifests | None:
         """The manifests of its dataset; None where the dataset was moved, removed or damaged."""
         dataset = self.lineage.dataset
-        folder = self.path.parent.parent / dataset.path
+        folder = self.folder.dataset(dataset.path)
         try:
             manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
             if manifests.tokens.digest != dataset.digest:

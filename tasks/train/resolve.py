@@ -53,6 +53,7 @@ def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
     refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     lineage = Lineage(
         dataset=_bound_dataset(config, dataset),
+        text=dataset.text,
         model=model,
         train=config.train,
         max_steps=max_steps,

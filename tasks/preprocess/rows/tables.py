@@ -19,7 +19,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, RowArrays, compute_rows, costs_of
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, save_array
-from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats
+from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     BySplit,
@@ -216,6 +216,7 @@ def dataset_ref(dataset: Path, chunks: Path, home: Path, built: list[str], curri
         vocab_size=tokens.content.vocab_size,
         train=stats("train"),
         validation=stats("validation"),
+        text=TextSummary(source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out),
         curriculum=tuple(map(table_ref, curriculum)),
     )
 

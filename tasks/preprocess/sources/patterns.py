@@ -6,7 +6,7 @@ import glob
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError, escaped, portable
@@ -16,6 +16,7 @@ from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
 SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`, beside the data
+WRITTEN = ("units", "datasets", "runs", "locks", "engine-checks", "compile-cache", "prefect")  # what a home folder has
 
 
 class RealPaths:
@@ -35,6 +36,58 @@ class RealPaths:
         return os.path.join(self.folders[folder], name)
 
 
+class NotText:
+    """Files in folders of text that are not read: those of this program, and those whose names say that they are no text.
+
+    What lies below the home folder is this program's. A pattern that begins there names text of the user's; then only what the program
+    has written is left out.
+
+    Args:
+        places: further files, folders and URLs of a run, and what each of them is.
+
+    Attributes:
+        own: the place of each file of this program that was left out.
+        others: how many files with other endings there are, by their ending ("hidden": those whose name begins with a dot).
+    """
+
+    def __init__(self, home: Path, places: Mapping[str, str] | None = None) -> None:
+        self.below_home = f"below {home} (runtime.home)"
+        folders = [home / name for name in WRITTEN]
+        for folder in (home / "datasets", home / "runs"):  # where one run was moved, and a link left in its place
+            folders += [path for path in folder.glob("*") if path.is_symlink()]
+        named = {str(folder): self.below_home for folder in folders}
+        named |= {place: f"{place} ({kind})" for place, kind in (places or {}).items()}
+        self.written = {
+            place.rstrip("/") if is_remote(place) else os.path.realpath(place): name for place, name in named.items()
+        }
+        self.home = os.path.realpath(home)
+        self.own: dict[str | RemoteFile, str] = {}
+        self.others = Counter[str]()
+
+    def place_of(self, real: str | RemoteFile, begin: str) -> str | None:
+        """The place of this program that a file or folder belongs to, in words; None: it may be text.
+
+        Args:
+            real: its path, see `RealPaths`.
+            begin: the same of the file or folder where the pattern begins.
+        """
+        path = real.url if isinstance(real, RemoteFile) else real
+        if (name := next((name for place, name in self.written.items() if _is_in(path, place)), None)) is not None:
+            return name
+        return self.below_home if _is_in(path, self.home) and not _is_in(begin, self.home) else None
+
+    def count_other(self, name: str) -> None:
+        """Counts a file that is no text by the ending of its name."""
+        if not _is_added(name):
+            ending = escaped(portable(Path(name).suffix.lower())) or "no ending"
+            self.others["hidden" if name.startswith(".") else ending] += 1
+
+
+def _is_in(path: str, folder: str) -> bool:
+    """Whether it is this folder, or lies in it."""
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
 def python_stdlib() -> Iterator[tuple[Path, str]]:
     """The running interpreter's own sources."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -47,44 +100,61 @@ def python_stdlib() -> Iterator[tuple[Path, str]]:
 
 
 def matching_files(
-    patterns: list[str], key: str, form: str, passed_over: dict[str, int] | None = None
+    patterns: list[str], key: str, form: str, not_text: NotText
 ) -> Iterator[tuple[Path | RemoteFile, str]]:
     """Every file that a pattern matches, and its name.
 
     Args:
         key: of the configuration that holds the patterns.
         form: format of the files; auto: what their names say.
-        passed_over: counts the files in folders that are not read, by their ending ("hidden": those whose name begins with a dot).
+        not_text: what is left out, and counted there.
 
     Raises:
         DataError: a pattern matches none, or a folder cannot be read.
     """
-    seen, real, others = set(), RealPaths(), Counter[str]()
+    seen, real = set[str | RemoteFile](), RealPaths()
     for pattern in patterns:
-        folder, files = (_remote if is_remote(pattern) else _local)(pattern, key, form, others)
+        if is_remote(pattern):
+            begin, (folder, files) = "", _remote(pattern, key, form, not_text)
+        else:
+            expanded = str(Path(pattern).expanduser())
+            begin = os.path.realpath(_begin(expanded))
+            folder, files = _local(expanded, key, form, not_text)
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
             where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else searched
             raise DataError(f"{key}: no file matches '{pattern}'{where}.")
-        for path, name in files:
-            if (place := real.of(path)) not in seen:
-                seen.add(place)
+        named = [(path, name, real.of(path)) for path, name in files]
+        own = {place: not_text.place_of(place, begin) for _, _, place in named}
+        if None not in own.values():
+            places = " and ".join(sorted({str(name) for name in own.values()}))
+            raise DataError(
+                f"{key}: '{pattern}' matches only files of this program, which are no text: {places}; name text that lies elsewhere."
+            )
+        for path, name, place in named:
+            if place in seen:
+                continue
+            seen.add(place)
+            if (of := own[place]) is None:
                 yield path, name
-    if passed_over is not None:
-        for kind, count in others.items():
-            passed_over[kind] = passed_over.get(kind, 0) + count
+            else:
+                not_text.own[place] = of
 
 
-def _local(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bool, list[tuple[Path, str]]]:
-    expanded = str(Path(pattern).expanduser())
-    literal = Path(expanded).is_file()  # also one whose name has brackets
-    folder = Path(expanded).is_dir()
-    root = Path(expanded).parent if literal else Path(expanded) if folder else _fixed_part(expanded)
-    below = _known_below(root, form, key, others) if folder else sorted(_expanded(expanded, key))
+def _begin(pattern: str) -> Path:
+    """Where a pattern on this machine begins: the file or folder of this name, also one whose name has brackets, or its fixed part."""
+    return Path(pattern) if Path(pattern).exists() else _fixed_part(pattern)
+
+
+def _local(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[Path, str]]]:
+    begin = _begin(pattern)
+    literal, folder = begin.is_file(), begin.is_dir() and begin == Path(pattern)
+    root = begin.parent if literal else begin
+    below = _known_below(root, form, key, not_text) if folder else sorted(_expanded(pattern, key, not_text))
     base = os.path.join(root, "")
     return folder, [
         (Path(path), path.removeprefix(base).replace(os.sep, "/") if path.startswith(base) else _relative(path, root))
-        for path in ([expanded] if literal else below)
+        for path in ([pattern] if literal else below)
         if _is_file(path)
     ]
 
@@ -98,7 +168,7 @@ def _relative(path: str, root: Path) -> str:
     return Path(path).relative_to(root).as_posix()
 
 
-def _remote(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+def _remote(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     try:
         folder, files = matching(pattern)
     except PermissionError as error:
@@ -108,7 +178,7 @@ def _remote(pattern: str, key: str, form: str, others: Counter[str]) -> tuple[bo
         if not folder or _is_text(name := file[1].rpartition("/")[2], form):
             kept.append(file)
         else:
-            _count(name, others)
+            not_text.count_other(name)
     return folder, kept
 
 
@@ -122,25 +192,19 @@ def _is_added(name: str) -> bool:
     return name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
 
 
-def _count(name: str, others: Counter[str]) -> None:
-    """Counts a file that is not read by the ending of its name."""
-    if not _is_added(name):
-        others["hidden" if name.startswith(".") else escaped(portable(Path(name).suffix.lower())) or "no ending"] += 1
-
-
-def _known_below(root: Path, form: str, key: str, others: Counter[str]) -> list[str]:
+def _known_below(root: Path, form: str, key: str, not_text: NotText) -> list[str]:
     """Every file below it whose ending is known (all where their format is given), except hidden ones and what `datasets` adds."""
     texts = []
-    for folder, names in _folders(str(root), key):
+    for folder, names, is_own in _folders(str(root), key, not_text):
         for name in filter(lambda name: _is_file(os.path.join(folder, name)), names):
             if not name.startswith(".") and _is_text(name, form):
                 texts.append(os.path.join(folder, name))
-            else:
-                _count(name, others)
+            elif not is_own:
+                not_text.count_other(name)
     return sorted(texts)
 
 
-def _expanded(pattern: str, key: str) -> set[str]:
+def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     """What the pattern matches. As `glob.glob`, but that this follows links that lead in circles again and again, and says nothing of
     folders that it cannot read."""
     parts = Path(pattern).parts
@@ -152,17 +216,20 @@ def _expanded(pattern: str, key: str) -> set[str]:
         folder
         for base in glob.glob(str(Path(*parts[:place])))
         if Path(base).is_dir()
-        for folder, _ in _folders(base, key)
+        for folder, _, _ in _folders(base, key, not_text)
     ]
-    return {path for folder in folders for path in _expanded(str(Path(glob.escape(folder), below)), key)}
+    return {path for folder in folders for path in _expanded(str(Path(glob.escape(folder), below)), key, not_text)}
 
 
-def _folders(root: str, key: str) -> Iterator[tuple[str, list[str]]]:
-    """The folder and those below it that are not hidden, each once whatever links lead to it, with the names of their files."""
+def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list[str], bool]]:
+    """The folder and those below it that are not hidden, each once whatever links lead to it, with the names of their files, and whether
+    they are this program's."""
+    begin = os.path.realpath(root)
 
     def refuse(error: OSError) -> None:
-        fault = f"{escaped(portable(str(error.filename)))} cannot be read ({error.strerror})"
-        raise DataError(f"{fault}; repair it, or remove it from {key}.")
+        if not_text.place_of(os.path.realpath(error.filename), begin) is None:
+            fault = f"{escaped(portable(str(error.filename)))} cannot be read ({error.strerror})"
+            raise DataError(f"{fault}; repair it, or remove it from {key}.")
 
     seen: set[str] = set()
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
@@ -172,7 +239,7 @@ def _folders(root: str, key: str) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield folder, files
+        yield folder, files, not_text.place_of(real, begin) is not None
 
 
 def _fixed_part(pattern: str) -> Path:

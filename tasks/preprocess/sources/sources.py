@@ -11,12 +11,18 @@ from typing import Any
 from infini_llama.configs.errors import escaped, portable
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema.runtime import default_home
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources import formats, hub
 from infini_llama.tasks.preprocess.sources.formats import read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
-from infini_llama.tasks.preprocess.sources.patterns import RealPaths, matching_files, python_stdlib
+from infini_llama.tasks.preprocess.sources.patterns import (
+    NotText,
+    RealPaths,
+    matching_files,
+    python_stdlib,
+)
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Records, Span, in_batches
 from infini_llama.tasks.records.manifest import Provenance
@@ -111,13 +117,13 @@ def _by_name(data: DataConfig) -> list[SourceConfig]:
 
 
 def files_of(
-    section: TextConfig, name: str = "", others: dict[str, int] | None = None
+    section: TextConfig, name: str = "", not_text: NotText | None = None
 ) -> tuple[list[TextFile], list[TextFile]]:
     """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
 
     Args:
         name: of the section in data.sources; "" for `data` itself.
-        others: counts the other files in folders, by kind.
+        not_text: counts the files that are left out; None: those of the default home.
 
     Raises:
         DataError: nothing matches.
@@ -141,16 +147,17 @@ def files_of(
         made = PasskeyTexts(**section.passkey.model_dump())
         return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made)], []
     stdlib, form = section.source == "python-stdlib", section.format
+    not_text = not_text or NotText(default_home())
 
     def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
         return [TextFile(path, portable(name), column, key, format=form) for path, name in paths]
 
     training = text_files(
-        python_stdlib() if stdlib else matching_files(section.files, f"{place}.files", form, others),
+        python_stdlib() if stdlib else matching_files(section.files, f"{place}.files", form, not_text),
         f"{place}.files",
     )
     key = f"{place}.validation_files"
-    held_out = text_files(matching_files(section.validation_files, key, form, others), key)
+    held_out = text_files(matching_files(section.validation_files, key, form, not_text), key)
     if not held_out:
         return training, held_out
     real = RealPaths()

@@ -15,10 +15,8 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from support.damage import forge
 
 INFINI = {"attention": "infini", "segment_length": 4}
 
@@ -99,8 +97,8 @@ def test_files_are_read_by_the_runs_own_column(run_of, tmp_path):
         (tmp_path / f"{column}.jsonl").write_text(json.dumps({column: text}) + "\n")
     folder, _ = run_of()
     expected = evaluate(folder, files=[str(tmp_path / "text.jsonl")]).model
-    meta = read_dataset(dataset_of(folder)).meta
-    forge(dataset_of(folder), meta=meta.to_json() | {"data": meta.data | {"text_column": "content"}})
+    run = RunFolder(folder)
+    run.write_config((run.read_config() or {}) | {"data": {"text_column": "content"}})
     assert evaluate(folder, files=[str(tmp_path / "content.jsonl")]).model == expected
 
 

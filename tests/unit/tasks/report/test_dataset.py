@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetSummary
@@ -85,7 +86,8 @@ def test_nothing_in_its_tables_is_raw_python(text):
 def test_skipped_documents_are_counted_by_reason(parts):
     dataset, reference, report = parts
     left_out = LeftOut(records=1234, empty=3, duplicates=2, bad=("a.json: no text",))
-    shown = markdown(dataset_document(dataset.model_copy(update={"left_out": left_out}), report, reference))
+    read = changed(reference, text=changed(reference.text, left_out=left_out))
+    shown = markdown(dataset_document(dataset, report, read))
     assert "Of 1,234 records read" in shown and "| empty | 3 |" in shown and "- a.json: no text" in shown
     assert "exact duplicates (kept" in shown and "too short" not in shown
     assert "Skipped" not in markdown(dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)})))

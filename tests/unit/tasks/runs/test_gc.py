@@ -122,6 +122,24 @@ def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, datase
     assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
 
 
+@pytest.mark.parametrize(
+    "moved", ["runs", "runs/run", "datasets", "datasets/{dataset}", "units", "runs/run/checkpoints"]
+)
+def test_what_was_moved_to_another_disk_behind_a_link_is_used(make_run, data, built, dataset, tmp_path, moved):
+    """Another disk has copies of linked files."""
+    home, path = built[0], built[0] / moved.format(dataset=dataset.name)
+    make_run()
+    (before,) = list_runs(home)
+    shutil.copytree(path, tmp_path / "disk" / path.name, symlinks=True)
+    shutil.rmtree(path)
+    path.symlink_to(tmp_path / "disk" / path.name)
+    (after,) = list_runs(home)
+    assert changed(after, age=before.age) == before
+    removed = collect(home, Rules(0.0, unused_datasets=True), yes=True).files
+    assert not [file for file in removed if file.kind != "note on text"]
+    assert preprocess(data(), home).built == ()
+
+
 def test_runs_are_listed_the_last_one_first(home, make_run):
     other = make_run("other", steps=20, finished=False)
     old = time.time() - 5000

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.naming import find
+from infini_llama.tasks.evaluate.stage import evaluate
 from infini_llama.tasks.runs import checkpoints, load
-from infini_llama.tasks.runs.load import load_run
+from infini_llama.tasks.runs.load import dataset_of, load_run
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import commit, remove, staging
 
 
@@ -47,6 +50,31 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
     copied(older, newer)
     with pytest.raises(ConfigError, match=newer.name):  # one that was named is not replaced
         load_run(run, newer.name)
+
+
+@pytest.mark.parametrize("moved", [".", "runs", "runs/run"])
+def test_a_run_that_was_moved_behind_a_link_is_found_by_both_names(run_of, tmp_path, monkeypatch, moved):
+    run, _ = run_of("run")
+    home = run.parent.parent
+    (home / moved).rename(tmp_path / "moved")
+    (home / moved).symlink_to(tmp_path / "moved")
+    expected = load_run(run).checkpoint.name
+    for folder in (run, run.resolve()):
+        assert find(str(folder)) == folder
+        assert dataset_of(folder).is_dir() and load_run(folder).checkpoint.name == expected
+        monkeypatch.chdir(folder.parent)
+        assert load_run(folder.name).checkpoint.name == expected
+        assert evaluate(find(folder.name), sequences=1).checkpoint == expected
+        assert RunReader(find(folder.name)).dataset is not None
+
+
+def test_a_pointer_is_followed_to_the_name_of_its_run(run_of, monkeypatch):
+    run, _ = run_of("run")
+    (run.parent / "newest").symlink_to("run")
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(run.parent.parent))
+    assert find("newest", "runs") == find("run", "runs") == run
+    monkeypatch.chdir(run / "checkpoints")
+    assert find("..") == run
 
 
 def test_a_run_is_found_by_its_name(run_of, monkeypatch, tmp_path):

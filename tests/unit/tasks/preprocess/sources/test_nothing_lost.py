@@ -13,7 +13,7 @@ from infini_llama.configs.errors import DataError, escaped
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.flows.cli.main import main
-from infini_llama.tasks.preprocess.stage import log_left_out
+from infini_llama.tasks.preprocess.stage import log_left_out, preprocess
 from support.damage import flip
 from support.stages import survey
 
@@ -58,6 +58,26 @@ def test_a_folder_gives_its_texts_and_counts_its_other_files(tmp_path: Path, cap
     with caplog.at_level(logging.INFO):
         log_left_out(report)
     assert "1 .zip" in caplog.text and "2 hidden" in caplog.text
+
+
+def test_what_is_left_out_is_of_todays_text(data, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not of the text that the dataset was first built from, though it is the same dataset."""
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text(f"some text with number {number} " * 9)
+    bad = tmp_path / "bad.jsonl"
+    both = data(files=[str(tmp_path / "*.txt"), str(bad)], on_bad_input="skip")
+    alone = changed(both, files=[str(tmp_path / "*.txt")])
+    bad.write_text('{"text": "it is right"}\n')
+    whole = preprocess(both, tmp_path / "home")
+    preprocess(alone, tmp_path / "home")
+    for text, settings, count in (('{"text": ', both, 1), ('{"text": 3}\n' * 2, both, 2), ("", alone, 0)):
+        bad.write_text(text)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            reference = preprocess(settings, tmp_path / "home")
+        assert reference.built == () and reference.path != whole.path
+        assert reference.text.left_out.bad_records + reference.text.left_out.bad_files == count
+        assert caplog.text.count("bad.jsonl") == count
 
 
 def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_path: Path) -> None:
