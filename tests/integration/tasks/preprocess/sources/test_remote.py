@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,7 +32,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text") / "text"
     lines = [(json.dumps({"id": n, "text": text}) + "\n").encode() for n, text in enumerate(TEXTS)]
     (folder / "deep" / "er").mkdir(parents=True)
-    (folder / "a.txt").write_text(TEXTS[0])
+    (folder / "a.txt").write_text("\ufeff" + TEXTS[0])
     (folder / ".hidden.txt").write_text("not read")
     (folder / "deep" / "b.jsonl").write_bytes(b"".join(lines[:200]))
     (folder / "deep" / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[200:300]), mtime=0))
@@ -41,6 +42,8 @@ def folder(tmp_path_factory):
         file.write(b"".join(lines[320:400]))
     rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS[400:800])]
     pq.write_table(pa.Table.from_pylist(rows), folder / "g.parquet", row_group_size=100)
+    table = pd.DataFrame({"text": [f"{text}\n{text}" for text in TEXTS[800:]], "label": 1})
+    table.to_csv(folder / "h.tsv", sep="\t", index=False)
     return folder
 
 
@@ -100,6 +103,13 @@ def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
         survey(DataConfig(files=[f"{web.url}/text/a.txt"]))
     with pytest.raises(ConfigError):
         survey(DataConfig(files=["nonsense://bucket/x.txt"]))
+
+
+def test_a_pointer_elsewhere_is_refused(folder, web):
+    pointer = folder / "deep" / ".pointer.jsonl"
+    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n")
+    with pytest.raises(DataError, match=r"pointer\.jsonl is a Git LFS pointer"):
+        survey(DataConfig(files=[f"{web.url}/text/deep/.pointer.jsonl"], on_bad_input="skip"))
 
 
 def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatch):
