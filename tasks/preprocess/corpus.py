@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources.patterns import NotText
-from infini_llama.tasks.preprocess.sources.sources import files_of, sections
+from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     description_of,
     identity,
@@ -188,28 +188,37 @@ class Corpus:
 
     def units_by_source(self) -> list[SourceUnits]:
         """The units of each source as the keys take them; all parts are known."""
-        # One damaged range leaves out the large file as a whole; a damaged file in a run leaves itself out.
-        bad = {file.path for part in self.parts if not self.reports[part].is_readable for file in part.files}
+        dropped = self._dropped()
 
         def names(parts: Sequence[Part]) -> list[str]:
-            used = (part for part in parts if len(part.files) > 1 or part.files[0].path not in bad)
+            used = (part for part in parts if part.span is None or part.files[0] not in dropped)
             return [unit.name for part in used for unit in self.reports[part].units]
 
         return [SourceUnits(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
 
+    def _dropped(self) -> set[TextFile]:
+        """Large files of which a range is damaged: they are left out as a whole. A damaged file in a run leaves itself out."""
+        known = (part for part in self.parts if part.span is not None and part in self.reports)
+        return {part.files[0] for part in known if not self.reports[part].is_readable}
+
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
         """Which records are left out; the counts of duplicates are of a selection of the units."""
-        reports = [self.reports[part] for part in self.parts if part in self.reports]
-        counts = Counter[str]()
-        for report in reports:
-            counts.update(
-                {name: getattr(report, name) for name in ("records", "empty", "too_short", "bad_records", "bad_files")}
-            )
+        names = ("records", "empty", "too_short", "bad_records", "bad_files")
+        counts, bad, dropped = Counter[str](dict.fromkeys(names, 0)), list[str](), self._dropped()
+        counts["bad_files"] = len(dropped)
+        for part in self.parts:
+            if (report := self.reports.get(part)) is None:
+                continue
+            if part.span is None or part.files[0] not in dropped:
+                counts.update({name: getattr(report, name) for name in names})
+                bad += report.bad
+            elif not report.is_readable:
+                bad += report.bad
         return LeftOut(
             **counts,
             duplicates=duplicates,
             also_validation=also_validation,
-            bad=tuple(chain.from_iterable(report.bad for report in reports))[:NAMED],
+            bad=tuple(bad[:NAMED]),
             own_files=dict(Counter(self.not_text.own.values())),
             other_files=dict(self.not_text.others),
             duplicates_dropped=self.data.deduplicate,

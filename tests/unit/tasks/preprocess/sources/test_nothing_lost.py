@@ -44,6 +44,23 @@ def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Pat
         survey(DataConfig(files=[str(file)], validation_fraction=0.5))
 
 
+@pytest.mark.usefixtures("small_units")
+def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text("".join(f'{{"text": "good {number}"}}\n' for number in range(200)))
+    file = tmp_path / "pages.parquet"
+    table = pa.table({"text": [f"document number {number}" for number in range(500)]})
+    pq.write_table(table, file, row_group_size=50, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = DataConfig(files=[str(tmp_path)], on_bad_input="skip", validation_fraction=0.5)
+    assert len(survey(data).documents) == 700
+    for number in (77, 333):
+        flip(file, 8 * file.read_bytes().index(b"number %d" % number))
+    corpus = survey(data)
+    assert sorted(corpus.documents) == sorted(f"good {number}" for number in range(200))
+    report = corpus.report
+    assert (report.records, report.bad_records, report.bad_files) == (200, 0, 1)
+    assert all("pages.parquet is damaged" in line for line in report.bad) and report.bad
+
+
 def test_a_folder_gives_its_texts_and_counts_its_other_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "deep" / ".git").mkdir(parents=True)
     names = ("a.txt", "a.html", "deep/b.HTML", "deep/b.md", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
