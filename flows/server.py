@@ -148,22 +148,24 @@ def _prefect_home() -> Path:
 
 
 def _database() -> dict[str, str]:
-    """The setting for the database of a Prefect home with `?` in its path, where Prefect's own URL would end; the user's stays.
+    """The setting for the database of a Prefect home whose path has characters with a meaning in URLs; the user's stays.
 
-    In SQLAlchemy's URLs a path cannot be escaped. SQLite's can be.
+    Prefect writes the path into the URL as it is. SQLAlchemy ends it at a `?`, and from 2.1 on it decodes `%`; before, a path could not be
+    escaped. SQLite's own URIs can.
     """
     home = _prefect_home()
-    if "?" not in str(home):
+    if not {"?", "%"} & set(str(home)):
         return {}
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
+    from sqlalchemy import URL
 
     refresh_global_settings_context()
     url = get_current_settings().server.database.connection_url
     if url is None or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db":
         return {}
-    path = quote(str(home / "prefect.db"))
-    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///file:{path}?uri=true"}
+    uri = URL.create("sqlite+aiosqlite", database=f"file:{quote(str(home / 'prefect.db'))}", query={"uri": "true"})
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri.render_as_string()}
 
 
 @contextlib.contextmanager
