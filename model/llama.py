@@ -51,12 +51,13 @@ class DecoderLayer(nn.Module):
         return checkpointed(self._forward, self.checkpointing if self.training else "none", x, rows)
 
     def _forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
-        return self._finish(x, self.self_attn(self._begin(x), rows))
+        return self._finish(x, self.self_attn(self.normed(x), rows))
 
     def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None) -> torch.Tensor:
-        return self._finish(x, self.self_attn.read(self._begin(x), rotary, state, lengths))
+        return self._finish(x, self.self_attn.read(self.normed(x), rotary, state, lengths))
 
-    def _begin(self, x: torch.Tensor) -> torch.Tensor:
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """What attention is given of x."""
         return self.input_layernorm(x) if self.pre_norm else x
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
@@ -197,6 +198,22 @@ class Llama(nn.Module):
             if layer_outputs is not None:
                 layer_outputs.append(x)
         return self.model.norm(x)
+
+    def attention_weights(self, input_ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [layers, B, H, P, T] of the tokens at `positions` [P] over all tokens of input_ids [B, T], and the last hidden
+        states [B, T, hidden_size]; of a model with softmax attention."""
+        x = self.model.embed_tokens(input_ids)
+        layout = rows(self.config, x.shape[:2], None, x, False, None)
+        later = torch.arange(x.shape[1], device=x.device) > positions[:, None]
+        weights: list[torch.Tensor] = []
+        for layer in self._layers():
+            q, k, _ = layer.self_attn.project(layer.normed(x))
+            q, k = layout.rotary.turn(q)[:, :, positions], layout.rotary.turn(k)
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+            weights.append(scores.masked_fill(later, -torch.inf).softmax(dim=-1))
+            x = layer(x, layout)
+        return torch.stack(weights), self.model.norm(x)
 
     def forward(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None

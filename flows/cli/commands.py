@@ -237,6 +237,14 @@ COMMANDS = {
         option("--samples N", "with --passkey: numbers per length and depth (default: 10)", type=POSITIVE),
         option("--seed S", "with --passkey: seed of the numbers (default: 0)", type=SEED),
     ),
+    "heads": command(
+        "measure which attention heads of a Llama retrieve, and could learn to read a memory",
+        "models.heads",
+        argument("model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"),
+        option("--revision REV", "branch, tag or commit on the Hub (default: main)"),
+        option("--picture FILE", "also draw the scores of all heads (.png or .svg)"),
+        option("--seed S", "seed of the texts", type=SEED, default=0),
+    ),
     "export": command(
         "export a trained model to a Hugging Face folder",
         "models.export",
@@ -311,7 +319,7 @@ GROUPS = {
     "Pipeline": ("run tiny train.max_steps=500", ("init", "run", "preprocess", "verify", "train", "join")),
     "Results": (
         'generate tiny --prompt "import os"',
-        ("runs", "report", "compare", "generate", "evaluate", "export", "import"),
+        ("runs", "report", "compare", "generate", "evaluate", "heads", "export", "import"),
     ),
     "Prefect": ("serve tiny", ("serve", "deploy")),
     "Tools": ("doctor tiny", ("doctor", "estimate", "gc", "completion", "help")),

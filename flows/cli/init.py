@@ -22,6 +22,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.flows.cli.console import Answer
+from infini_llama.flows.cli.models import heads_to_read_memory
 from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention, parameters
@@ -220,7 +221,8 @@ def write_continuation(
     """
     _refuse(output)  # before anything is downloaded
     folder = open_model(folder_of(model, None))
-    mapping: dict[str, Any] = {**configuration_of(folder, attention, None)}
+    heads = heads_to_read_memory(folder, attention)
+    mapping: dict[str, Any] = {**configuration_of(folder, attention, None, heads)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
     text, facts = _sampled(files, home, machine, load(settings) if is_given(settings) else None)
     size, length = parameters_of(folder), mapping["data"]["sequence_length"]

@@ -1,17 +1,24 @@
-"""The commands generate, evaluate, export and import."""
+"""The commands generate, evaluate, heads, export and import."""
+
+from __future__ import annotations
 
 import logging
 import shlex
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.flows.cli.console import Answer
-from infini_llama.flows.cli.tables import as_text, evaluation_text, passkey_text
+from infini_llama.flows.cli.tables import as_text, evaluation_text, heads_text, passkey_text
 from infini_llama.flows.naming import find
+
+if TYPE_CHECKING:
+    from infini_llama.tasks.records.heads import HeadScores
+    from infini_llama.tasks.storage.hf_folder import Folder
 
 PASSKEY = ("lengths", "depths", "segments", "form", "filler", "samples", "seed")  # options of `evaluate --passkey`
 log = logging.getLogger("infini_llama.export")
@@ -85,6 +92,51 @@ def _passkey(arguments: Namespace) -> Answer:
     return record.to_json(), passkey_text(record)
 
 
+def heads(arguments: Namespace) -> Answer:
+    picture = Path(arguments.picture) if arguments.picture else None
+    if picture and picture.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--picture {picture} must end with .png or .svg.")
+    from infini_llama.tasks.evaluate.heads import measure_heads, save_picture
+    from infini_llama.tasks.export.importing import folder_of, open_model
+
+    scores = measure_heads(open_model(folder_of(arguments.model, arguments.revision)), arguments.seed)
+    if picture:
+        save_picture(scores, picture)
+    record = scores.to_json()
+    if keys := scores.keys():
+        record["keys"] = keys.to_json()
+    return record, heads_text(scores)
+
+
+def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | None:
+    """Scores of the heads of a model with full attention that is to get a memory, where this machine's memory holds the model."""
+    if attention != "infini" or folder.config.attention != "softmax":
+        return None
+    from infini_llama.tasks.evaluate.heads import measure_heads
+    from infini_llama.tasks.export.importing import parameters_of
+    from infini_llama.tasks.patch_environment.machine import Machine, memory
+
+    need, have = 5 * parameters_of(folder), memory(Machine()).available  # fp32, and what one layer computes
+    if need > have:
+        log.warning(
+            "which heads retrieve is not measured: it takes %.0f GB of memory, and %.0f GB are available. All layers get a memory; "
+            "run `infini-llama heads` on a larger machine",
+            need / 1e9,
+            have / 1e9,
+        )
+        return None
+    log.info("measuring which heads of %s retrieve", folder.path)
+    scores = measure_heads(folder, seed=0)
+    if scores.keys() is None:
+        log.warning(
+            "no head of %s can learn to read a memory: it found %d of %d numbers with full attention. All layers get a memory",
+            folder.path,
+            scores.found,
+            scores.texts,
+        )
+    return scores
+
+
 def export(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     from infini_llama.tasks.export.exporting import export
@@ -99,15 +151,17 @@ def export(arguments: Namespace) -> Answer:
 
 
 def import_folder(arguments: Namespace) -> Answer:
-    from infini_llama.configs.loading import load_config
+    from infini_llama.configs.loading import load_config, refuse_as_new
     from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate
-    from infini_llama.tasks.export.importing import folder_of, write_configuration
+    from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
     from infini_llama.tasks.formatting import in_bytes, in_words
 
     folder = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
-    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length)
+    refuse_as_new(output)  # before anything that takes long
+    heads = heads_to_read_memory(open_model(folder), arguments.attention)
+    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, heads)
     memory = estimate(resolved(load_config(output))).memory["total"]
     record = imported.to_json() | {"memory": memory}
     shown = record | {"memory": f"{in_bytes(memory)} per worker", "untrained_loss": first_loss(imported.untrained_loss)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar
 
+import yaml
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement, TableElement
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from infini_llama.tasks.records.dataset import DatasetRef
     from infini_llama.tasks.records.estimate import Estimate
     from infini_llama.tasks.records.evaluation import PasskeyRetrieval, Perplexity
+    from infini_llama.tasks.records.heads import HeadScores
     from infini_llama.tasks.records.summary import RunResults
     from infini_llama.tasks.runs.gc import Collected
 
@@ -117,6 +119,32 @@ def passkey_text(result: "PasskeyRetrieval") -> str:
     }
     controls = {"controls": control_rows(result.memory)} if result.memory else {}
     return as_text(about | fractions | controls)
+
+
+def heads_text(scores: "HeadScores") -> str:
+    """The heads that retrieve, and the keys of a configuration that follow."""
+    rows = [
+        {
+            "layer": layer,
+            "head": head,
+            "retrieval": scores.retrieval[layer][head],
+            "induction": scores.induction[layer][head],
+        }
+        for layer, head in scores.retrieving
+    ]
+    about = {"model": scores.model, "numbers found with full attention": f"{scores.found} of {scores.texts}"}
+    text = as_text(about | ({"heads that retrieve": rows} if rows else {}))
+    if not scores.can_answer:
+        return f"{text}\n\nthe model cannot answer with full attention, so that no head can learn this from a memory"
+    if (keys := scores.keys()) is None:
+        return f"{text}\n\nno head retrieves: a memory has no head to start from"
+    values = keys.to_json()
+    sections = {
+        "model": {"attention": "infini", "memory_layers": values["memory_layers"]},
+        "train": {name: values[name] for name in ("init_gate", "frozen_layers")},
+    }
+    written = yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=WIDTH)
+    return f"{text}\n\nthe configuration that follows, as `infini-llama import --attention infini` writes it:\n\n{written.rstrip()}"
 
 
 def runs_text(runs: "Sequence[RunResults]") -> str:

@@ -23,6 +23,7 @@ from infini_llama.configs.schema import ModelConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
 from infini_llama.model.config import Attention
+from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder
 
@@ -85,13 +86,18 @@ class ImportedModel(Record):
 
 
 def write_configuration(
-    path: Path, output: Path, attention: Attention | None = None, segment_length: int | None = None
+    path: Path,
+    output: Path,
+    attention: Attention | None = None,
+    segment_length: int | None = None,
+    heads: HeadScores | None = None,
 ) -> ImportedModel:
     """Write a configuration that trains from a folder's weights.
 
     Args:
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
+        heads: which of them get a memory; None, or if none retrieves: all.
 
     Raises:
         ConfigError: the model cannot be expressed here, or `output` cannot be written.
@@ -99,7 +105,7 @@ def write_configuration(
     """
     refuse_as_new(output)
     folder = open_model(path)
-    mapping = configuration_of(folder, attention, segment_length)
+    mapping = configuration_of(folder, attention, segment_length, heads)
     if not re.fullmatch(RUN_NAME, output.stem):
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config(mapping)
@@ -136,7 +142,9 @@ def parameters_of(folder: Folder) -> int:
     return sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
 
 
-def configuration_of(folder: Folder, attention: Attention | None, segment_length: int | None) -> JsonObject:
+def configuration_of(
+    folder: Folder, attention: Attention | None, segment_length: int | None, heads: HeadScores | None = None
+) -> JsonObject:
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
     if attention is not None and attention != chosen.attention:
@@ -153,15 +161,15 @@ def configuration_of(folder: Folder, attention: Attention | None, segment_length
     data: JsonObject = {"source": "files", "files": ["texts/**/*.txt"], "sequence_length": length}
     if (folder.path / "tokenizer.json").is_file():
         data |= {"tokenizer": {"path": str(folder.path)}}
-    return {
-        "data": data,
-        "model": model,
-        "train": {
-            "init_from": str(folder.path),
-            "max_steps": 1000,
-            "global_batch_size": 32,
-            "micro_batch_size": 4,
-            "learning_rate": 1e-4,
-            "warmup_steps": 50,
-        },
+    train: JsonObject = {
+        "init_from": str(folder.path),
+        "max_steps": 1000,
+        "global_batch_size": 32,
+        "micro_batch_size": 4,
+        "learning_rate": 1e-4,
+        "warmup_steps": 50,
     }
+    if heads is not None and (keys := heads.keys()):
+        model |= {"memory_layers": [*keys.memory_layers]}
+        train |= {"init_gate": [[*gates] for gates in keys.init_gate], "frozen_layers": keys.frozen_layers}
+    return {"data": data, "model": model, "train": train}

@@ -1,0 +1,102 @@
+"""Which attention heads of a pretrained model retrieve: those are the heads that can learn to read from a memory.
+
+Measured with full attention, on texts with a hidden number and on repeated random tokens. See `HeadScores`.
+"""
+
+# pyright: reportUnknownMemberType=false
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
+from infini_llama.model.llama import Llama
+from infini_llama.tasks.evaluate.passkey import Asked, ask, encoded
+from infini_llama.tasks.preprocess.sources.passkey import HIDDEN, QUESTION, Hidden, new_key
+from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
+from infini_llama.tasks.records.heads import HeadScores, Scores
+from infini_llama.tasks.storage.hf_folder import Folder
+from infini_llama.tasks.train.worker.initial_model import load_pretrained
+
+TEXTS, FILLERS = 12, (64, 192, 320)  # tokens of filler, in turn
+REPETITIONS, REPEATED = 4, 64  # rows of random tokens, and how many are repeated in each
+
+
+def measure_heads(folder: Folder, seed: int) -> HeadScores:
+    """Scores of every head of the model in a folder, computed layer by layer with this package's own model and in fp32.
+
+    Raises:
+        ConfigError: the folder's tensors are not those of its configuration, or its tokenizer cannot be read.
+        DataError: a file is damaged.
+    """
+    tokenizer = tokenizers.load(TokenizerConfig(path=str(folder.path)))
+    model = Llama(replace(folder.config, attention="softmax", memory_layers=None))
+    load_pretrained(model, folder.path)
+    model.eval()
+    random = Random(seed)
+    texts = [text_with_number(tokenizer, filler, random) for filler in islice(cycle(FILLERS), TEXTS)]
+    measured = [retrieval(model, text) for text in texts]
+    mean = torch.stack([scores for scores, _ in measured]).mean(dim=0)
+    return HeadScores(
+        model=str(folder.path),
+        texts=TEXTS,
+        found=sum(found for _, found in measured),
+        retrieval=_rounded(mean),
+        induction=_rounded(induction(model, torch.Generator().manual_seed(seed))),
+    )
+
+
+def text_with_number(tokenizer: Tokenizer, filler: int, random: Random) -> Asked:
+    """A number anywhere in about `filler` tokens of filler."""
+    key = new_key(random)
+    *shown, _ = encoded(tokenizer, Hidden(HIDDEN.format(key=key), QUESTION, key))
+    return ask(tokenizer, sum(map(len, shown)) + filler, random.random(), key)
+
+
+@torch.inference_mode()
+def retrieval(model: Llama, asked: Asked) -> tuple[torch.Tensor, bool]:
+    """Retrieval scores [layers, H] in one text, and whether every token of the answer is the likeliest one."""
+    ids, size = [*asked.tokens(), *asked.answer], len(asked.answer)
+    mentions = [place for place in range(asked.length - size + 1) if ids[place : place + size] == asked.answer]
+    before = torch.arange(asked.length - 1, asked.length - 1 + size)  # the tokens that the answer is predicted from
+    weights, hidden = model.attention_weights(torch.tensor([ids]), before)
+    to_digits = torch.stack([weights[:, 0, :, at, [place + at for place in mentions]].sum(-1) for at in range(size)])
+    chosen = model.logits(hidden[0, before]).argmax(dim=-1)
+    return to_digits.mean(dim=0), chosen.tolist() == asked.answer
+
+
+@torch.inference_mode()
+def induction(model: Llama, generator: torch.Generator) -> torch.Tensor:
+    """Induction scores [layers, H] over rows of random tokens that are repeated once."""
+    once = torch.randint(model.config.vocab_size, (REPETITIONS, REPEATED), generator=generator)
+    again = torch.arange(REPEATED, 2 * REPEATED - 1)
+    weights, _ = model.attention_weights(torch.cat((once, once), dim=1), again)
+    followed = torch.arange(1, REPEATED)
+    return weights[..., torch.arange(REPEATED - 1), followed].mean(dim=(1, 3))
+
+
+def _rounded(scores: torch.Tensor) -> Scores:
+    return tuple(tuple(round(score, 4) for score in heads) for heads in scores.tolist())
+
+
+def save_picture(scores: HeadScores, target: Path) -> None:
+    """A PNG or SVG, by its name's end: retrieval and induction beside each other, layers by heads; dots mark `for_memory`."""
+    from matplotlib.figure import Figure
+
+    layers, heads = len(scores.retrieval), len(scores.retrieval[0])
+    drawn = Figure(figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained")
+    measured = {"retrieval": scores.retrieval, "induction": scores.induction}
+    image = None
+    for axes, (title, values) in zip(drawn.subplots(1, 2, sharey=True), measured.items(), strict=True):
+        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
+        axes.scatter(
+            [h for _, h in scores.for_memory], [layer for layer, _ in scores.for_memory], s=12, color="#d04010"
+        )
+        axes.set(title=title, xlabel="head", xticks=range(heads), yticks=range(0, layers, max(1, layers // 15)))
+    drawn.axes[0].set_ylabel("layer")
+    assert image is not None
+    drawn.colorbar(image, ax=drawn.axes, label="share of attention")
+    drawn.savefig(target, dpi=120)
