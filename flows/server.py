@@ -255,7 +255,7 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _prefect_home().mkdir(parents=True, exist_ok=True)
         with Lock(
-            _prefect_home() / "server-start.lock", wait=HEALTHY_WITHIN
+            _prefect_home() / "server-start.lock", wait=HEALTHY_WITHIN, setting="PREFECT_HOME"
         ):  # two first starts would create the tables twice
             self.process = process = self._spawn()
             _import_client()  # which takes a second that the server needs anyway

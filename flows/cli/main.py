@@ -19,12 +19,22 @@ DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
+def name_home() -> None:
+    """Set HOME where neither the environment nor the password file has a home folder, as container runtimes do (to /).
+
+    Libraries look for it when they are imported, and fail without one.
+    """
+    if os.path.expanduser("~") == "~":  # noqa: PTH111  pathlib's raises
+        os.environ["HOME"] = "/"
+
+
 class Stopped(BaseException):
     """SIGTERM or SIGHUP: save and end, like Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parsed = parse(arguments)
+    name_home()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()

@@ -94,8 +94,8 @@ def _flash_attention(facts: MachineFacts) -> list[Finding]:
 
 
 def _disk(disk: Disk) -> Finding:
-    if not disk.works:
-        fix = f"Writing, syncing or renaming fails there ({disk.fault}); choose another runtime.home."
+    if disk.fault:
+        fix = f"There, {disk.fault}; set runtime.home to a folder that you may write, on a filesystem with locks and memory maps."
         return finding("disk", disk.path, "error", fix)
     if disk.free is None:
         return finding("disk", disk.path)
@@ -107,6 +107,11 @@ def _disk(disk: Disk) -> Finding:
 
 
 def _file_system(disk: Disk) -> Finding:
+    if not disk.has_links and not disk.fault:
+        sentence = (
+            "It has no symbolic links, so there is no `latest` and no `best`; give datasets and checkpoints by name."
+        )
+        return finding("file system", disk.kind or "unknown", "note", sentence)
     if not disk.network:
         return finding("file system", disk.kind or "unknown")
     fix = (

@@ -11,15 +11,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.machine import Compilers, Cpu, Disk, Memory
 from infini_llama.tasks.runs.run_folder import size_of
+from infini_llama.tasks.storage.filesystem import examine
 
 PACKAGES = (
     "torch",
@@ -187,34 +186,22 @@ def _words(path: Path) -> list[str]:
 
 
 def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
-    """The file system of `home`, and whether what a commit needs works there: write, fsync, rename of a folder.
-
-    A home that does not exist yet is not created: the folder that it would be created in is tried.
+    """The file system of `home`, and what it lacks.
 
     Args:
         run: name of the run whose checkpoints are counted.
     """
-    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
-    kind = _file_system(folder, machine)
-    facts = Disk(
-        path=str(folder),
-        free=free_bytes(folder, machine),
+    tried = examine(home)
+    kind = _file_system(tried.folder, machine)
+    return Disk(
+        path=str(tried.folder),
+        free=free_bytes(tried.folder, machine),
+        fault=tried.fault,
+        has_links=tried.has_links,
         kind=kind,
         network=kind in NETWORK,
         run_bytes=size_of(home / "runs" / run / "checkpoints") if run else 0,
     )
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
-            before, after = Path(scratch, "before"), Path(scratch, "after")
-            before.mkdir()
-            with (before / "file").open("wb") as file:
-                file.write(b"probe")
-                file.flush()
-                os.fsync(file.fileno())
-            before.rename(after)
-    except OSError as error:
-        return changed(facts, works=False, fault=error.strerror or str(error))
-    return facts
 
 
 def _file_system(folder: Path, machine: Machine) -> str:
@@ -252,6 +239,16 @@ def is_port_free(port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def loopback_fault() -> str:
+    """Why this machine does not reach itself at the loopback address; "" where it does."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def versions() -> dict[str, str]:

@@ -132,6 +132,11 @@ class Planner:
         gpus, workers = self.workers(device)
         precision = self.precision(device, gpus)
         micro = self.micro_batch_size(device, gpus, workers, precision)
+        if facts.loopback_fault and settings.nnodes == 1:
+            self.refuse(
+                f"this machine does not reach itself at 127.0.0.1 ({facts.loopback_fault}); bring its loopback interface up (ip link "
+                "set lo up)."
+            )
         if settings.master_port == facts.occupied_port:
             self.refuse(
                 f"environment.master_port={facts.occupied_port}, but another program listens there; end it, choose another "

@@ -3,14 +3,13 @@
 Nothing is patched here: the record names the patches, and each worker applies them to its own process.
 """
 
-import errno
 import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.reading import JsonValue
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.findings import assess
@@ -18,10 +17,11 @@ from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import explicit, resolve
 from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
-from infini_llama.tasks.records.machine import Disk, MachineFacts
+from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PatchedEnvironment, PinnedSettings
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.storage.filesystem import require_temporary_folder, require_usable
 
 log = logging.getLogger("infini_llama.environment")
 # Versions that determine how numbers are computed; the others only read data and report.
@@ -54,7 +54,8 @@ def patch_environment(
         facts = probe_by_srun(config)  # the nodes are other machines than this one
     else:
         facts = probe(home, config, machine)
-    _check_disk(facts.disk, home)
+    require_usable(home, Path(facts.disk.path), facts.disk.fault)
+    require_temporary_folder()
     run = RunFolder.of(config.runtime)
     before = run.find(EnvironmentRecord, run.environment)
     plan = resolve(config, facts, before and before.pinned)
@@ -95,16 +96,6 @@ def _log_plan(plan: EnvironmentPlan) -> None:
     )
     if plan.device == "cuda" and (reason := plan.reasons.get("attention_backend")):
         log.info("attention by %s: %s", plan.attention_backend, reason)
-
-
-def _check_disk(disk: Disk, home: Path) -> None:
-    if disk.works:
-        return
-    if disk.fault in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)):
-        raise PipelineError(f"no space at {disk.path} ({disk.fault}); free space and run the same command again.")
-    raise ConfigError(
-        f"runtime.home={home}: writing, syncing or renaming fails at {disk.path} ({disk.fault}); choose another folder."
-    )
 
 
 class Difference(Record):

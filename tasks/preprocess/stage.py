@@ -52,6 +52,7 @@ from infini_llama.tasks.storage.artifacts import (
     set_pointer,
     staging,
 )
+from infini_llama.tasks.storage.filesystem import examine, require_temporary_folder, require_usable
 from infini_llama.tasks.storage.locks import Busy, Lock
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -125,9 +126,13 @@ class Preparation:
             the reference that the other stages take: path below home, digests, and the facts of both splits.
 
         Raises:
+            ConfigError: the filesystem of the home folder lacks what a dataset needs.
             DataError: unreadable text, or too little for one row.
             PipelineError: no space left; nothing half-written is used.
         """
+        tried = examine(self.home)
+        require_usable(self.home, tried.folder, tried.fault)
+        require_temporary_folder()
         datasets, locks = self.home / "datasets", self.home / "locks"
         with disk_full_as(f"the dataset in {datasets}"), _locked(locks / f"prepare-{self.listing[:12]}.lock"):
             if repair:

@@ -98,6 +98,13 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
     """`count` processes with an equal share of the cores; if the block raises, they end at once, in the middle of their parts."""
     threads = max(1, len(os.sched_getaffinity(0)) // count) if hasattr(os, "sched_getaffinity") else 1
     spawn = multiprocessing.get_context("spawn")
+    try:
+        spawn.Lock()
+    except OSError as fault:
+        raise ConfigError(
+            f"data.num_workers={count} needs shared memory, and /dev/shm cannot be used ({fault.strerror}); mount it (docker "
+            "run --shm-size=1g), or set data.num_workers=1."
+        ) from fault
     reading_end, writing_end = spawn.Pipe(duplex=False)
     with ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads, reading_end)) as executor:
         try:

@@ -27,15 +27,15 @@ class Disk(Record):
 
     Attributes:
         free: bytes; None: unknown.
-        works: writing, syncing and renaming succeeded there; fault: the error of the one that did not.
+        fault: what fails there that datasets and runs need; "" where all works. has_links: symbolic links work.
         kind: such as ext4; network: a network file system, where locks may not reach other machines.
         run_bytes: what the checkpoints of the configured run take already.
     """
 
     path: str = ""
     free: int | None = None
-    works: bool = True
     fault: str = ""
+    has_links: bool = True
     kind: str = ""
     network: bool = False
     run_bytes: int = 0
@@ -99,6 +99,7 @@ class MachineFacts(GpuFacts):
         cores: usable by this process; load: processes that need one.
         shared_memory: free bytes of /dev/shm; None: there is none.
         occupied_port: environment.master_port, where another program listens there.
+        loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
         versions: of installed packages, by name.
     """
@@ -114,6 +115,7 @@ class MachineFacts(GpuFacts):
     shared_memory: int | None = None
     disk: Disk = Disk()
     occupied_port: int | None = None
+    loopback_fault: str = ""
     visible_gpus: str = ""
     compilers: Compilers = Compilers()
     versions: dict[str, str]

@@ -41,7 +41,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def _named(folder: Path) -> list[Path]:
+def named(folder: Path) -> list[Path]:
     """Folders with a checkpoint's name, newest first."""
     paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and not path.is_symlink()]
     return sorted(paths, key=step_of, reverse=True)
@@ -74,7 +74,7 @@ def faults(folder: Path) -> list[Damaged]:
 
 
 def _examined(folder: Path) -> Iterator[Checkpoint | Damaged]:
-    for path in _named(folder):
+    for path in named(folder):
         try:
             yield verify(path, checksums=False)
         except Damaged as fault:
@@ -104,7 +104,7 @@ def read_state(checkpoint: Path) -> TrainState:
 def newest_good(folder: Path, until: int | None = None) -> Path | None:
     """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning."""
     # Listed anew each time: where one was pruned while it was read, there is a newer one.
-    while paths := [path for path in _named(folder) if until is None or step_of(path) <= until]:
+    while paths := [path for path in named(folder) if until is None or step_of(path) <= until]:
         if _is_good(paths[0]):
             return paths[0]
     return None
@@ -230,7 +230,7 @@ def _explicit(folder: Path, path: Path) -> Path:
 
 def abandon_newer(folder: Path, step: int) -> None:
     """Moves the checkpoints of later steps to `abandoned/`, also damaged ones: the run will write others of their names."""
-    newer = [path for path in _named(folder) if step_of(path) > step]
+    newer = [path for path in named(folder) if step_of(path) > step]
     for path in newer:
         abandoned = folder / "abandoned"
         abandoned.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 3}
+# The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
+NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READ_AT_ONCE = 2**21  # bytes
 NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
@@ -270,16 +272,19 @@ def is_complete(path: Path, kind: str, key: str | None = None) -> bool:
 
 
 def set_pointer(folder: Path, name: str, target_name: str) -> None:
-    """Makes `folder/name` a relative link to `target_name`, replaced as a whole. For people: programs scan.
+    """Makes `folder/name` a relative link to `target_name`, replaced as a whole; nothing where the filesystem has no links.
 
-    The temporary name is always the same, so that the next call takes away what a kill left; of two calls at once one wins.
+    For people: programs scan. The temporary name is always the same, so that the next call takes away what a kill left; of two calls
+    at once one wins.
     """
     temporary = folder / f".{name}.tmp"
     temporary.unlink(missing_ok=True)
-    with suppress(FileExistsError):
+    try:
         temporary.symlink_to(target_name)
-        with suppress(FileNotFoundError):
-            temporary.replace(folder / name)
+        temporary.replace(folder / name)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOENT, *NO_LINKS) or not folder.is_dir():
+            raise
 
 
 def move_aside(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """Files that survive a crash: on the disk, and whole or not there."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -8,10 +9,13 @@ from infini_llama.configs.errors import DataError
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
+    """Waits until a file or folder is on the disk; a folder only where its filesystem can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -3,6 +3,7 @@
 A lock dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9` included.
 """
 
+import errno
 import fcntl
 import os
 import socket
@@ -12,11 +13,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from infini_llama.configs.errors import DataError, PipelineError
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.files import write_atomic
 
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a filesystem without flock
 RENEW = 5.0  # seconds between renewals
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
@@ -40,21 +42,29 @@ class Lock:
     Args:
         path: created where it does not exist; never deleted.
         wait: seconds to wait for another holder.
+        setting: what names the folder that the file is in, for the message.
 
     Raises:
         DataError: on entering, when the path is a folder.
+        ConfigError: on entering, when the filesystem has no locks, or the folder cannot be written.
         Busy: on entering, when another process still holds it; names host and process.
     """
 
-    def __init__(self, path: Path, wait: float = 0.0) -> None:
-        self.path, self.wait = path, wait
+    def __init__(self, path: Path, wait: float = 0.0, setting: str = "runtime.home") -> None:
+        self.path, self.wait, self.setting = path, wait, setting
 
     def __enter__(self) -> "Lock":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except IsADirectoryError:
             raise DataError(f"{self.path} is a folder, but the name of a lock file; remove it.") from None
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise ConfigError(
+                f"{self.path} cannot be written ({error.strerror}); set {self.setting} to a folder that you may write."
+            ) from error
         try:
             self._acquire()
             since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -79,13 +89,21 @@ class Lock:
                         "command again."
                     ) from None
                 time.sleep(0.1)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                raise ConfigError(
+                    f"the filesystem of {self.path} has no file locks ({error.strerror}), which keep a second command from "
+                    f"writing the same files; set {self.setting} to a folder on another filesystem, or mount this one with "
+                    "locks (for NFS local_lock=flock, for Lustre localflock)."
+                ) from error
 
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock, for people; None if it is free. A newcomer at this very moment is turned away once."""
+    """Who holds the lock, for people; None if it is free, or nobody can hold it. A newcomer at this very moment is turned away once."""
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -93,6 +111,9 @@ def lock_holder(path: Path) -> str | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _who(descriptor)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     finally:
         os.close(descriptor)
     return None

@@ -68,12 +68,7 @@ class Progress:
         return [line for line in lines if line is not None]
 
     def _new_checkpoint(self) -> None:
-        pointer = self.run.checkpoints / "latest"
-        # It may still name a checkpoint that was moved aside.
-        if (
-            pointer.is_symlink()
-            and pointer.exists()
-            and (step := checkpoints.step_of(pointer.readlink())) > self.checkpoint_step
-        ):
+        newest = next(iter(checkpoints.named(self.run.checkpoints)), None)
+        if newest is not None and (step := checkpoints.step_of(newest)) > self.checkpoint_step:
             self.checkpoint_step = step
             log.info("checkpoint committed at step %d", step, extra={"checkpoint": step})

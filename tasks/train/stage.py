@@ -155,7 +155,7 @@ def _hold_gpu(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], N
     seconds = 0.0
     while True:
         try:
-            return locks.enter_context(Lock(path, wait=1.0))
+            return locks.enter_context(Lock(path, wait=1.0, setting="TMPDIR"))
         except Busy as other:
             if seconds % LOG_AGAIN_SECONDS == 0:
                 log.warning("waiting for a GPU: %s", other)

@@ -7,7 +7,7 @@ from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.probe import probe
 from support.machines import H100
 
-DISK = {"path": "/x", "free": 10**12, "works": True, "kind": "ext4", "network": False}
+DISK = {"path": "/x", "free": 10**12, "kind": "ext4", "network": False}
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,10 @@ def laptop(tmp_path_factory):
         ({"gpus": []}, "GPUs", "note", "on the CPU"),
         ({"gpus": [H100], "nccl": False}, "nccl", "warning", "install a CUDA build"),
         (
-            {"disk": DISK | {"works": False, "fault": "Read-only file system"}},
+            {"disk": DISK | {"fault": "files cannot be written (Read-only file system)"}},
             "disk",
             "error",
-            "(Read-only file system); choose another runtime.home",
+            "(Read-only file system); set runtime.home",
         ),
         ({"disk": DISK | {"free": 10**9}}, "disk", "warning", "free disk space"),
         (

@@ -125,7 +125,7 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
     requested = settings(train=optimizer)
     least = parts * 4 * parameters(model_of(requested))
     for free, severity in ((least, "warning"), (least - 12, "error")):
-        facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0, works=True))
+        facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0))
         (found,) = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]
         assert found.severity == severity
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)

@@ -148,7 +148,7 @@ def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
 def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
         patch_environment(in_home(settings(), Path("/proc/x")))
-    full = changed(probe(tmp_path), disk={"path": "/d", "free": 0, "works": False, "fault": os.strerror(errno.ENOSPC)})
+    full = changed(probe(tmp_path), disk={"path": "/d", "free": 0, "fault": os.strerror(errno.ENOSPC)})
     monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="space") as raised:
         patch_environment(in_home(settings(), tmp_path))

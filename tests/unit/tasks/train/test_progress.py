@@ -57,7 +57,7 @@ def test_a_short_run_needs_no_announcement(progress):
 def test_a_checkpoint_that_was_moved_aside_is_not_announced(progress):
     run, _, words = progress
     run.checkpoints.mkdir()
-    (run.checkpoints / "latest").symlink_to("step-00000016")
+    (run.checkpoints / "step-00000016.damaged-1").mkdir()
     Progress(run, 16, 1).poll()
     assert words() == []
 

@@ -1,0 +1,84 @@
+"""What the filesystem of the home folder lacks: exFAT, network filesystems and folders that are shared with containers differ."""
+
+import fcntl
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from infini_llama.configs.errors import NO_SPACE, ConfigError, PipelineError
+
+
+class Filesystem(NamedTuple):
+    """What was tried in a folder.
+
+    Attributes:
+        folder: the home folder, or the one that it would be created in.
+        fault: what fails there that datasets and runs need; "" where all works.
+        has_links: symbolic links work; without them there is no `latest` and no `best`.
+    """
+
+    folder: Path
+    fault: str
+    has_links: bool
+
+
+def examine(home: Path) -> Filesystem:
+    """Try what a commit and its readers need: write, fsync, rename of a folder, a lock and a memory map. `home` is not created."""
+    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    has_links, failing = False, "files cannot be written"
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
+            before, after = Path(scratch, "before"), Path(scratch, "after")
+            before.mkdir()
+            with (before / "file").open("wb") as file:
+                file.write(b"probe")
+                file.flush()
+                os.fsync(file.fileno())
+            failing = "folders cannot be renamed"
+            before.rename(after)
+            with (after / "file").open("rb") as file:
+                failing = "files cannot be locked"
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                failing = "files cannot be mapped into memory"
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).close()
+            failing = ""
+            has_links = _has_links(Path(scratch))
+    except OSError as error:
+        return Filesystem(folder, f"{failing or 'files cannot be removed'} ({error.strerror or error})", has_links)
+    return Filesystem(folder, "", has_links)
+
+
+def _has_links(folder: Path) -> bool:
+    try:
+        (folder / "link").symlink_to("target")
+    except OSError:
+        return False
+    return True
+
+
+def require_usable(home: Path, folder: Path, fault: str) -> None:
+    """Refuse a home folder with a fault of `examine`.
+
+    Raises:
+        ConfigError: the filesystem lacks something.
+        PipelineError: it is full.
+    """
+    if any(os.strerror(number) in fault for number in NO_SPACE):
+        raise PipelineError(f"no space at {folder}: {fault}; free space and run the same command again.")
+    if fault:
+        raise ConfigError(
+            f"runtime.home={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "
+            "memory maps."
+        )
+
+
+def require_temporary_folder() -> None:
+    """Raise ConfigError where no folder for temporary files can be written: locks of GPUs and unpacked text are kept there."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            "no folder for temporary files can be written (TMPDIR, /tmp, /var/tmp); set TMPDIR to one that can."
+        ) from None

@@ -1,0 +1,90 @@
+"""Filesystems and machines that lack something: what works without it, and what is refused with the setting to change."""
+
+import errno
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.cli.main import name_home
+from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.storage.artifacts import set_pointer
+from infini_llama.tasks.storage.files import sync
+from infini_llama.tasks.storage.filesystem import examine, require_temporary_folder
+from infini_llama.tasks.storage.locks import Lock, lock_holder
+from support.made_up_runs import add_checkpoint
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """Make a system call fail with the error that filesystems without it give."""
+
+    def fail(module, name: str, number: int) -> None:
+        def refused(*arguments, **options):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(module, name, refused)
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_links_there_is_no_pointer_and_all_else_works(lacking, tmp_path, data, number):
+    lacking(os, "symlink", number)
+    preprocess(data(), tmp_path)
+    set_pointer(tmp_path, "latest", "x")
+    assert not os.path.lexists(tmp_path / "latest") and not os.path.lexists(tmp_path / "datasets" / "latest")
+    (tmp_path / "checkpoints").mkdir()
+    add_checkpoint(tmp_path / "checkpoints", 8)
+    checkpoints.point_and_prune(tmp_path / "checkpoints", 1)
+    assert checkpoints.latest_step(tmp_path / "checkpoints") == 8
+    tried = examine(tmp_path)
+    assert not tried.fault and not tried.has_links
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_file_locks_the_home_folder_is_refused(lacking, tmp_path, data, number):
+    with Lock(tmp_path / "lock"):
+        pass
+    lacking(fcntl, "flock", number)
+    with pytest.raises(ConfigError, match=r"runtime\.home"):
+        preprocess(data(), tmp_path / "home")
+    with pytest.raises(ConfigError, match="TMPDIR"), Lock(tmp_path / "lock", setting="TMPDIR"):
+        pass
+    assert lock_holder(tmp_path / "lock") is None and "locked" in examine(tmp_path).fault
+
+
+def test_a_folder_that_cannot_be_synced_alone_is_no_fault(lacking, tmp_path):
+    (tmp_path / "file").write_text("")
+    lacking(os, "fsync", errno.EINVAL)
+    sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid"):
+        sync(tmp_path / "file")
+
+
+def test_without_a_folder_for_temporary_files_the_setting_is_named(monkeypatch):
+    def none_found() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_found)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        require_temporary_folder()
+
+
+def test_a_user_without_a_home_folder_is_given_one(monkeypatch):
+    import pwd
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setenv("HOME", "/kept")
+    name_home()
+    assert Path.home() == Path("/kept")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    name_home()
+    assert Path.home() == Path("/")
