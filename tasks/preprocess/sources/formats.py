@@ -58,12 +58,10 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
-        DataError: the file is not damaged, and yet its text is not here: it is a pointer to a file that was not downloaded, or cannot be
-            unpacked with the memory that is given.
+        DataError: the file is not damaged, and yet its text is not here: it is an archive, a pointer to a file that was not downloaded, or
+            cannot be unpacked with the memory that is given.
         OSError: the disk does not give it.
     """
-    if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
-        raise Unreadable("is an archive; unpack it, and name its files")
     form = _format(path, form)
     with _faults(path), _content(path, form, span) as stream:
         match form:
@@ -145,9 +143,11 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
     """What the file holds, unpacked, after the byte order mark of a text.
 
     Raises:
-        Refused: it is a pointer, whatever its name; also one that was compressed as if it were the text.
+        Refused: it is an archive, or a pointer, whatever its name; also one that was compressed as if it were the text.
         Unreadable: it is a text in another encoding.
     """
+    if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
+        raise Refused("is an archive; unpack it, and name its files")
     with _opened(path) as file:
         if span and span[0]:  # its beginning is another one's, and that of a remote file would be one more request
             yield file

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +19,15 @@ from support.damage import flip
 from support.stages import survey
 
 
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
 @pytest.mark.parametrize("name", ["x.tar", "x.TAR.gz", "x.tgz", "x.zip"])
-def test_an_archive_is_refused_and_not_read_as_a_text(tmp_path: Path, name: str) -> None:
+def test_an_archive_is_refused_and_not_read_as_a_text(
+    tmp_path: Path, name: str, on_bad_input: Literal["fail", "skip"]
+) -> None:
+    (tmp_path / "fine.txt").write_text("a text " * 50)
     (tmp_path / name).write_text("a file's name, and its text")
     with pytest.raises(DataError, match=rf"{name} is an archive; unpack it"):
-        survey(DataConfig(files=[str(tmp_path / name)], validation_fraction=0.5))
+        survey(DataConfig(files=[f"{tmp_path}/*"], validation_fraction=0.5, on_bad_input=on_bad_input))
 
 
 def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
