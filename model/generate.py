@@ -97,6 +97,7 @@ def generate_batch(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     ends: Callable[[int, int], bool] = lambda _row, _token: False,
+    vocab_size: int | None = None,
 ) -> Iterator[list[int | None]]:
     """The next token of every row, step by step, for prompts of any lengths; None for a row that has ended.
 
@@ -105,13 +106,14 @@ def generate_batch(
 
     Args:
         ends: called with the row and its new token, each token once; True makes it the row's last.
+        vocab_size: of the tokenizer: IDs from here on, which only pad the embedding, are not chosen. None: the model's.
 
     Raises:
         ValueError: there is no prompt, or one is empty.
     """
     if not prompts or not all(prompts):
         raise ValueError("the prompt has no tokens; give at least one")
-    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), ends)
+    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), ends, vocab_size or model.config.vocab_size)
 
 
 @torch.inference_mode()
@@ -121,14 +123,15 @@ def _steps(
     max_new_tokens: int,
     sampling: Sampling,
     ends: Callable[[int, int], bool],
+    vocab_size: int,
 ) -> Iterator[list[int | None]]:
     if max_new_tokens < 1:
         return
-    device, vocabulary = model.lm_head.weight.device, model.config.vocab_size
+    device = model.lm_head.weight.device
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
-    seen = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
+    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
     generators: list[torch.Generator] = []
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
@@ -138,7 +141,7 @@ def _steps(
     open_rows = set(range(len(prompts)))
     for remaining in range(max_new_tokens - 1, -1, -1):
         step: list[int | None] = [None] * len(prompts)
-        for row, scores in enumerate(logits.float().cpu()):
+        for row, scores in enumerate(logits[:, :vocab_size].float().cpu()):
             if row in open_rows:
                 step[row] = token = choose(scores, seen[row], sampling, generators[row])
                 seen[row, token] = True

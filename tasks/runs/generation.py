@@ -1,15 +1,17 @@
 """A model's text for prompts in words: encoding, decoding as it is written, and where it stops."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
 
 GREEDY = Sampling(temperature=0.0)
+BROKEN = "\ufffd"  # what decoders write for bytes that are no character
 
 
 def generate(run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY) -> list[str]:
@@ -19,6 +21,82 @@ def generate(run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sam
     for _ in writer.write(max_new_tokens, sampling):
         pass
     return writer.texts
+
+
+class Continuation:
+    """The text of tokens that continue a prompt, as they come: the decoding of prompt and tokens together, without the prompt's part.
+
+    A character that the prompt ends with stays one, whatever bytes follow it. `tokenizers`' own DecodeStream knows no prompt, and raises
+    at bytes that are no UTF-8.
+
+    Attributes:
+        final: the text's beginning, which no later token changes.
+        open: the rest, which one may change: a part of a character, or byte tokens, of which one can invalidate those before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
+        self.tokenizer, self.final, self.open = tokenizer, "", ""
+        self.special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.is_local = _is_local(tokenizer)
+        self._follow([token for token in prompt if self._has_text(token)])
+
+    def add(self, token: int) -> None:
+        """The next token. Special ones have no text."""
+        if not self._has_text(token):
+            return
+        self.tokens.append(token)
+        text = self._decode(self.tokens)
+        before = next(filter(text.startswith, self.before), self.before[0])
+        self.open = text[len(before) :]
+        if self.is_local and not self._is_byte(token) and not self.open.endswith(BROKEN):
+            self.final, self.open = self.final + self.open, ""
+            self._follow(self.tokens)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Continue behind these tokens; those that matter for the text of others are kept, with their own text."""
+        trailing = next((n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens))
+        kept = min(trailing + 1, len(tokens)) if self.is_local else len(tokens)
+        while kept < len(tokens) and not self._decode(tokens[-kept:]):  # a decoder may still strip what follows
+            kept += 1
+        self.tokens = tokens[len(tokens) - kept :]
+        # The first one is what the text becomes where an invalid byte follows the byte tokens at its end.
+        broken = self._decode(self.tokens[: kept - trailing]) + BROKEN * trailing
+        self.before = (broken, self._decode(self.tokens)) if trailing else (self._decode(self.tokens),)
+
+    def _has_text(self, token: int) -> bool:
+        return token not in self.special and self.tokenizer.id_to_token(token) is not None
+
+    def _is_byte(self, token: int) -> bool:
+        text = self.tokenizer.id_to_token(token)
+        return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens)
+
+
+def _is_local(tokenizer: Tokenizer) -> bool:
+    """Whether tokens decode to the same text whatever follows them, but for parts of characters and byte tokens at their end."""
+    fused = False
+    for step in _steps(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {"type": "Sequence"}):
+        match step:
+            case {"type": "Fuse" | "ByteLevel"}:
+                fused = True
+            case {"type": "Replace", "pattern": {"String": str(pattern)}} if len(pattern) == 1:
+                pass
+            case {"type": "Strip", "stop": 0}:
+                pass
+            case {"type": "Replace" | "Strip" | "Metaspace" | "WordPiece" | "BPEDecoder" | "ByteFallback"} if not fused:
+                pass
+            case _:
+                return False
+    return True
+
+
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        yield decoder
+    for step in decoder.get("decoders", ()):
+        yield from _steps(step)
 
 
 class Writer:
@@ -35,48 +113,40 @@ class Writer:
         self.model, self.tokenizer, self.end_of_text, self.stops = model, tokenizer, end_of_text, stops
         self.prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts]
         self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
-        self._streams = [DecodeStream(skip_special_tokens=True) for _ in prompts]
+        self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
         self._ended: set[int] = set()  # rows that met a stop string
 
     def write(self, max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, str]]:
-        """Pairs of a prompt's number and the next piece of its text, as soon as it cannot be part of a stop string any more."""
+        """Pairs of a prompt's number and the next piece of its text, as soon as no later token can change it or make it a stop string."""
         shown = [0] * len(self.texts)
-        for step in generate_batch(self.model, self.prompts, max_new_tokens, sampling, self._take):
+        size = self.tokenizer.get_vocab_size()
+        for step in generate_batch(self.model, self.prompts, max_new_tokens, sampling, self._take, size):
             for row, token in enumerate(step):
                 if token is not None:
-                    certain = len(self.texts[row]) - (0 if row in self._ended else self._open_end(self.texts[row]))
+                    final = self._continuations[row].final
+                    certain = len(self.texts[row]) if row in self._ended else len(final) - self._open_end(final)
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
-        for row in range(len(self.texts)):
-            self._add_rest(row)
-            if len(self.texts[row]) > shown[row]:
-                yield row, self.texts[row][shown[row] :]
+        for row, text in enumerate(self.texts):
+            if len(text) > shown[row]:
+                yield row, text[shown[row] :]
 
     def _take(self, row: int, token: int) -> bool:
         """Adds a token to its text and says whether the text ends with it."""
         if token == self.end_of_text:
             return True
         self.tokens[row].append(token)
-        return self._add(row, self._streams[row].step(self.tokenizer, token) or "")
-
-    def _add_rest(self, row: int) -> None:
-        """Adds what the stream holds back at the end of a text: half a character, shown as U+FFFD, and what stands before it."""
-        whole = self.tokenizer.decode(self.tokens[row], skip_special_tokens=True)
-        if row not in self._ended and whole.startswith(self.texts[row]):
-            self._add(row, whole[len(self.texts[row]) :])
-
-    def _add(self, row: int, piece: str) -> bool:
-        """Adds to a text, but not a stop string nor what follows it; says whether there was one."""
-        before = len(self.texts[row])
-        self.texts[row] += piece
+        continuation = self._continuations[row]
+        before = len(continuation.final)
+        continuation.add(token)
+        text = continuation.final + continuation.open
         # Only a stop string that the new piece is part of can be new.
-        places = [self.texts[row].find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
-        if not any(place >= 0 for place in places):
-            return False
-        self.texts[row] = self.texts[row][: min(place for place in places if place >= 0)]
-        self._ended.add(row)
-        return True
+        places = [text.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        self.texts[row] = text[: min((place for place in places if place >= 0), default=len(text))]
+        if any(place >= 0 for place in places):
+            self._ended.add(row)
+        return row in self._ended
 
     def _open_end(self, text: str) -> int:
         """Characters at the end of the text that may turn out to begin a stop string."""

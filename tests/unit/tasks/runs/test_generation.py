@@ -85,6 +85,15 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_without_a_token_are_not_chosen(tokenizer, temperature):
+    model = Scripted(tokenizer, "")
+    model.script = [[tokenizer.get_vocab_size(), 299] * 10]
+    writer = Writer(model, tokenizer, ["p"], END)
+    list(writer.write(20, Sampling(temperature=temperature)))
+    assert all(map(tokenizer.id_to_token, writer.tokens[0]))
+
+
 def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
     writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
