@@ -66,6 +66,11 @@ class DataError(PipelineError):
     exit_code = ExitCode.INVALID_DATA
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust (tokenizers, gigatoken) broke off inside: such a panic is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 class TrainFailed(PipelineError):
     """An attempt ended without finishing; where its code is TRANSIENT, another call resumes from the newest valid checkpoint."""
 

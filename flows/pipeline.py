@@ -10,6 +10,7 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import resolved
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.references import reference_for
@@ -134,5 +135,6 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
 def finish(summary: RunSummary, evaluations: Evaluations | None) -> PipelineResult:
     """Write the page and the loss curve of a run that has ended, unless they are there and still true; returns its result."""
     if not summary.already_finished or evaluations is not None or not summary.paths.report.exists():
-        write_report(summary.paths.run)
+        with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
+            write_report(summary.paths.run)
     return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations})

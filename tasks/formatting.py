@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from infini_llama.configs.errors import is_panic
 from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import RowCosts
 
@@ -130,13 +131,27 @@ def share(value: float) -> str:
     return f"{value:.1%}"
 
 
+_failed = set[str]()  # what failed in this process, of what is tried again and again
+
+
 @contextlib.contextmanager
-def best_effort(what: str) -> Iterator[None]:
-    """Log an error in the block with what could not be shown; the work goes on."""
+def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator[None]:
+    """What is only for people ends no run: an error in the block is logged as a warning, and the run continues.
+
+    Args:
+        what: the part of the run that is missing then.
+        advice: a sentence that says what to do about it.
+        repeated: the block is tried again and again: `what` is logged the first time, with the traceback.
+    """
     try:
         yield
-    except Exception as fault:
-        log.warning("%s cannot be shown on the run's page (%r); the run itself continues.", what, fault)
+    except BaseException as fault:
+        if not (isinstance(fault, Exception) or is_panic(fault)):
+            raise
+        level = logging.DEBUG if repeated and what in _failed else logging.WARNING
+        _failed.add(what)
+        words = f"{what} failed ({type(fault).__name__}: {fault}); the run continues without. {advice}".rstrip()
+        log.log(level, "%s", words, exc_info=repeated)
 
 
 @dataclass(frozen=True)

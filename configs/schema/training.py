@@ -42,10 +42,10 @@ class TrainingConfig(Section):
         default=None,
         description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
     )
-    sample_prompts: list[Annotated[str, Field(min_length=1)]] = free(
-        default=["def "],
+    sample_prompts: list[Annotated[str, Field(min_length=1)]] | None = free(
+        default=None,
         description="Prompts that the model continues at each evaluation and at the end. The texts are in samples.jsonl, "
-        "result.json and the report. Empty: no samples.",
+        "result.json and the report. Empty: no samples. Default: the beginning of a held-out text.",
     )
     sample_tokens: Annotated[int, Field(ge=1)] = free(default=128, description="Tokens per sample.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = fixed(

@@ -119,7 +119,6 @@ train:
   warmup_steps: {warmup}
   eval_steps: {every:<18}# steps; an evaluation also writes a sample
   save_steps: {every:<18}# steps between checkpoints
-  sample_prompts: ["The "]
 
 runtime:
   name: {name:<24}# the same name resumes the same run

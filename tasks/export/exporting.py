@@ -14,16 +14,18 @@ from tokenizers import Tokenizer
 
 from infini_llama import model
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.card import Exported, ModelFacts, model_card
+from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import staging, sync
-from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file
+from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
 INDEX = "model.safetensors.index.json"
@@ -96,11 +98,18 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
         vocabulary=vocabulary,
         weights_sha256=state_hash(model_tensors(model), "model."),
         infini_llama=version("infini-llama"),
-        sample_prompt=next(iter(train.sample_prompts), "Once"),
+        sample_prompt=sample_prompt(train, dataset_of(run_dir)),
         global_batch_size=train.global_batch_size,
         learning_rate=train.learning_rate,
         seed=train.seed,
     )
+
+
+def sample_prompt(train: TrainingConfig, dataset: Path) -> str:
+    """What the card's example continues: the first of train.sample_prompts, by default the beginning of a held-out text."""
+    if train.sample_prompts is None:
+        return held_out_prompt(dataset, read_tokenizer(dataset))
+    return next(iter(train.sample_prompts), "Once")
 
 
 def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: ModelFacts) -> list[str]:

@@ -1,11 +1,14 @@
 """A model's text for prompts in words: encoding, decoding as it is written, and where it stops."""
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from infini_llama.configs.errors import DataError, is_panic
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
@@ -67,11 +70,16 @@ class Continuation:
         return token not in self.special and self.tokenizer.id_to_token(token) is not None
 
     def _is_byte(self, token: int) -> bool:
-        text = self.tokenizer.id_to_token(token)
+        text = self.tokenizer.id_to_token(token) or ""
         return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
     def _decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens)
+        try:
+            return self.tokenizer.decode(tokens)
+        except BaseException as error:
+            if is_panic(error):
+                raise DataError(f"the tokenizer's decoder fails ({error}); use another tokenizer.") from None
+            raise
 
 
 def _is_local(tokenizer: Tokenizer) -> bool:
@@ -116,9 +124,13 @@ class Writer:
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
         self._ended: set[int] = set()  # rows that met a stop string
 
-    def write(self, max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, str]]:
-        """Pairs of a prompt's number and the next piece of its text, as soon as no later token can change it or make it a stop string."""
-        shown = [0] * len(self.texts)
+    def write(self, max_new_tokens: int, sampling: Sampling, seconds: float = math.inf) -> Iterator[tuple[int, str]]:
+        """Pairs of a prompt's number and the next piece of its text, as soon as no later token can change it or make it a stop string.
+
+        Args:
+            seconds: after which no further token is begun.
+        """
+        shown, until = [0] * len(self.texts), time.monotonic() + seconds
         size = self.tokenizer.get_vocab_size()
         for step in generate_batch(self.model, self.prompts, max_new_tokens, sampling, self._take, size):
             for row, token in enumerate(step):
@@ -128,6 +140,8 @@ class Writer:
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
+            if time.monotonic() > until:
+                break
         for row, text in enumerate(self.texts):
             if len(text) > shown[row]:
                 yield row, text[shown[row] :]

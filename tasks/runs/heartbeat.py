@@ -16,6 +16,7 @@ PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
 LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
 BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
 PUBLISH_SECONDS = 1.0
+UNKNOWN = 30  # times runtime.hang_timeout that a phase may take whose duration is not known
 STACKS = "write-stacks"  # file in the attempt's folder: every rank of another machine writes its stacks into its log
 
 

@@ -217,7 +217,7 @@ class RunReader:
     def samples(self) -> list[SampleLine]:
         """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
         written = read_lines(self.folder.samples, SampleLine, self.folder.id)
-        if self.lineage.train.sample_prompts:
+        if self.lineage.train.sample_prompts != []:
             ends = {
                 attempt.step for attempt in self.attempts if attempt.kind == "done"
             }  # whose texts are in the result
@@ -324,7 +324,11 @@ def _warn_of_missing(path: Path, what: str, numbers: set[int]) -> None:
         first = ", ".join(map(str, sorted(numbers)[:SHOWN]))
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         log.warning(
-            "%s has no %s %s%s: its process was killed before it wrote it, or it is lost.", path, what, first, more
+            "%s has no %s %s%s: its process failed or was killed before it wrote it, or it is lost.",
+            path,
+            what,
+            first,
+            more,
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError, Preempted, no_space
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
@@ -240,7 +241,7 @@ def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll:
     ended = False
     while not ended:
         ended = workers.poll() is not None
-        with suppress(OSError):  # the filesystem does not answer just now
+        with best_effort("the display of progress", repeated=True), suppress(OSError):  # it does not answer just now
             progress.poll()
         try:
             if not ended:  # else a rank that was killed would count as silent

@@ -9,6 +9,7 @@ from pathlib import Path
 from infini_llama.tasks.runs.heartbeat import (
     PHASES,
     STACKS,
+    UNKNOWN,
     HeartbeatRecord,
     heartbeat_path,
     read_count,
@@ -26,8 +27,9 @@ STOPPED_SHARE = 0.5  # of the timeout, for a rank whose process is stopped: that
 GONE_SECONDS = 60.0  # in which torchrun ends the other ranks after one has died: it gives them half of that
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 # The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
-# and a save waits for a disk, mostly for a copy, and once for all that is still written in the background.
-NOT_LEARNED = ("start", "compile", "save")
+# a save waits for a disk, mostly for a copy, and once for all that is still written in the background, and an evaluation is followed by
+# texts of the model, which decides how long they are.
+NOT_LEARNED = ("start", "compile", "save", "evaluate")
 
 
 class Hung(Exception):
@@ -74,7 +76,7 @@ class HangDetector:
         if stopped:
             return STOPPED_SHARE * self.timeout
         longest = None if phase in NOT_LEARNED else self.longest.get(phase)
-        return 30 * self.timeout if longest is None else self.timeout + 2 * longest
+        return UNKNOWN * self.timeout if longest is None else self.timeout + 2 * longest
 
     def poll(self) -> None:
         """Raises Hung where `hung` has a sentence; once a second where ranks are on other machines."""

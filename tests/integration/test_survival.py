@@ -58,6 +58,28 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     assert lab.lineage("new")["dataset"]["path"] != lab.lineage("grown")["dataset"]["path"]
 
 
+FOR_PEOPLE = """
+def change(module):
+    def broken(*arguments):
+        raise RuntimeError("as if")
+    module.sample_texts = broken
+    from infini_llama.tasks.train.worker.callbacks import metrics_writer
+    metrics_writer.TensorBoard.scalars = broken
+"""
+
+
+def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, uninterrupted, tmp_path):
+    calm = uninterrupted("softmax", 2)
+    broken = inject(tmp_path, "infini_llama.tasks.train.worker.callbacks.samples", FOR_PEOPLE)
+    (tmp_path / "mine.py").write_text("def hook(model, record):\n    raise RuntimeError('as if')\n")
+    lab.finish("for-people", *SOFTMAX_2, broken, "train.metrics_hook=mine:hook")
+    lab.assert_same("for-people", calm)
+    assert len(lab.attempts("for-people")) == 1
+    for rank, parts in enumerate((("sampling", "TensorBoard", "metrics_hook"), ("metrics_hook",))):
+        text = (lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log").read_text()
+        assert text.count("WARNING infini_llama.cards") == len(parts) and all(part in text for part in parts)
+
+
 OUT_OF_MEMORY = """
 def change(module):
     accumulate = module.SingleRank.accumulate

@@ -95,11 +95,6 @@ def reference(encoder: Tokenizer) -> Encode:
     return encode
 
 
-def is_panic(error: BaseException) -> bool:
-    """Whether `tokenizers` or gigatoken broke off inside: a panic of Rust, which is no Exception."""
-    return type(error).__name__ == "PanicException"
-
-
 def cut_of(encoder: Tokenizer) -> Cut:
     """What cuts a text into pieces whose tokens, one after the other, are those of the text; one piece where that is not known.
 

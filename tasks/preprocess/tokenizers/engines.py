@@ -20,8 +20,8 @@ from unicodedata import category
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokenizers.encoder import Cut, Encode, Ids, cut_of, encoder_of, is_panic, reference
+from infini_llama.configs.errors import DataError, is_panic
+from infini_llama.tasks.preprocess.tokenizers.encoder import Cut, Encode, Ids, cut_of, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import checksum_of

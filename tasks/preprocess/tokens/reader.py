@@ -1,14 +1,20 @@
-"""Rows of tokens, gathered from the memory-mapped stream of a dataset. numpy and pyarrow only."""
+"""Rows of tokens, gathered from the memory-mapped stream of a dataset, without torch."""
 
+import re
 from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
 from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, read_row_table
+
+BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
+PROMPT_LETTERS = 60  # of those words at most
+LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
 class TokenReader:
@@ -210,6 +216,27 @@ class TokenReader:
     def _verify(self, path: Path, checksum: str) -> None:
         if self.verify_on_read and (not path.is_file() or file_checksum(path) != checksum):
             raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")
+
+
+def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
+    """How a held-out text begins, for a model to continue: its prompt where it has one (data.loss_on: answer), or its first words.
+
+    It is the first one of at least BEGINNING tokens, or the longest of the first shard, of which at most half is taken.
+    """
+    content = read_dataset(dataset).content
+    shard = dataset / content.validation.shards[0].file
+    offsets, tokens = map_shard(shard)
+    lengths = np.diff(offsets)
+    if content.loss_on == "answer":
+        prompts = map_prompts(shard)
+        number = int(prompts.argmin()) if prompts.min() > LONGEST_PROMPT else int((prompts <= LONGEST_PROMPT).argmax())
+        return tokenizer.decode(tokens[offsets[number] :][: prompts[number]].tolist())
+    is_long = lengths >= BEGINNING
+    number = int(is_long.argmax() if is_long.any() else lengths.argmax())
+    text = tokenizer.decode(tokens[offsets[number] :][: min(BEGINNING, int(lengths[number]) // 2)].tolist())
+    text = text[:PROMPT_LETTERS].rstrip("\ufffd")  # of half a character
+    words = re.match(r"[\s\S]*\S(?=\s)", text)
+    return words[0] if words else text
 
 
 def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import TrainingResult
@@ -24,7 +25,7 @@ from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.samples import Samples, sample_texts
+from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samples, samples_in_time
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
@@ -205,7 +206,9 @@ class Trainer:
         weights, moments = state_hash(tensors, "model."), state_hash(tensors, "optimizer.")
         model = self.strategy.to_plain_model()
         if model is not None:
-            run = RunFolder(resolved.run_dir)
+            run, samples = RunFolder(resolved.run_dir), tuple[str, ...]()
+            with best_effort(WHAT, ADVICE, repeated=True):
+                samples = tuple(sample.text for sample in samples_in_time(model, resolved, self.ranks.device))
             result = TrainingResult(
                 steps=step,
                 stopped_early=resolved.config.train.early_stopping_patience if step < resolved.max_steps else None,
@@ -213,7 +216,7 @@ class Trainer:
                 weights_sha256=weights,
                 optimizer_sha256=moments,
                 checkpoint_digest=checkpoints.verify(checkpoints.checkpoint_path(run.checkpoints, step), False).digest,
-                samples=tuple(sample_texts(model, resolved.dataset_path, resolved.config.train)),
+                samples=samples,
             )
             run.write(run.result, result)
         self.ranks.barrier()

@@ -9,15 +9,17 @@ import math
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed, dotted
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -25,6 +27,7 @@ from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.record_files import with_checksum
 
 Curves = list[tuple[str, float | None]]
+REPORTING = "Correct train.report_to before the next attempt, or remove what fails; metrics.jsonl has every number."
 MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
@@ -38,6 +41,13 @@ class WandbRecord(Record):
 
     id: str
     step: int = -1
+
+
+class Sample(NamedTuple):
+    """A text by the model; it begins with the prompt."""
+
+    prompt: str
+    text: str
 
 
 class Reporter(Protocol):
@@ -153,16 +163,18 @@ class WeightsAndBiases:
 
 
 def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject) -> list[Reporter]:
-    """The reporters that `train.report_to` names.
+    """The reporters that `train.report_to` names. One that cannot start is refused at a run's start; a run that goes on does without.
 
     Raises:
         ConfigError: W&B is requested and not available.
     """
     active: list[Reporter] = []
-    if "tensorboard" in names:
-        active.append(TensorBoard(run_dir, first_step, config))
-    if "wandb" in names:
-        active.append(WeightsAndBiases(run_dir, config))
+    with nullcontext() if first_step == 0 else best_effort("reporting to TensorBoard", REPORTING):
+        if "tensorboard" in names:
+            active.append(TensorBoard(run_dir, first_step, config))
+    with nullcontext() if first_step == 0 else best_effort("reporting to Weights & Biases", REPORTING):
+        if "wandb" in names:
+            active.append(WeightsAndBiases(run_dir, config))
     return active
 
 
@@ -209,32 +221,37 @@ class MetricsWriter:
             line.step,
         )
 
-    def samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
-        for prompt, text in zip(prompts, texts, strict=True):
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        for prompt, text in samples:
             self._append(self.texts, SampleLine(step=step, prompt=prompt, text=text))
-        for reporter in self.reporters:
-            reporter.texts("samples", texts, step)
+        if samples:
+            self._each(lambda reporter: reporter.texts("samples", [sample.text for sample in samples], step))
 
     def sync(self) -> None:
         """Flush every line so far to disk: a checkpoint must not survive the metrics that led to it."""
         for file in (self.metrics, self.texts):
             os.fsync(file.fileno())
-        for reporter in self.reporters:
-            reporter.sync()
+        self._each(lambda reporter: reporter.sync())
 
     def close(self, finished: bool) -> None:
         """Close files and reporters; a finished run reports its last validation as its result."""
         self.metrics.close()
         self.texts.close()
-        for reporter in self.reporters:
-            reporter.close(self.last_validation if finished else {})
+        self._each(lambda reporter: reporter.close(self.last_validation if finished else {}))
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
         """Those that are finite, once they are reported."""
         drawn = {name: value for name, value in curves if value is not None and math.isfinite(value)}
-        for reporter in self.reporters:
-            reporter.scalars(drawn, step)
+        self._each(lambda reporter: reporter.scalars(drawn, step))
         return drawn
+
+    def _each(self, report: Callable[[Reporter], None]) -> None:
+        """One that fails is not used again in this attempt: what it draws is only for people."""
+        for reporter in [*self.reporters]:
+            self.reporters.remove(reporter)
+            with best_effort(f"reporting to {type(reporter).__name__}", REPORTING):
+                report(reporter)
+                self.reporters.append(reporter)
 
     def _append(self, file: TextIO, line: StepLine) -> None:
         file.write(

@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
 
 log = logging.getLogger("infini_llama.worker")
 MOST_ROWS = 40
+ADVICE = "Remove train.profile_steps."
 
 
 class Profiler(Callback):
@@ -28,9 +30,12 @@ class Profiler(Callback):
 
     def on_step_start(self, state: TrainState) -> None:
         if self.span is not None and self.running is None and self.span[0] <= state.step + 1 <= self.span[1]:
-            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self.running = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
-            self.running.start()
+            span, self.span = self.span, None  # of a profiler that fails
+            with best_effort("the profile", ADVICE):
+                gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+                running = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
+                running.start()
+                self.running, self.span = running, span
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         if self.running is None or self.span is None:
@@ -43,15 +48,16 @@ class Profiler(Callback):
             self._write(f"the steps from {self.span[0]} on")
 
     def _write(self, steps: str) -> None:
-        assert self.running is not None
-        self.running.stop()
-        self.folder.mkdir(exist_ok=True)
-        self.running.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
-        order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = self.running.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
-        (self.folder / f"rank-{self.rank}.txt").write_text(table, encoding="utf-8")
-        log.info("profile of %s is in %s", steps, self.folder)
-        self.running = None
+        running, self.running = self.running, None
+        assert running is not None
+        with best_effort("the profile", ADVICE):
+            running.stop()
+            self.folder.mkdir(exist_ok=True)
+            running.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
+            order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+            table = running.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
+            (self.folder / f"rank-{self.rank}.txt").write_text(table, encoding="utf-8")
+            log.info("profile of %s is in %s", steps, self.folder)
 
 
 def memory_peak() -> int:

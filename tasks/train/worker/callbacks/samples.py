@@ -1,19 +1,29 @@
 """Texts by the model, as a first look at what it learned."""
 
+import math
 from pathlib import Path
+
+import torch
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
+from infini_llama.tasks.runs.heartbeat import UNKNOWN
 from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import Sample
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+WHAT = "sampling from the model"
+ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples."
 
 
 class Samples(Callback):
@@ -30,27 +40,38 @@ class Samples(Callback):
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         train = self.resolved.config.train
-        if not train.sample_prompts or self.evaluation.last_step != state.step:
+        if train.sample_prompts == [] or self.evaluation.last_step != state.step:
             return
         if state.is_finished(self.resolved.max_steps, train.early_stopping_patience):
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
-            texts = sample_texts(model, self.resolved.dataset_path, train)
-            self.metrics.writer.samples(state.step, list(train.sample_prompts), texts)
+            with best_effort(WHAT, ADVICE, repeated=True):
+                self.metrics.writer.samples(state.step, samples_in_time(model, self.resolved, self.ranks.device))
         self.strategy.model.train()
-        self.ranks.barrier()
+        self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
-def sample_texts(model: Llama, dataset: Path, train: TrainingConfig) -> list[str]:
-    """Each of train.sample_prompts with its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
+def samples_in_time(model: Llama, resolved: ResolvedRun, device: torch.device) -> list[Sample]:
+    """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent."""
+    timeouts = resolved.config.environment.communication_timeout, UNKNOWN * resolved.config.runtime.hang_timeout
+    return sample_texts(model.to(device), resolved.dataset_path, resolved.config.train, min(timeouts) / 2)
+
+
+def sample_texts(model: Llama, dataset: Path, train: TrainingConfig, seconds: float = math.inf) -> list[Sample]:
+    """Each prompt and its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
 
     The same train.seed gives the same texts; each is what its prompt alone would give.
+
+    Args:
+        train: its sample_prompts; None: the beginning of a text that is held out.
+        seconds: after which the texts end.
     """
-    if not train.sample_prompts:
+    if train.sample_prompts == []:
         return []
-    end_of_text = verified_manifest(dataset).content.eos_id
-    writer = Writer(model.eval(), read_tokenizer(dataset), list(train.sample_prompts), end_of_text)
-    for _ in writer.write(train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed)):
+    tokenizer, end_of_text = read_tokenizer(dataset), verified_manifest(dataset).content.eos_id
+    prompts = [held_out_prompt(dataset, tokenizer)] if train.sample_prompts is None else list(train.sample_prompts)
+    writer = Writer(model.eval(), tokenizer, prompts, end_of_text)
+    for _ in writer.write(train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed), seconds):
         pass
-    return [prompt + text for prompt, text in zip(train.sample_prompts, writer.texts, strict=True)]
+    return [Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)]

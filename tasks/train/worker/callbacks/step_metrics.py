@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import importlib
+import math
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,6 +15,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
 from infini_llama.model.config import flops_per_token
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
@@ -30,6 +32,7 @@ from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 SIZE = {"cpu": 1024, "cuda": 8192}
 SECONDS = 0.1
+HOOK = "Correct the function, or remove the key; the numbers of this step are missing."
 
 
 class StepMetrics(Callback):
@@ -71,7 +74,10 @@ class StepMetrics(Callback):
                 self.gate_warnings.ignore(gate_shares(self.strategy.model))
         half = torch.float16 if resolved.plan.precision == "fp16" else torch.bfloat16
         dtype = half if resolved.plan.precision != "fp32" else torch.float32
-        self.peak_flops = self.ranks.sum(peak_flops(self.ranks.device, dtype))[0]
+        peak = math.nan  # without a measurement on every rank there is no MFU
+        with best_effort("the measurement of the peak of this processor, for MFU"):
+            peak = peak_flops(self.ranks.device, dtype)
+        self.peak_flops = self.ranks.sum(peak)[0]
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         started = time.perf_counter()
@@ -111,7 +117,8 @@ class StepMetrics(Callback):
                 self.gate_warnings.observe(line.step, gates)
         line = changed(line, **values)
         if self.hook and name:
-            line = changed(line, custom=call_hook(self.hook, name, model, line))
+            with best_effort(f"train.metrics_hook={name}", HOOK, repeated=True):
+                line = changed(line, custom=call_hook(self.hook, name, model, line))
         return line
 
     def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:

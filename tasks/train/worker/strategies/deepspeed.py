@@ -180,7 +180,7 @@ class DeepSpeed:
         for name, parameter in self.parameters_by_name.items():
             with self._gathered([parameter]):
                 if self.ranks.is_first:
-                    tensors[name] = parameter.detach().clone()
+                    tensors[name] = parameter.detach().to("cpu", copy=True)
         return plain_model(self.model, tensors) if self.ranks.is_first else None
 
     def _updates(self) -> list[torch.Tensor]:

@@ -116,7 +116,7 @@ class SingleRank:
         for name, parameter in self.model.named_parameters():
             full = full_tensor(parameter.detach())
             if self.ranks.is_first:
-                tensors[name] = full
+                tensors[name] = full.cpu()  # a GPU has room for its shard
         return plain_model(self.model, tensors) if self.ranks.is_first else None
 
 

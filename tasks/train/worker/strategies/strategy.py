@@ -74,7 +74,7 @@ class Strategy(Protocol):
         ...
 
     def to_plain_model(self) -> Llama | None:
-        """The whole model on the first rank, which it can use alone; None on the others."""
+        """The whole model on the first rank, which it can use alone; None on the others. One put together from shards is on the CPU."""
         ...
 
 

@@ -11,6 +11,7 @@ from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
 
@@ -103,3 +104,41 @@ def test_without_prompts_the_run_ends_without_samples(train):
     run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}, sample_prompts=[])
     assert run.read(TrainingResult, run.result).samples == ()
     assert not (run.path / "samples.jsonl").read_text()
+
+
+def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monkeypatch, caplog):
+    losses = {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}
+    calm = train("calm", losses, sample_prompts=[])
+    train("broken", losses, stop_after=4)
+    run = RunFolder(calm.path.with_name("broken"))
+    for file in (run.path / "tensorboard", run.path / "profile"):
+        file.write_text("a file where a folder is to be made")
+    (dataset / "tokenizer.json").unlink()
+    (tmp_path / "mine.py").write_text("def hook(model, record):\n    return {'quotient': 1 / 0}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reporting = {"report_to": ["tensorboard"], "profile_steps": [6, 7], "metrics_hook": "mine:hook", "log_every": 1}
+    train("broken", losses, **reporting)
+    results = [one.read(TrainingResult, one.result) for one in (calm, run)]
+    assert results[0].weights_sha256 == results[1].weights_sha256 and results[1].samples == ()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for part in ("sampling", "TensorBoard", "the profile", "train.metrics_hook=mine:hook"):
+        assert len([words for words in warnings if part in words]) == 1, part
+
+
+class Broken:
+    """A reporter that fails at whatever it is called for."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        raise OSError(f"{name} cannot be reached")
+
+
+def test_a_reporter_that_fails_is_not_used_again_and_others_are(tmp_path, caplog):
+    reporters: list[Reporter] = [Broken(), TensorBoard(tmp_path, 0, {}), Broken()]  # type: ignore[list-item]
+    metrics = MetricsWriter(tmp_path, 1, reporters)
+    for number in (1, 2):
+        metrics.samples(number, [Sample("a", "a text")])
+        metrics.sync()
+    assert [type(reporter) for reporter in metrics.reporters] == [TensorBoard]
+    metrics.close(finished=True)
+    assert caplog.text.count("cannot be reached") == 2
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2

@@ -16,7 +16,7 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, TensorBoard, flat
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Sample, TensorBoard, flat
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.step_metrics import call_hook, load_hook, peak_flops, utilization
 
@@ -45,7 +45,7 @@ def attempt(run_dir, first: int, last: int) -> None:
         if number % 2 == 0:
             validation = ValidationLine(kind="validation", step=number, loss=2.0, bits_per_byte=math.nan)
             metrics.validation(validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)}))
-            metrics.samples(number, ["p"], [f"p at {number}"])
+            metrics.samples(number, [Sample("p", f"p at {number}")])
     metrics.close(finished=last == 8)
 
 
