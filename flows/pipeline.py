@@ -4,7 +4,7 @@ import logging
 import time
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
@@ -54,15 +54,23 @@ def preparation_for(config: PipelineConfig) -> Preparation:
     preparation, kept = Preparation(config.data, config.runtime.home), dataset_to_continue(config)
     if kept is None:
         restore_dataset(config, preparation.plan)
-    elif (today := preparation.lookup()) is None or today.path != kept.path:
+    elif fault := _differs(preparation, kept):
         log.warning(
-            "the text has changed, or has to be read again, since run %s began; the run continues with its dataset %s. Another "
-            "runtime.name trains on today's text.",
+            "%s since run %s began; the run continues with its dataset %s. Another runtime.name trains on today's text.",
+            fault,
             config.runtime.name,
             kept.name,
         )
         preparation.kept = kept
     return preparation
+
+
+def _differs(preparation: Preparation, kept: DatasetRef) -> str | None:
+    """Why today's text is not that of the dataset `kept`; None: it is. Text that only its files' times call new is read to know."""
+    try:
+        return None if f"datasets/{preparation.plan().name}" == kept.path else "the text has changed"
+    except PipelineError as fault:
+        return f"the text cannot be read as before ({str(fault).rstrip('.')})"
 
 
 def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:

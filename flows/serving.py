@@ -129,9 +129,12 @@ def _cancel(runs: set[UUID]) -> None:
     """Cancel these runs and wait for them: a worker that is stopped ends its runs too, but leaves them Running for ever."""
     if not runs:
         return
-    log.info("stopping; %d run(s) save a checkpoint and are cancelled", len(runs))
     try:
         with get_client(sync_client=True) as client:
+            runs = {
+                run for run in runs if not _is_final(client, run)
+            }  # the process of a finished one may not have ended
+            log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
             for run in runs:
                 client.set_flow_run_state(run, Cancelling(message="infini-llama serve was stopped."))
             deadline = time.monotonic() + STOP_SECONDS

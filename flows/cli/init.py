@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+import shlex
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +173,7 @@ def init(arguments: Namespace) -> Answer:
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
-    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {output}"
+    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {shlex.quote(str(output))}"
 
 
 def write_new(
@@ -241,7 +242,7 @@ def write_continuation(
     }
     head = (
         f"# Written by `infini-llama init --from {model}` for {_machine(facts)} and about {_count(text.tokens)} tokens of text.\n"
-        f"# Run it: infini-llama run {output}\n"
+        f"# Run it: infini-llama run {shlex.quote(str(output))}\n"
         f"# model, tokenizer: those of {folder.path.name} ({_count(size)} parameters, {folder.digest()}).\n"
         f"# max_steps: {_count(fitted.tokens)} tokens, {fitted.tokens / text.tokens:.1f} epoch(s) over your text.\n"
         f"# global_batch_size: {_count(fitted.batch * length)} tokens per step{_divides(fitted)}.\n"
@@ -353,7 +354,7 @@ class Planned(Fitted):
             f"  {key}: {value:<{28 - len(key)}}# to fit into the memory\n" for key, value in self.saving.items()
         )
         return TEMPLATE.format(
-            machine=_machine(facts), text_tokens=_count(text.tokens), output=output, files=json.dumps(text.patterns),
+            machine=_machine(facts), text_tokens=_count(text.tokens), output=shlex.quote(str(output)), files=json.dumps(text.patterns),
             length=self.length, held_out=_held_out_lines(text.files, self.length), vocabulary=size.vocab_size,
             size=_count(self.parameters), why=why, hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers,
             heads=size.heads, key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4,

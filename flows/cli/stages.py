@@ -1,6 +1,7 @@
 """The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
 import os
+import shlex
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -160,8 +161,8 @@ def train(arguments: Namespace) -> Answer:
         reference = dataset_to_continue(config) or lookup(config.data, config.runtime.home)
     if reference is None:
         raise DataError(
-            f"the dataset of {arguments.config} is not built yet; run 'infini-llama preprocess {arguments.config}', "
-            "or name one with --dataset."
+            f"the dataset of {arguments.config} is not built yet; name one with --dataset, or run: "
+            f"infini-llama preprocess {shlex.quote(arguments.config)}"
         )
     summary = verify_and_train(config, reference)
     return summary.to_json(), summary_text(summary)

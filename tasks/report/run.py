@@ -1,6 +1,7 @@
 """A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Made while it goes on too."""
 
 import logging
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -309,6 +310,6 @@ def _places(path: Path) -> str:
         "run folder": path,
         "report": path / "report.html",
         "logs of the workers": path / "logs",
-        "TensorBoard": f"tensorboard --logdir {path / 'tensorboard'}",
+        "TensorBoard": f"tensorboard --logdir {shlex.quote(str(path / 'tensorboard'))}",
     }
     return bullets(f"{name}: {code(place)}" for name, place in places.items())

@@ -98,7 +98,8 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     complete = record is not None and record.kind in ("done", "preempted")
     # A ledger has no gap, and its last line is of the step at which the attempt ended.
     counted = sum(sum(line.phases.values()) for line in lines)
-    reached = lines[-1].step if lines else begun.from_step
+    # A resumed one that finds nothing left to train has a line for its start only, before it knows its step.
+    reached = max(begun.from_step, lines[-1].step if lines else 0)
     ended_at = record.step if record is not None and complete else None
     if abs(recorded_until - start - counted) > CLOCK_SECONDS or reached < (ended_at or 0):
         log.warning("%s has lost lines: their time is not counted, or as lost.", folder / LEDGER)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from blake3 import blake3
@@ -60,7 +61,7 @@ class Progress:
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(
-                f"{fault} Training does not start. Move {suspect} aside (mv {suspect} {suspect}.damaged) "
+                f"{fault} Training does not start. Move {suspect} aside (mv {quote(str(suspect))} {quote(f'{suspect}.damaged')}) "
                 "and run the same command again to rebuild it, or run 'infini-llama preprocess CONFIG --repair' to "
                 "rebuild only the damaged files."
             ) from None

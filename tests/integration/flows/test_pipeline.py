@@ -1,15 +1,49 @@
 """The settings of one run: its name in full, and nothing of how it is offered; and what is one command."""
 
+import shutil
 import sys
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local
-from support.made_up_runs import add_checkpoint
+from support.made_up_runs import add_checkpoint, make_run
+
+
+@pytest.fixture
+def begun(corpus, data, tmp_path):
+    """The configuration of a run that has not finished, and the folder of its text."""
+    text = shutil.copytree(corpus, tmp_path / "text")
+    settings = data(files=[f"{text}/*.txt"])
+    make_run(tmp_path / "home", preprocess(settings, tmp_path / "home"), settings, finished=False)
+    config = {"data": settings, "runtime": {"name": "run", "home": str(tmp_path / "home")}}
+    return PipelineConfig.model_validate(config | {"train": {"max_steps": 60, "warmup_steps": 5}}), text
+
+
+def test_copied_text_is_the_text_that_a_run_began_with(begun, caplog):
+    """`cp -a` keeps names, sizes and times of modification, and no inode."""
+    config, text = begun
+    shutil.copytree(text, text.with_name("copy"))
+    shutil.rmtree(text)
+    text.with_name("copy").rename(text)
+    preparation = pipeline.preparation_for(config)
+    assert preparation.kept is None and not caplog.text
+    assert preparation.build().built == ()
+
+
+@pytest.mark.parametrize("content", [b"some other text", b"\xff"])
+def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
+    config, text = begun
+    expected = pipeline.preparation_for(config).build()
+    (text / "text-003.txt").write_bytes(content)
+    preparation = pipeline.preparation_for(config)
+    assert preparation.build().path == expected.path
+    assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (content == b"\xff")
 
 
 def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):

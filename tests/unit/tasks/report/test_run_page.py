@@ -1,16 +1,26 @@
 """A run's page: complete at any time, nothing fetched, nothing from the run's texts taken for HTML."""
 
 import json
+import re
+import shlex
 import shutil
 
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.document import markdown
 from infini_llama.tasks.records.evaluation import PasskeyResult, TextLoss
 from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
-from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.report.run import run_document, write_report
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.storage.record_files import append_line
+
+
+def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
+    folder = make_run().rename(tmp_path / "my runs; $HOME")
+    text = markdown(run_document(RunReader(folder)))
+    (command,) = re.findall("`(tensorboard .*)`", text)
+    assert shlex.split(command) == ["tensorboard", "--logdir", str(folder / "tensorboard")]
 
 
 def test_a_finished_run(make_run, read_page):

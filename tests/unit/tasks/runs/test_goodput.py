@@ -64,6 +64,13 @@ def test_lost_lines_of_a_ledger_are_named(tmp_path, caplog, kept):
     assert f"{ledger} has lost lines" in caplog.text
 
 
+def test_an_attempt_with_no_step_left_has_lost_no_line(tmp_path, caplog):
+    """Resumed at step 40 with a train.max_steps of 30."""
+    run = RunFolder(tmp_path)
+    story(run, 1, 10.0, 40, [line(0, 14.0, start=4.0)], 5.0, "done", step=40)
+    assert goodput(run).start_up == 4.0 and "has lost lines" not in caplog.text
+
+
 def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
     run, read = RunFolder(tmp_path), []
     monkeypatch.setattr(
