@@ -24,6 +24,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged, is_complete
 from infini_llama.tasks.train.attempt import new_invocation
+from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
 from infini_llama.tasks.verify_data.checks import verify
@@ -50,7 +51,11 @@ def preparation_for(config: PipelineConfig) -> Preparation:
     """The preparation of a run's dataset: of today's text, or for a run that goes on, of the text that it began with.
 
     Text that was added or changed between a failure, a stop or a suspension and the next attempt does not end the run.
+
+    Raises:
+        ConfigError, DataError: the weights that the run is to start from cannot be used.
     """
+    check_start(config)
     preparation, kept = Preparation(config.data, config.runtime.home), dataset_to_continue(config)
     if kept is None:
         restore_dataset(config, preparation.plan)

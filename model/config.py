@@ -1,6 +1,7 @@
 """The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them, and the parameters and
 floating-point operations that follow from it."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -69,16 +70,16 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for field in SIZES:
-            if not isinstance(value := getattr(self, field), int) or value < 1:
+            if type(value := getattr(self, field)) is not int or value < 1:
                 raise ValueError(f"{field}={value!r} is not a whole number of at least 1")
-        for field in ("rope_theta", "rms_norm_eps", "initializer_range"):
-            if not isinstance(value := getattr(self, field), int | float):
-                raise ValueError(f"{field}={value!r} is not a number")
+        for field, lowest in (("rope_theta", 0), ("rms_norm_eps", 0), ("initializer_range", -1)):
+            if not _is_number(value := getattr(self, field)) or value <= lowest:
+                raise ValueError(f"{field}={value!r} is not a number above {lowest}")
         # values of a config.json have any type
         if not isinstance(self.tie_word_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
-        if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
-            raise ValueError(f"head_dim={self.head_dim} is no even number of at least 2")
+        if self.head_dim is not None and (type(self.head_dim) is not int or self.head_dim < 2 or self.head_dim % 2):
+            raise ValueError(f"head_dim={self.head_dim!r} is no even number of at least 2")
         if self.head_dim is None and (self.hidden_size % self.num_attention_heads or self.head_size % 2):
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
@@ -95,8 +96,8 @@ class LlamaConfig:
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
-        if self.memory_write_jitter < 1:
-            raise ValueError(f"memory_write_jitter={self.memory_write_jitter} is below 1")
+        if not _is_number(self.memory_write_jitter) or self.memory_write_jitter < 1:
+            raise ValueError(f"memory_write_jitter={self.memory_write_jitter!r} is not a number of at least 1")
         if self.memory_layers is not None:  # a list in JSON
             layers: tuple[Any, ...] = tuple(self.memory_layers)
             inside = all(type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers)
@@ -106,8 +107,8 @@ class LlamaConfig:
                 )
             object.__setattr__(self, "memory_layers", layers)
         for field in ("attention_dropout", "hidden_dropout"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} is outside [0, 1)")
+            if not _is_number(value := getattr(self, field)) or not 0 <= value < 1:
+                raise ValueError(f"{field}={value!r} is outside [0, 1)")
 
     @property
     def head_size(self) -> int:
@@ -133,6 +134,11 @@ class LlamaConfig:
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it: without tuples."""
         return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value of a JSON file is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def parameters(config: LlamaConfig) -> int:

@@ -30,6 +30,29 @@ SAME = {
     "hidden_act": "silu",
     "attention_dropout": 0.0,
 }
+# Keys of other programs and architectures that change what a model computes, with the values that do not.
+CHANGES_THE_MODEL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias", "attention_out_bias", "lm_head_bias"), (False,)
+    ),
+    **dict.fromkeys(("qk_norm", "use_qk_norm", "qk_layernorm", "alibi", "attn_temperature_tuning"), (False,)),
+    **dict.fromkeys(("parallel_attn", "use_parallel_residual", "rope_interleave", "rope_interleaved"), (False,)),
+    **dict.fromkeys(
+        ("residual_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale", "scale_emb"), (1,)
+    ),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (1,)),
+    **dict.fromkeys(("attention_multiplier", "scale_depth", "dim_model_base", "query_pre_attn_scalar", "clip_qkv"), ()),
+    **dict.fromkeys(("final_logit_softcapping", "attn_logit_softcapping", "attention_chunk_size"), ()),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "text_config"), ()),
+    **dict.fromkeys(("quantization_config", "compression_config"), ()),
+}
+# Kinds of rotary scaling, and what each may say.
+SCALINGS = {
+    "default": set[str](),
+    "linear": {"factor"},
+    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"},
+}
 # Expressed by keys of their own.
 OTHER_KEYS = {"rope_theta", "rope_scaling", "head_dim"}
 # Of tensors in memory: a folder holds the rows of tokens alone.
@@ -92,7 +115,8 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     """The architecture that a config.json describes, of either kind.
 
     Raises:
-        ValueError: it is another architecture, or has a setting that this model cannot express; the message names key and value.
+        ValueError: it is another architecture, contradicts itself, or has a setting that this model cannot express; the message names
+            key and value.
     """
     if (kind := values.get("model_type")) == INFINI_LLAMA:
         # transformers changes the names beside the whole configuration, such as the vocabulary's size
@@ -101,6 +125,7 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_dict(whole | beside if whole else {})
     if kind != "llama":
         raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{INFINI_LLAMA}'")
+    _refuse_other_models(values)
     settings = {name: values.get(name, default) for name, default in SAME.items()}
     heads = settings["num_attention_heads"]
     if settings["num_key_value_heads"] is None:
@@ -109,29 +134,84 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
     size = values.get("head_dim")
-    usual = isinstance(size, int) and size * heads == settings["hidden_size"]  # then it says nothing more
+    usual = type(size) is int and size * heads == settings["hidden_size"]  # then it says nothing more
     rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
-    config = LlamaConfig.from_dict(settings | rope)
-    for name, ours in (("attention_bias", False), ("mlp_bias", False)):
-        if (value := values.get(name, ours)) not in (ours, None):
-            raise ValueError(f"{name}={value!r} cannot be expressed here, only {ours!r}")
-    return config
+    return LlamaConfig.from_dict(settings | rope)
+
+
+def _refuse_other_models(values: Mapping[str, Any]) -> None:
+    """Refuse a "llama" whose configuration says that it computes something else; transformers' Llama ignores some of these keys.
+
+    Raises:
+        ValueError: names key and value.
+    """
+    for name, harmless in CHANGES_THE_MODEL.items():
+        value = values.get(name)
+        if value is not None and value not in harmless:
+            needed = f", only {harmless[0]!r}" if harmless else "; use a model without it"
+            raise ValueError(f"{name}={value!r} cannot be expressed here{needed}")
+    if values.get("use_sliding_window") is not False and (window := values.get("sliding_window")) is not None:
+        raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
+    for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
+        layers = values.get(name)
+        if layers is not None and not (isinstance(layers, list) and layers == [same] * len(layers)):
+            raise ValueError(f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer")
+    for name in ("hidden_activation", "activation_function"):
+        if (value := values.get(name)) not in (None, values.get("hidden_act", SAME["hidden_act"])):
+            raise ValueError(
+                f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; remove one of them"
+            )
+    named = values.get("architectures") or ["LlamaForCausalLM"]
+    if not isinstance(named, list) or not any(
+        str(name).lower() in ("llamaforcausallm", "llamamodel") for name in named
+    ):
+        raise ValueError(f"architectures={named!r} does not contain 'LlamaForCausalLM'")
 
 
 def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """rope_theta and rope_scaling of a config.json in the style of transformers 4 or 5."""
-    parameters = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    theta = parameters.pop("rope_theta", values.get("rope_theta", 10_000.0))
-    kind = parameters.pop("rope_type", parameters.pop("type", "default"))
-    parameters.pop("type", None)
-    if kind == "default":
-        return float(theta), None
-    if kind not in ("linear", "llama3", "yarn"):
-        raise ValueError(f"rope_type={kind!r} cannot be expressed here, only default, linear, llama3 and yarn")
+    """rope_theta and rope_scaling of a config.json in the style of transformers 4 or 5.
+
+    Programs disagree about which of two places counts, so both must say the same.
+
+    Raises:
+        ValueError: they do not, or a scaling cannot be expressed here.
+    """
+    stated = {name: values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)}
+    read = {name: _rotary(name, value, values) for name, value in stated.items()}
+    first = next(iter(read.values()), None) or _rotary("rope_parameters", {}, values)
+    if any(other != first for other in read.values()):
+        raise ValueError(
+            f"rope_scaling={values['rope_scaling']!r} contradicts rope_parameters={values['rope_parameters']!r}; remove one of them"
+        )
+    return first
+
+
+def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """rope_theta and rope_scaling of one of the two keys, completed by what stands beside it."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key}={value!r} is not a mapping")
+    inside: dict[str, Any] = {name: entry for name, entry in value.items() if entry is not None}
+    # of no effect where it is 1 or true, and not here otherwise
+    neutral = {name: 1 for name in ("partial_rotary_factor", "truncate") if inside.get(name) == 1}
+    inside = {name: entry for name, entry in inside.items() if name not in neutral}
+    kind = inside.pop("rope_type", inside.get("type", "default"))
+    inside.pop("type", None)
+    if kind not in SCALINGS:
+        raise ValueError(f"rope_type={kind!r} cannot be expressed here, only {', '.join(SCALINGS)}")
+    for name in ("rope_theta", "original_max_position_embeddings"):
+        beside = values.get(name)
+        if beside is not None and inside.setdefault(name, beside) != beside:
+            raise ValueError(f"{name}={beside!r} contradicts {inside[name]!r} in {key}; remove one of them")
+    theta = inside.pop("rope_theta", 10_000.0)
+    if isinstance(theta, bool) or not isinstance(theta, int | float):
+        raise ValueError(f"rope_theta={theta!r} is not a number")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
-        parameters.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
-    scaling = {"rope_type": kind} | parameters
-    return float(theta), scaling
+        inside.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
+    else:
+        inside.pop("original_max_position_embeddings", None)
+    if unknown := sorted(inside.keys() - SCALINGS[kind]):
+        raise ValueError(f"{key}: {unknown[0]}={inside[unknown[0]]!r} cannot be expressed here with rope_type={kind!r}")
+    return float(theta), None if kind == "default" else {"rope_type": kind} | inside
 
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -166,13 +246,17 @@ def is_gate(name: str) -> bool:
     return name.endswith(".self_attn.gate")
 
 
-def check_shapes(tensors: Mapping[str, tuple[int, ...]], config: LlamaConfig) -> None:
+def check_shapes(
+    tensors: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], config: LlamaConfig
+) -> None:
     """Check that a folder's tensors are exactly this model's; gates alone may differ, as in a model to be converted.
+
+    Args:
+        expected: `shapes` of the model.
 
     Raises:
         ValueError: names the first tensors that are missing, unknown or of another shape.
     """
-    expected = shapes(config)
     missing = [name for name in expected if name not in tensors and not is_gate(name)]
     unknown = [name for name in tensors if name not in expected and not ignored(name, config)]
     differing = [

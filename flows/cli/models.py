@@ -152,15 +152,19 @@ def export(arguments: Namespace) -> Answer:
 
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config, refuse_as_new
+    from infini_llama.configs.schema.tokenizer import TokenizerConfig
     from infini_llama.flows.naming import resolved
     from infini_llama.tasks.estimate.run import estimate
     from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
     from infini_llama.tasks.formatting import in_bytes, in_words
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 
     folder = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     refuse_as_new(output)  # before anything that takes long
-    heads = heads_to_read_memory(open_model(folder), arguments.attention)
+    model = open_model(folder)
+    load(TokenizerConfig(path=str(model.path)))  # the whole check of a tokenizer, before any text is read
+    heads = heads_to_read_memory(model, arguments.attention)
     imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, heads)
     memory = estimate(resolved(load_config(output))).memory["total"]
     record = imported.to_json() | {"memory": memory}

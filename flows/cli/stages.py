@@ -79,9 +79,12 @@ def dry_run(config: PipelineConfig) -> Answer:
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import reference_text
     from infini_llama.tasks.preprocess import stage
+    from infini_llama.tasks.train.initial import check_start
 
     config = load_config(arguments.config, arguments.overrides)
     home = resolved(config).runtime.home
+    if config.train.init_from and Path(config.train.init_from).expanduser().exists():  # the weights may be elsewhere
+        check_start(resolved(config))
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)
 

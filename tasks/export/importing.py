@@ -1,5 +1,6 @@
 """`infini-llama import`: the folder of a model that is named, and a configuration that starts from its weights."""
 
+import logging
 import math
 import re
 from dataclasses import replace
@@ -25,11 +26,16 @@ from infini_llama.model import hf
 from infini_llama.model.config import Attention
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.hf_folder import Folder, open_folder
+from infini_llama.tasks.storage.hf_folder import Folder, open_folder, tokenizer_of
+
+log = logging.getLogger("infini_llama.export")
 
 NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # OWNER/NAME
 # Weights, configuration and tokenizer; never code or pickles.
-FILES = ["config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
+FILES = [
+    *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
+    *("tokenizer*.json", "tokenizer.model", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+]
 
 
 def folder_of(model: str, revision: str | None) -> Path:
@@ -123,17 +129,14 @@ def write_configuration(
 
 
 def open_model(path: Path) -> Folder:
-    """The folder of a Llama, once its configuration and the name and shape of every tensor are checked.
+    """The folder of a Llama and of its tokenizer, both checked.
 
     Raises:
-        ConfigError: the model cannot be expressed here.
+        ConfigError: the model cannot be expressed here, or its tokenizer cannot be read.
         DataError: a file is missing or damaged.
     """
     folder = open_folder(path)
-    try:
-        hf.check_shapes(folder.shapes(), folder.config)
-    except ValueError as error:
-        raise ConfigError(f"{folder.path}: its tensors do not match its config.json: {error}.") from None
+    tokenizer_of(folder)
     return folder
 
 
@@ -155,12 +158,22 @@ def configuration_of(
         chosen = replace(chosen, segment_length=segment_length)
     fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
     assert fields.keys() <= ModelConfig.model_fields.keys()
+    if folder.untied:
+        log.warning(
+            "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values than the embedding; both are used, as in "
+            "transformers 5 (model.tie_word_embeddings: false).",
+            folder.path,
+        )
     defaults = ModelConfig().model_dump()
     sizes = {name for name in fields if name.startswith(("hidden_size", "intermediate", "num_")) or name == "attention"}
     model = {name: value for name, value in fields.items() if name in sizes or value != defaults[name]}
-    data: JsonObject = {"source": "files", "files": ["texts/**/*.txt"], "sequence_length": length}
-    if (folder.path / "tokenizer.json").is_file():
-        data |= {"tokenizer": {"path": str(folder.path)}}
+    tokenizer: JsonObject = {"path": str(folder.path)}
+    data: JsonObject = {
+        "source": "files",
+        "files": ["texts/**/*.txt"],
+        "sequence_length": length,
+        "tokenizer": tokenizer,
+    }
     train: JsonObject = {
         "init_from": str(folder.path),
         "max_steps": 1000,

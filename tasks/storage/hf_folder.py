@@ -1,13 +1,17 @@
-"""A Hugging Face folder as a source of weights, for training and for import: looked at without torch, never with any code in it."""
+"""A Hugging Face folder as a source of weights, for training and for import: the one place where it is checked.
+
+Configuration, files, tensors and tokenizer agree, and transformers would load the same model. No code in the folder is executed.
+"""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.pointers import refuse_pointer
@@ -16,21 +20,42 @@ from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack")
+OTHER_TOKENIZERS = (
+    "tokenizer.model",
+    "*.spm",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "*.tiktoken",
+    "tokenizer_config.json",
+)
+TYPES = ("F64", "F32", "F16", "BF16")  # of weights; others are those of quantized models
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROWS = 4096  # of embedding and head that are compared at once
+CONVERT_TOKENIZER = "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')"
+CONVERT = "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A model in a folder: its architecture, and the file that each tensor is in."""
+    """A model in a folder: its architecture, and the file that each tensor is in.
+
+    Attributes:
+        untied: config.json ties the head to the embedding, but the head has other values: `config` has a head of its own.
+    """
 
     path: Path
     config: LlamaConfig
     files: dict[str, Path]
+    untied: bool = False
 
     def digest(self) -> str:
         """Digest of everything that decides the model: configuration and weight files."""
-        paths = [self.path / "config.json", *set(self.files.values())]
+        paths = [self.path / CONFIG, *set(self.files.values())]
         return checksum_of({path.name: file_checksum(path) for path in paths})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -49,60 +74,124 @@ def open_folder(path: Path) -> Folder:
     """The model in a folder as `save_pretrained` or `infini-llama export` write it.
 
     Raises:
-        ConfigError: there is no such folder, its weights are pickles, or its architecture cannot be expressed here.
+        ConfigError: there is no such folder, its weights are pickles, its architecture cannot be expressed here, or its parts contradict
+            each other; names key or tensor, and value.
         DataError: a file is missing, damaged, or a pointer to one that was not downloaded.
     """
     path = path.expanduser().absolute()
     for file in sorted(path.glob("*.json")):
         refuse_pointer(file)
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise ConfigError(
-            f"{path} is not a Hugging Face folder (it has no config.json); give a folder written by save_pretrained."
+            f"{path} is not a Hugging Face folder (it has no {CONFIG}); give a folder written by save_pretrained."
+        )
+    if (path / "adapter_config.json").exists():
+        raise ConfigError(
+            f"{path} has an adapter (adapter_config.json) beside its weights; merge it into them with PEFT: "
+            "merge_and_unload().save_pretrained(…)."
+        )
+    stated = _json(path / CONFIG)
+    try:
+        config = hf.config_from_hf(stated)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path / CONFIG}: {error}.") from None
+    _refuse_ids_beyond(path / CONFIG, stated, config.vocab_size)
+    if (path / GENERATION).is_file():
+        _refuse_ids_beyond(path / GENERATION, _json(path / GENERATION), config.vocab_size)
+    folder = Folder(path, config, _file_of_each_tensor(path, stated))
+    _refuse_types(folder)
+    folder = _with_its_head(folder)
+    if config.num_hidden_layers > len(folder.files):
+        raise ConfigError(
+            f"{path}: its tensors do not match its {CONFIG}: num_hidden_layers={config.num_hidden_layers}, and it has "
+            f"{len(folder.files)} tensors."
         )
     try:
-        config = hf.config_from_hf(_json(path / "config.json"))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path / 'config.json'}: {error}.") from None
-    file_of = {name: file for file in weight_files(path) for name in names_in(file)}
-    if (path / INDEX).is_file() and (missing := sorted(_weight_map(path).keys() - file_of.keys())):
+        expected = hf.shapes(folder.config)
+    except (ValueError, RuntimeError) as error:  # sizes beyond what torch can count are a RuntimeError
+        raise ConfigError(f"{path / CONFIG}: {error}.") from None
+    try:
+        hf.check_shapes(folder.shapes(), expected, folder.config)
+    except ValueError as error:
+        raise ConfigError(f"{path}: its tensors do not match its {CONFIG}: {error}.") from None
+    return folder
+
+
+def _refuse_ids_beyond(file: Path, stated: JsonObject, vocab_size: int) -> None:
+    """Refuse a text's first, last or padding token that has no row in the embedding; -1 is for "no padding"."""
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = stated.get(key)
+        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        least = -1 if key == "pad_token_id" else 0
+        if any(type(number) is not int or not least <= number < vocab_size for number in numbers):
+            raise ConfigError(
+                f"{file}: {key}={value!r} is no token of a model with vocab_size={vocab_size}; correct it, or remove it."
+            )
+
+
+def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
+    """The file of each tensor, of the one set of weights that transformers loads as well.
+
+    Raises:
+        ConfigError: there are several sets, or none.
+        DataError: a file is missing or damaged, or the index is not that of the files.
+    """
+    if (named := stated.get("transformers_weights")) not in (None, ONE, INDEX):
+        raise ConfigError(
+            f"{path / CONFIG}: transformers_weights={named!r} is not read here; rename the file to {ONE}."
+        )
+    if not (path / INDEX).is_file():
+        return dict.fromkeys(names_in(_one_file(path)), path / ONE)
+    index = _weight_map(path)
+    shards = sorted(set(index.values()))
+    if (path / ONE).exists() and shards != [ONE]:
+        raise ConfigError(
+            f"{path} has two sets of weights, {ONE} and the files of {INDEX}, and programs disagree about which counts; remove one."
+        )
+    for name in shards:
+        if Path(name).name != name:
+            raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
+        refuse_pointer(path / name)
+        if not (path / name).is_file():
+            raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
+    held = [(tensor, file) for file in shards for tensor in names_in(path / file)]
+    for tensor, file in held:
+        if index.get(tensor) != file:
+            raise DataError(
+                f"{path / file} contains {tensor}, which {INDEX} has in {index.get(tensor, 'no file')}; download the folder again."
+            )
+    if missing := sorted(index.keys() - dict(held).keys()):
         raise DataError(f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again.")
-    return Folder(path, config, file_of)
+    return {tensor: path / file for tensor, file in held}
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder.
+def _one_file(path: Path) -> Path:
+    """model.safetensors of a folder.
 
     Raises:
         ConfigError: it has none. Pickles are never opened: they can run any code.
     """
-    if (path / INDEX).is_file():
-        names = sorted(set(_weight_map(path).values()))
-        for name in names:
-            if Path(name).name != name:
-                raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
-            refuse_pointer(path / name)
-            if not (path / name).is_file():
-                raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
-        return [path / name for name in names]
     refuse_pointer(path / ONE)
     if (path / ONE).is_file():
-        return [path / ONE]
+        return path / ONE
     pickles = [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]
     if pickles:
         raise ConfigError(
             f"{path} stores its weights as pickle ({pickles[0]}), which can run any code when it is opened and is "
-            "never read here; "
-            "convert it to safetensors in an environment that you trust: "
-            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)."
+            f"never read here; convert it to safetensors in an environment that you trust: {CONVERT}."
         )
-    raise ConfigError(f"{path} has neither {ONE} nor {INDEX}; give a folder with safetensors.")
+    others = ", ".join(file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern)))
+    found = f" (it has {others}, which transformers does not load by itself either)" if others else ""
+    raise ConfigError(
+        f"{path} has neither {ONE} nor {INDEX}{found}; give a folder with both or one of them, as {CONVERT} writes it."
+    )
 
 
 def _weight_map(path: Path) -> dict[str, str]:
     """The file of each tensor, as the folder's index says."""
     stated = _json(path / INDEX).get("weight_map")
     files = {name: file for name, file in stated.items() if isinstance(file, str)} if isinstance(stated, dict) else {}
-    if not isinstance(stated, dict) or len(files) < len(stated):
+    if not files or not isinstance(stated, dict) or len(files) < len(stated):
         raise DataError(f"{path / INDEX}: weight_map must name one file for each tensor; download the folder again.")
     return files
 
@@ -110,6 +199,91 @@ def _weight_map(path: Path) -> dict[str, str]:
 def names_in(file: Path) -> list[str]:
     with opened(file, "numpy") as source:
         return list(source.keys())
+
+
+def _refuse_types(folder: Folder) -> None:
+    for name, value in folder.tensors("numpy", slices=True):
+        if (kind := value.get_dtype()) not in TYPES and not hf.ignored(name, folder.config):
+            raise ConfigError(
+                f"{folder.path}: {name} has the type {kind}, not one of {', '.join(TYPES)}; weights of a quantized model are not "
+                "read here, use the original."
+            )
+
+
+def _with_its_head(folder: Folder) -> Folder:
+    """The folder with a head of its own where config.json ties it, but the files have one with other values, as in transformers 5.
+
+    Raises:
+        ConfigError: that head has another shape than the embedding.
+    """
+    if not (folder.config.tie_word_embeddings and {EMBEDDING, HEAD} <= folder.files.keys()):
+        return folder
+    with opened(folder.files[EMBEDDING], "pt") as first, opened(folder.files[HEAD], "pt") as second:
+        embedding, head = first.get_slice(EMBEDDING), second.get_slice(HEAD)
+        if embedding.get_shape() != head.get_shape():
+            raise ConfigError(
+                f"{folder.path / CONFIG}: tie_word_embeddings=True, but {HEAD} has the shape {head.get_shape()} and {EMBEDDING} "
+                f"{embedding.get_shape()}; remove {HEAD}, or correct the weights."
+            )
+        starts = range(0, embedding.get_shape()[0], ROWS)
+        if all(
+            bool((embedding[start : start + ROWS].float() == head[start : start + ROWS].float()).all())
+            for start in starts
+        ):
+            return folder
+    return replace(folder, config=replace(folder.config, tie_word_embeddings=False), untied=True)
+
+
+def tokenizer_of(folder: Folder) -> Tokenizer:
+    """The folder's tokenizer, each of whose tokens has a row in the embedding.
+
+    Raises:
+        ConfigError: it has no tokenizer.json, or its files and the model disagree about a token.
+        DataError: the file is damaged.
+    """
+    file = folder.path / TOKENIZER
+    if not file.is_file():
+        others = ", ".join(found.name for pattern in OTHER_TOKENIZERS for found in sorted(folder.path.glob(pattern)))
+        place = f"put the {TOKENIZER} of its tokens there"
+        if others:
+            place = f"it has {others}, which cannot be read here; write one with transformers: {CONVERT_TOKENIZER}, or {place}"
+        raise ConfigError(f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}.")
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise DataError(f"{file} is not a tokenizer ({error}).") from None
+    rows = folder.config.vocab_size
+    vocabulary = tokenizer.get_vocab()
+    if beyond := sorted((number, token) for token, number in vocabulary.items() if number >= rows):
+        raise ConfigError(
+            f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: {beyond[0][1]!r} has the ID {beyond[0][0]}; "
+            "they do not belong to the same model, or the embedding has to be enlarged with transformers: resize_token_embeddings."
+        )
+    for token, number, other in _added_tokens(folder.path):
+        if vocabulary.get(token) != number:
+            raise ConfigError(
+                f"{other} gives {token!r} the ID {number}, and {file.name} {vocabulary.get(token, 'none')}; write one tokenizer with "
+                f"transformers: {CONVERT_TOKENIZER}."
+            )
+    return tokenizer
+
+
+def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
+    """Added tokens with their IDs, as the files beside tokenizer.json have them, which transformers adds to it."""
+    found: list[tuple[str, int, Path]] = []
+    if (file := path / "tokenizer_config.json").is_file():
+        match _json(file):
+            case {"added_tokens_decoder": dict(added)}:
+                found += [
+                    (token["content"], int(number), file)
+                    for number, token in added.items()
+                    if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str)
+                ]
+            case _:
+                pass
+    if (file := path / "added_tokens.json").is_file():
+        found += [(token, number, file) for token, number in _json(file).items() if type(number) is int]
+    return found
 
 
 @contextmanager
@@ -124,11 +298,15 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
             yield source
     except SafetensorError as error:
         raise DataError(f"{file} is damaged ({error}); download it again.") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror or error}).") from None
 
 
 def _json(file: Path) -> JsonObject:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError):
         raise DataError(f"{file} is not JSON.") from None
     if not isinstance(value, dict):

@@ -3,13 +3,13 @@
 import logging
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.dataset_files import read_tokenizer
-from infini_llama.tasks.storage.hf_folder import Folder, open_folder
+from infini_llama.tasks.storage.hf_folder import TOKENIZER, Folder, open_folder, tokenizer_of
 
 log = logging.getLogger("infini_llama.train")
 # May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.
@@ -48,6 +48,20 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
     return InitialWeights(path=str(folder.path), digest=folder.digest(), vocab_size=folder.config.vocab_size)
 
 
+def check_start(config: PipelineConfig) -> None:
+    """Check, before any text is read, the folder from which a new run starts.
+
+    Raises:
+        ConfigError: the folder cannot be imported, or nothing names a tokenizer for its weights.
+        DataError: a file is missing or damaged.
+    """
+    if config.train.init_from is None or RunFolder.of(config.runtime).lineage.exists():
+        return
+    folder = open_folder(Path(config.train.init_from))
+    if not (config.data.tokenizer.path or config.data.tokenizer.encoding):
+        tokenizer_of(folder)
+
+
 def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) -> None:
     """Check that the weights have the configured architecture, and know the dataset's tokens.
 
@@ -75,22 +89,12 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
 
 def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
-    tokenizer = folder.path / "tokenizer.json"
-    if not tokenizer.is_file():
+    if not (folder.path / TOKENIZER).is_file():
         log.warning(
             "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.", folder.path
         )
         return
-    try:
-        vocabulary = Tokenizer.from_file(str(tokenizer)).get_vocab()
-    except Exception as error:  # `tokenizers` raises nothing narrower
-        raise DataError(f"{tokenizer} is not a tokenizer ({error}).") from None
-    if read_tokenizer(dataset).get_vocab() != vocabulary:
+    if read_tokenizer(dataset).get_vocab() != tokenizer_of(folder).get_vocab():
         raise ConfigError(
             f"train.init_from={folder.path} has other tokens than the dataset; set data.tokenizer.path={folder.path}."
-        )
-    if len(vocabulary) > folder.config.vocab_size:
-        raise ConfigError(
-            f"{tokenizer} has {len(vocabulary)} tokens and the model's embedding {folder.config.vocab_size}; they do not "
-            "belong to the same model."
         )

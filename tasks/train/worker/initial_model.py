@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
@@ -49,16 +49,20 @@ def load_pretrained(model: Llama, path: Path) -> None:
 
     Raises:
         ConfigError: the folder's tensors are not this model's.
-        DataError: a file is damaged.
+        DataError: a file is damaged, or a weight is not finite.
     """
     folder = open_folder(path)
     shapes = folder.shapes()
     try:
-        hf.check_shapes(shapes, model.config)
+        hf.check_shapes(shapes, hf.shapes(model.config), model.config)
     except ValueError as error:
         raise ConfigError(f"train.init_from={path} does not fit the model: {error}.") from None
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
         if not hf.ignored(name, model.config):
-            parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
+            loaded = parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
+            if not torch.stack(torch.aminmax(loaded)).isfinite().all():
+                raise DataError(
+                    f"train.init_from={path}: {name} has values that are not finite; use weights that are not damaged."
+                )
     log.info("started from %s: %d tensors", path, len(shapes))

@@ -164,9 +164,11 @@ def damaged(path, how):
         config = json.loads((path / "config.json").read_text()) | {"model_type": "gpt2"}
         (path / "config.json").write_text(json.dumps(config))
     elif how == "outside":
+        (path / "model.safetensors").unlink()
         index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
     elif how == "shard gone":
+        (path / "model.safetensors").unlink()
         index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
     elif how == "no config":
