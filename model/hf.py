@@ -7,7 +7,7 @@ that is exported with it reads. Parameter names are the same in both.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from infini_llama.model.config import BY_TOKEN, LlamaConfig
 
@@ -153,18 +153,18 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
     if values.get("use_sliding_window") is not False and (window := values.get("sliding_window")) is not None:
         raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
     for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
-        layers = values.get(name)
-        if layers is not None and not (isinstance(layers, list) and layers == [same] * len(layers)):
+        layers: Any = values.get(name)
+        if layers is not None and (
+            not isinstance(layers, list) or any(entry != same for entry in cast(list[Any], layers))
+        ):
             raise ValueError(f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer")
     for name in ("hidden_activation", "activation_function"):
         if (value := values.get(name)) not in (None, values.get("hidden_act", SAME["hidden_act"])):
             raise ValueError(
                 f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; remove one of them"
             )
-    named = values.get("architectures") or ["LlamaForCausalLM"]
-    if not isinstance(named, list) or not any(
-        str(name).lower() in ("llamaforcausallm", "llamamodel") for name in named
-    ):
+    named: Any = values.get("architectures") or ["LlamaForCausalLM"]
+    if not any(name in str(named).lower() for name in ("'llamaforcausallm'", "'llamamodel'")):
         raise ValueError(f"architectures={named!r} does not contain 'LlamaForCausalLM'")
 
 
@@ -190,7 +190,7 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     """rope_theta and rope_scaling of one of the two keys, completed by what stands beside it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}={value!r} is not a mapping")
-    inside: dict[str, Any] = {name: entry for name, entry in value.items() if entry is not None}
+    inside = {name: entry for name, entry in cast(Mapping[str, Any], value).items() if entry is not None}
     # of no effect where it is 1 or true, and not here otherwise
     neutral = {name: 1 for name in ("partial_rotary_factor", "truncate") if inside.get(name) == 1}
     inside = {name: entry for name, entry in inside.items() if name not in neutral}

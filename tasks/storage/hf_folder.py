@@ -272,17 +272,13 @@ def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
     """Added tokens with their IDs, as the files beside tokenizer.json have them, which transformers adds to it."""
     found: list[tuple[str, int, Path]] = []
     if (file := path / "tokenizer_config.json").is_file():
-        match _json(file):
-            case {"added_tokens_decoder": dict(added)}:
-                found += [
-                    (token["content"], int(number), file)
-                    for number, token in added.items()
-                    if number.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str)
-                ]
-            case _:
-                pass
+        added = _json(file).get("added_tokens_decoder")
+        for number, token in added.items() if isinstance(added, dict) else ():
+            content = token.get("content") if isinstance(token, dict) else None
+            if number.isdecimal() and isinstance(content, str):
+                found.append((content, int(number), file))
     if (file := path / "added_tokens.json").is_file():
-        found += [(token, number, file) for token, number in _json(file).items() if type(number) is int]
+        found += [(token, number, file) for token, number in _json(file).items() if isinstance(number, int)]
     return found
 
 
