@@ -69,10 +69,10 @@ def test_tensors_are_checked_by_name_and_shape():
     infini = small(attention="infini", tie_word_embeddings=True)
     found = hf.shapes(infini)
     assert "lm_head.weight" not in found and sum(map(hf.is_gate, found)) == 2
-    hf.check_shapes(found, infini)
-    hf.check_shapes({name: shape for name, shape in found.items() if not hf.is_gate(name)}, infini)
+    hf.check_shapes(found, found, infini)
+    hf.check_shapes({name: shape for name, shape in found.items() if not hf.is_gate(name)}, found, infini)
     extra = {"lm_head.weight": (97, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}
-    hf.check_shapes(found | extra, infini)
+    hf.check_shapes(found | extra, found, infini)
     name = "model.layers.1.mlp.up_proj.weight"
     for wrong, words in (
         ({key: shape for key, shape in found.items() if key != name}, f"lacks: {name}"),
@@ -80,7 +80,7 @@ def test_tensors_are_checked_by_name_and_shape():
         (found | {name: (32, 48)}, "of another shape: " + name),
     ):
         with pytest.raises(ValueError, match=words):
-            hf.check_shapes(wrong, infini)
+            hf.check_shapes(wrong, found, infini)
 
 
 OTHER = {
