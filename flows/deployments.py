@@ -3,6 +3,7 @@
 Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or schedule that is written.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -98,6 +99,23 @@ class Deployment:
         return deployment
 
 
+def read_deployments(files: Sequence[str]) -> list[Deployment]:
+    """The deployment of each configuration file, which is named after it.
+
+    Raises:
+        ConfigError: a configuration is wrong, or two files have the same name.
+    """
+    named: dict[str, str] = {}
+    for file in files:
+        name = Path(file).stem
+        if name in named:
+            raise ConfigError(
+                f"{named[name]} and {file} have the same name, and would both be the deployment {pretrain.name}/{name}; rename one of them."
+            )
+        named[name] = file
+    return [read_deployment(file) for file in files]
+
+
 def read_deployment(file: str) -> Deployment:
     """The deployment of a configuration file.
 
@@ -108,15 +126,30 @@ def read_deployment(file: str) -> Deployment:
     refuse_secrets(config)
     schedules: dict[str, Changes] = {}
     for schedule in config.deployment.schedules:
-        try:
-            CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        except ValueError as error:
-            raise ConfigError(f"deployment.schedules: {error}") from error
+        _refuse_wrong_cron(schedule)
         if schedule.overrides:
             overridden = load_config(file, schedule.overrides)
             refuse_secrets(overridden)
             schedules[schedule.name] = changes_of(config, overridden)
     return Deployment(Path(file).stem, config, schedules)
+
+
+def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
+    """As Prefect's scheduler reads it, which would make no run, or none ever."""
+    from prefect.server.schemas.schedules import CronSchedule as PrefectsCron
+
+    what = f"deployment.schedules: cron={schedule.cron!r} of the schedule {schedule.name}"
+    try:
+        cron = PrefectsCron(cron=schedule.cron, timezone=schedule.timezone)
+    except ValueError as error:
+        raise ConfigError(
+            f"{what} is not valid; give minute (0-59), hour (0-23), day of month (1-31), month (1-12) and day of week (0-6, 0 is "
+            "Sunday), for example '0 2 * * *'."
+        ) from error
+    try:
+        asyncio.run(cron.get_dates(1))
+    except ValueError as error:
+        raise ConfigError(f"{what} is never due: no such date exists; change it.") from error
 
 
 def deploy(

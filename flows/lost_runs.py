@@ -1,15 +1,20 @@
-"""Flow runs and task runs that the server calls Running although their process has ended: they are marked as crashed."""
+"""Flow runs and task runs that the server calls Pending, Running or Cancelling although no process executes them: they are marked."""
 
 import logging
 import re
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Crashed
+from prefect.types._datetime import now
 
+ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]  # of a flow run: it should have a process
 UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]  # of a task run: one that awaits its retry is scheduled
+STARTING = timedelta(minutes=1)  # that a busy machine may need to start the process of a pending run
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -31,18 +36,27 @@ class LostRuns:
 
     def mark(self, client: SyncPrefectClient) -> None:
         """Mark runs as crashed that have had no process in this call and the one before: the first may have come too early."""
-        running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}, "deployment_id": {"is_null_": False}}
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running))
+        active = {"state": {"type": {"any_": ACTIVE}}, "deployment_id": {"is_null_": False}}
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(active))
         executed = set(flow_processes().values())
-        lost = {run.id: run for run in runs if run.id not in executed}
+        lost = {run.id: run for run in runs if run.id not in executed and not _is_starting(run)}
         for run in (lost[suspect] for suspect in self.suspects & lost.keys()):
             log.warning("run %s has lost its process and is marked as crashed", run.name)
-            message = "The process of the run was killed. Retry resumes from the newest checkpoint."
-            was_cancelled = run.state is not None and run.state.is_cancelling()
-            state = Cancelled(message=message) if was_cancelled else Crashed(message=message)
-            client.set_flow_run_state(run.id, state, force=True)
+            client.set_flow_run_state(run.id, _end_of(run), force=True)
         self.suspects = set(lost)
         crash_tasks(client, {"state": {"type": {"any_": ["CRASHED", "CANCELLED", "FAILED"]}}})
+
+
+def _is_starting(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_pending() and now("UTC") - run.state.timestamp < STARTING
+
+
+def _end_of(run: FlowRun) -> State:
+    if run.state is not None and run.state.is_cancelling():
+        return Cancelled(message="The process of the run was killed. Retry resumes from the newest checkpoint.")
+    if run.state is not None and run.state.is_pending():
+        return Crashed(message="The process of the run was killed before it began. Retry starts the run.")
+    return Crashed(message="The process of the run was killed. Retry resumes from the newest checkpoint.")
 
 
 def flow_processes(variable: str = "") -> dict[int, UUID]:

@@ -53,7 +53,7 @@ def resolved(config: "PipelineConfig", due: datetime | None = None) -> "Pipeline
     contents of train.deepspeed_config, and nothing of its deployment.
 
     Args:
-        due: scheduled start, for names with {date} or {time} (local time zone); None: now.
+        due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
     """
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
     runtime = changed(config.runtime, home=home, name=name)
@@ -74,5 +74,10 @@ def resolved(config: "PipelineConfig", due: datetime | None = None) -> "Pipeline
 
 def run_name(template: str, due: datetime | None = None) -> str:
     """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
-    moment = datetime.now() if due is None else due.astimezone()
+    moment = due or datetime.now()
     return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
+
+
+def has_time(template: str) -> bool:
+    """Whether the name is another one for each start."""
+    return "{date}" in template or "{time}" in template

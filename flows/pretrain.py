@@ -21,8 +21,9 @@ from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import finish, preparation_for
-from infini_llama.flows.scheduled import Changes, superseded, with_schedule
+from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
+from infini_llama.flows.suspension import confirmed_suspension
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
@@ -45,7 +46,8 @@ log = logging.getLogger("infini_llama.prefect")
 def _name() -> str:
     config = with_schedule(flow_run.parameters["config"], flow_run.parameters.get("schedules") or {})
     changes = flow_run.parameters.get("changes") or {}
-    return run_name(changes.get("name") or config.runtime.name, flow_run.scheduled_start_time)
+    name = changes.get("name") or config.runtime.name
+    return run_name(name, due(name))
 
 
 def tags_of(config: PipelineConfig) -> list[str]:
@@ -76,13 +78,14 @@ def pretrain(
         return skipped
     _crash_tasks_of_killed_process()
     config = with_schedule(config, schedules or {})
-    config = resolved(with_changes(config, changes) if changes else config, flow_run.scheduled_start_time)
+    config = with_changes(config, changes) if changes else config
+    config = resolved(config, due(config.runtime.name))
     config = restored(with_blocks(config, _secret))
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)
     home, name = config.runtime.home, config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs(), lasting_suspension():
+    with api_logs(), confirmed_suspension(), lasting_suspension():
         check_requirements(config)
         dataset: DatasetRef = preprocess(preparation_for(config), page, return_state=True).result()
         report = verify_data(dataset, home, config.verify.level, page)

@@ -1,9 +1,12 @@
 """What a scheduled run does at its start: it applies the overrides of its schedule, and is skipped if a later run is due too."""
 
 import logging
+from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from prefect import State
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -17,6 +20,7 @@ from prefect.types._datetime import now
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.naming import has_time
 
 Changes = dict[str, dict[str, Any]]  # section, key, value
 log = logging.getLogger("infini_llama.prefect")
@@ -32,6 +36,14 @@ def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
     return {section: keys for section, keys in changes.items() if keys}
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """The schedule that has created a run. timezone: of its clock."""
+
+    name: str
+    timezone: str
+
+
 def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> PipelineConfig:
     """The configuration of this flow run: with what its schedule changes, if a schedule has created it.
 
@@ -40,16 +52,35 @@ def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> Pipe
     Raises:
         ConfigError: the schedule of this run is no longer on the server, so that its overrides are not known.
     """
-    if not schedules or not flow_run.id or not deployment.id or (name := _schedule_name(flow_run.id)) is None:
+    if not schedules or (schedule := _schedule()) is None:
         return config
     settings = config.model_dump(mode="json", exclude={"deployment"})
-    for section, keys in schedules.get(name, {}).items():
+    for section, keys in schedules.get(schedule.name, {}).items():
         settings[section] |= keys
     return parse_config(settings)
 
 
+def due(name: str) -> datetime | None:
+    """Scheduled start of this flow run, for a run of this name; None: it was not scheduled.
+
+    A name with {date} or {time} has those of the schedule's own time zone: in another one, two runs of a daily schedule can have the
+    same date. Of a run that a person started, they are those of this machine.
+
+    Raises:
+        ConfigError: the schedule of this run is no longer on the server, so that its time zone is not known.
+    """
+    start = flow_run.scheduled_start_time
+    schedule = _schedule() if has_time(name) else None
+    return start and start.astimezone(ZoneInfo(schedule.timezone) if schedule else None)
+
+
+def _schedule() -> Schedule | None:
+    """The one that created this flow run."""
+    return _read_schedule(flow_run.id) if flow_run.id and deployment.id else None
+
+
 @lru_cache(maxsize=1)  # the name of the flow run and the run itself need it
-def _schedule_name(run: str) -> str | None:
+def _read_schedule(run: str) -> Schedule | None:
     with get_client(sync_client=True) as client:
         current = client.read_flow_run(UUID(run))
         schedule_id = _schedule_id(current)
@@ -57,8 +88,10 @@ def _schedule_name(run: str) -> str | None:
             return None
         for schedule in client.read_deployment_schedules(current.deployment_id):
             if schedule.id == schedule_id:
-                return schedule.slug or ""
-    raise ConfigError("the schedule that created this run was deleted, and with it its overrides; start another run.")
+                return Schedule(schedule.slug or "", getattr(schedule.schedule, "timezone", None) or "UTC")
+    raise ConfigError(
+        "the schedule that created this run was deleted, and with it its overrides and time zone; start another run."
+    )
 
 
 def superseded() -> State | None:
@@ -72,10 +105,10 @@ def superseded() -> State | None:
         current = client.read_flow_run(UUID(flow_run.id))
         if _schedule_id(current) is None or current.run_count > 1:  # a person started it, or started it again
             return None
-        due = [run for run in _waiting(client, current) if run.expected_start_time and run.id != current.id]
-        if not due:
+        later = [run for run in _waiting(client, current) if run.expected_start_time and run.id != current.id]
+        if not later:
             return None
-        *older, newest = sorted(due, key=lambda run: run.expected_start_time or now("UTC"))
+        *older, newest = sorted(later, key=lambda run: run.expected_start_time or now("UTC"))
         message = f"Skipped: the run of the same schedule for {newest.expected_start_time} is due as well."
         for run in older:
             client.set_flow_run_state(run.id, Cancelled(message=message))

@@ -7,7 +7,6 @@ session of its own, ended by the kernel with its parent, and logging into a file
 
 import contextlib
 import http.client
-import ipaddress
 import logging
 import os
 import signal
@@ -21,7 +20,8 @@ from urllib.parse import quote
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
-from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, SERVED
+from infini_llama.flows.connection import adapt_clients, is_local, is_loopback, proxy_variable, refuse_unusable_proxy
+from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, LEASES, SERVED, START_TIMEOUT
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.train import exec_wrapper
 
@@ -171,14 +171,21 @@ def _database() -> dict[str, str]:
 @contextlib.contextmanager
 def _user_api() -> Iterator[None]:
     """Inside, an error of the user's server is explained. One that takes connections and is silent is found at once: Prefect's
-    client would wait for minutes, several times."""
+    client would wait for minutes, several times.
+
+    Raises:
+        ConfigError: a proxy of the environment cannot be used.
+    """
     import httpx
     from prefect.settings import get_current_settings
 
-    with _unreachable_explained("check PREFECT_API_URL"):
+    url = os.environ.get("PREFECT_API_URL") or str(get_current_settings().api.url)
+    refuse_unusable_proxy(url)
+    adapt_clients()
+    proxy = proxy_variable(url)
+    with _unreachable_explained("check PREFECT_API_URL" + (f", and the proxy that {proxy} names" if proxy else "")):
         with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):  # perhaps Prefect has settings for it (TLS)
-            url = os.environ.get("PREFECT_API_URL") or get_current_settings().api.url
-            httpx.get(f"{url}/health", timeout=ANSWER_SECONDS)
+            httpx.get(f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url))
         yield
 
 
@@ -215,10 +222,7 @@ class Server:
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it, so that all its runs are executed here."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     def refuse_taken_address(self) -> None:
         """Raise a ConfigError if nothing can listen there."""
@@ -235,7 +239,6 @@ class Server:
     def running(self) -> Iterator[None]:
         """Inside, the server runs and PREFECT_API_URL names it."""
         os.environ["PREFECT_API_URL"] = f"http://{self.address}:{self.port}/api"
-        _bypass_proxy(self.address)
         try:
             self.start()
             yield
@@ -254,12 +257,12 @@ class Server:
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _prefect_home().mkdir(parents=True, exist_ok=True)
-        with Lock(
-            _prefect_home() / "server-start.lock", wait=HEALTHY_WITHIN, setting="PREFECT_HOME"
-        ):  # two first starts would create the tables twice
+        seconds = _start_timeout()
+        # two first starts would create the tables twice
+        with Lock(_prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
             self.process = process = self._spawn()
             _import_client()  # which takes a second that the server needs anyway
-            self._wait_until_healthy(process)
+            self._wait_until_healthy(process, seconds)
 
     def has_ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None
@@ -291,15 +294,15 @@ class Server:
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=origins | os.environ | self.settings | _database(),
+                env=origins | LEASES | os.environ | self.settings | _database(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
 
-    def _wait_until_healthy(self, process: subprocess.Popen) -> None:
-        deadline = time.monotonic() + HEALTHY_WITHIN
+    def _wait_until_healthy(self, process: subprocess.Popen, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise PipelineError(
@@ -316,16 +319,17 @@ class Server:
                 connection.close()
             time.sleep(0.05)
         raise PipelineError(
-            f"the Prefect server did not answer within {HEALTHY_WITHIN:.0f} s; its log is {self.log}. Try again, or use --no-prefect."
+            f"the Prefect server did not answer within {seconds:.0f} s; its log is {self.log}. If this machine is busy, set "
+            f"{START_TIMEOUT} to more; or use --no-prefect."
         )
 
 
-def _bypass_proxy(host: str) -> None:
-    """Keep a proxy of the environment out of the way to this machine itself."""
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = [entry for entry in os.environ.get(name, "").split(",") if entry]
-        if host not in hosts:
-            os.environ[name] = ",".join([*hosts, host])
+def _start_timeout() -> int:
+    """Seconds that a server may take to start."""
+    try:
+        return int(os.environ.get(START_TIMEOUT, HEALTHY_WITHIN))
+    except ValueError:
+        raise ConfigError(f"{START_TIMEOUT}={os.environ[START_TIMEOUT]} is not a number of seconds.") from None
 
 
 def _import_client() -> None:
@@ -333,6 +337,7 @@ def _import_client() -> None:
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
 
+    adapt_clients()
     refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
 
 

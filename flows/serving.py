@@ -13,18 +13,21 @@ from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
 from infini_llama.flows.deployments import Deployment, deploy
 from infini_llama.flows.lost_runs import LostRuns, flow_processes
+from infini_llama.flows.pretrain import pretrain
 from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
+from infini_llama.flows.suspension import confirm_suspensions
 from infini_llama.tasks.train import exec_wrapper
 
 POLL_SECONDS = 2  # poll interval of the worker
 STOP_SECONDS = 45.0  # that the runs have to save a checkpoint and end
 RESTART_SECONDS = 5
-CHECK_SECONDS = 15  # between two looks for runs without a process
+CHECK_SECONDS = 15  # between two looks at the states of all runs
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -66,17 +69,22 @@ def serve(deployments: Sequence[Deployment], home: Path, limit: int, gpus: int |
 
 
 def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
-    """Return when a worker has ended. Meanwhile, restart the server if it ends, and mark runs that lost their process."""
+    """Return when a worker has ended. Meanwhile, restart the server if it ends, and correct the states of runs."""
     lost, check_at = LostRuns(), 0.0
     while all(worker.poll() is None for worker in workers.values()):
         if server is not None and server.has_ended():
             server.restart()
             log.info("the Prefect server is up again")
-        if server is not None and server.is_local and time.monotonic() >= check_at:
+        if time.monotonic() >= check_at:
             check_at = time.monotonic() + CHECK_SECONDS
             try:
-                with get_client(sync_client=True) as client:
-                    lost.mark(client)
+                # without retries: the server may have ended, and is started again here
+                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+                    confirm_suspensions(client, pretrain.name)
+                    if (
+                        server is not None and server.is_local and sys.platform == "linux"
+                    ):  # processes are found in /proc
+                        lost.mark(client)
             except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
                 log.debug("the state of the runs cannot be checked (%s)", fault)
         time.sleep(0.5)

@@ -1,32 +1,54 @@
-"""Prefect's command with this project's process worker: `python -m infini_llama.flows.worker worker start --pool … --limit …`.
+"""Prefect's command as `serve` starts its worker: `python -m infini_llama.flows.worker worker start --pool … --limit …`.
 
-Prefect 3.8's own worker ends with an error if a suspended run is resumed while the process of that run still saves its checkpoint:
-its limit counts a run once. This one starts such a run when its process has ended.
+Its runs are executed by `flows.engine`; both have the clients of `flows.connection`. That the server is started again is logged in a
+line, not in a traceback for each connection.
 """
 
+import logging
+import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import Any
 
-from prefect.workers.process import ProcessWorker
+from httpx import TransportError
+from prefect.utilities.processutils import command_to_string
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
+from websockets.exceptions import WebSocketException
 
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
-    from prefect.client.schemas.responses import WorkerFlowRunResponse
+from infini_llama.flows.connection import adapt_clients
+
+DISCONNECTED = (OSError, TransportError, WebSocketException)
+
+
+class RunConfiguration(ProcessJobConfiguration):
+    """Of a flow run's process."""
+
+    def prepare_for_flow_run(self, *arguments: Any, **settings: Any) -> None:
+        super().prepare_for_flow_run(*arguments, **settings)
+        if not self._command_configured:
+            self._command_configured = True
+            self.command = command_to_string([sys.executable, "-m", "infini_llama.flows.engine"])
+
 
 with warnings.catch_warnings(action="ignore"):  # Prefect warns that this type of worker is replaced, which is meant
 
-    class ResumingProcessWorker(ProcessWorker):
-        """Leaves a run that still occupies a slot of the limit to the next poll."""
+    class Worker(ProcessWorker):
+        """Starts flow runs by `flows.engine`."""
 
-        async def _submit_scheduled_flow_runs(
-            self, flow_run_response: "list[WorkerFlowRunResponse]"
-        ) -> "list[FlowRun]":
-            ending = self.limiter.statistics().borrowers
-            startable = [response for response in flow_run_response if response.flow_run.id not in ending]
-            return await super()._submit_scheduled_flow_runs(startable)
+        job_configuration = RunConfiguration
+
+
+class Record(logging.LogRecord):
+    """A log record that has the error of a lost connection in its message, and no traceback of it."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if self.exc_info and isinstance(error := self.exc_info[1], DISCONNECTED):
+            self.msg, self.args, self.exc_info = f"{self.getMessage()} ({type(error).__name__}: {error})", (), None
 
 
 if __name__ == "__main__":
     from prefect.cli import app
 
+    logging.setLogRecordFactory(Record)
+    adapt_clients(patient=True)
     app()

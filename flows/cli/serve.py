@@ -14,12 +14,10 @@ def serve(arguments: Namespace) -> Answer:
     home = home_folder()
     log_into(home, arguments.verbose)
     prepare_client(home)
-    from infini_llama.flows.deployments import read_deployment
+    from infini_llama.flows.deployments import read_deployments
     from infini_llama.flows.serving import serve
 
-    deployments = [
-        read_deployment(file) for file in arguments.configs
-    ]  # their errors are reported before a server starts
+    deployments = read_deployments(arguments.configs)  # their errors are reported before a server starts
     with api_for_serve(home, arguments.host, arguments.port, arguments.allow_host) as server:
         log = logging.getLogger("infini_llama.serve")
         api = os.environ["PREFECT_API_URL"] if server else "that of PREFECT_API_URL"
@@ -36,7 +34,7 @@ def deploy(arguments: Namespace) -> Answer:
 
     log_into(home_folder(), arguments.verbose)
     with api_for_deploy(home_folder()):
-        from infini_llama.flows.deployments import deploy, read_deployment
+        from infini_llama.flows.deployments import deploy, read_deployments
 
-        record = deploy([read_deployment(file) for file in arguments.configs], arguments.gpus)
+        record = deploy(read_deployments(arguments.configs), arguments.gpus)
     return record, as_text(record)

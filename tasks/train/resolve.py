@@ -28,6 +28,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.stopping import grace_period
+from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)
@@ -230,6 +231,16 @@ def _check_same_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
     for name, line in changed.items():
         if POLICIES[name] is not Resume.FREE:
             log.warning("%s: from here on, the run is no longer bitwise identical to an uninterrupted one.", line)
+    _warn_of_learning_rate(before, now, checkpoints.latest_step(run.checkpoints))
+
+
+def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
+    """Where the schedule has changed. More steps move a run back to an earlier part of it: the rate rises."""
+    old, new = (start.train.learning_rate * factor(start.train, start.max_steps, step) for start in (before, now))
+    if step and old != new:
+        log.warning(
+            "the learning rate of step %d is %.3g; with the settings before, it would be %.3g", step + 1, new, old
+        )
 
 
 def _compared(lineage: Lineage) -> JsonObject:

@@ -8,7 +8,7 @@ import yaml
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
-from infini_llama.flows.settings import SERVER, WORKER
+from infini_llama.flows.settings import LEASES, SERVER, WORKER
 from infini_llama.tasks.train.stopping import COMMAND_END_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,8 @@ def variables_of(path: Path, kind: str) -> dict[str, str]:
 def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, settings):
     variables = variables_of(DEPLOY / folder.format(kind), kind)
     assert {name: variables.get(name) for name in settings} == settings
+    leases = variables.get("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE")
+    assert kind == "worker" or leases in (*LEASES.values(), "prefect_redis.lease_storage"), "in memory by default"
 
 
 def test_every_worker_creates_the_automation_for_silent_runs_first():

@@ -33,8 +33,9 @@ from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, T
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
-from infini_llama.tasks.train.worker.strategies.optimizer import gate_reach, set_learning_rate, write_jitter
+from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_rate
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.schedule import gate_reach, write_jitter
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
 FitEnd = Literal["done", "preempted"]

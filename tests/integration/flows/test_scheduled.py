@@ -1,13 +1,21 @@
-"""Overrides of a schedule: what a deployment keeps of them, and the run that comes of it."""
+"""A schedule: what a deployment keeps of its overrides, and the settings and names of its runs."""
 
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import pytest
+from prefect.server.schemas.schedules import CronSchedule
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows import scheduled
-from infini_llama.flows.deployments import read_deployment
+from infini_llama.flows.deployments import read_deployment, read_deployments
+from infini_llama.flows.naming import run_name
+from infini_llama.flows.scheduled import Schedule
 
 OVERRIDES = ["runtime.name=nightly-{date}", "train.num_epochs=2", "data.tokenizer.vocab_size=300"]
 FILE = """\
@@ -17,6 +25,12 @@ deployment:
     - {name: nightly, cron: "0 2 * * *", overrides: ["runtime.name=nightly-{date}", "train.num_epochs=2", data.tokenizer.vocab_size=300]}
     - {name: plain, cron: "0 3 * * *"}
 """
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[None]:
+    yield
+    time.tzset()  # once monkeypatch has restored TZ
 
 
 @pytest.fixture
@@ -29,18 +43,66 @@ def file(tmp_path):
 def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, overrides):
     deployment = read_deployment(str(file))
     assert set(deployment.schedules) == {"nightly"}
-    monkeypatch.setattr(scheduled, "_schedule_name", lambda run: schedule)
-    monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(id="a"))
-    monkeypatch.setattr(scheduled, "deployment", SimpleNamespace(id="b"))
+    monkeypatch.setattr(scheduled, "_schedule", lambda: schedule and Schedule(schedule, "UTC"))
     without = {"deployment"}
     config = scheduled.with_schedule(deployment.config, deployment.schedules)
     assert config.model_dump(exclude=without) == load_config(file, overrides).model_dump(exclude=without)
 
 
+@pytest.mark.parametrize("cron", ["30 2 * * *", "30 1 * * *", "15 0 * * *", "45 23 * * *"])
 @pytest.mark.parametrize(
-    ("old", "new"), [('"0 2 * * *"', '"99 2 * * *"'), ("num_epochs=2", "nonsense=2"), ("num_epochs=2", "num_epochs=0")]
+    ("first", "days"), [("2027-03-26", 5), ("2027-10-29", 5)]
+)  # 28 March, 31 October: the clocks change
+@pytest.mark.parametrize("machine", ["UTC", "Asia/Tokyo", "America/Los_Angeles"])
+def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(monkeypatch, cron, first, days, machine):
+    start = datetime.fromisoformat(first).replace(tzinfo=ZoneInfo("Europe/Berlin"))
+    schedule = CronSchedule(cron=cron, timezone="Europe/Berlin")
+    dates = asyncio.run(schedule.get_dates(start=start, end=start + timedelta(days=days)))
+    monkeypatch.setattr(scheduled, "_schedule", lambda: Schedule("nightly", "Europe/Berlin"))
+    monkeypatch.setenv("TZ", machine)
+    time.tzset()
+    names = []
+    for date in dates:
+        monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(scheduled_start_time=date.in_timezone("UTC")))
+        names.append(run_name("nightly-{date}", scheduled.due("nightly-{date}")))
+    assert names == [f"nightly-{(start + timedelta(days=day)).date()}" for day in range(days)]
+
+
+def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatch):
+    monkeypatch.setattr(scheduled, "_schedule", lambda: None)
+    monkeypatch.setattr(
+        scheduled, "flow_run", SimpleNamespace(scheduled_start_time=datetime(2027, 3, 27, 23, 30, tzinfo=UTC))
+    )
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    assert run_name("{date}-{time}", scheduled.due("{date}-{time}")) == "2027-03-28-083000"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"0 2 * * *"', '"99 2 * * *"'),
+        ('"0 2 * * *"', '"0 2 31 2 *"'),
+        ("num_epochs=2", "nonsense=2"),
+        ("num_epochs=2", "num_epochs=0"),
+    ],
 )
 def test_a_wrong_schedule_is_refused_before_any_server_is_asked(file, old, new):
     file.write_text(FILE.replace(old, new))
     with pytest.raises(ConfigError):
         read_deployment(str(file))
+
+
+@pytest.mark.parametrize("cron", ["0 0 29 2 *", "*/5 * * * MON-FRI"])
+def test_a_rare_or_busy_schedule_is_accepted(file, cron):
+    file.write_text(FILE.replace("0 2 * * *", cron))
+    assert read_deployment(str(file)).config.deployment.schedules[0].cron == cron
+
+
+def test_two_files_of_one_name_are_refused(file, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "small.yml").write_text(FILE)
+    with pytest.raises(ConfigError, match="pretrain/small"):
+        read_deployments([str(file), str(tmp_path / "other" / "small.yml")])
+    with pytest.raises(ConfigError, match="pretrain/small"):
+        read_deployments([str(file), str(file)])

@@ -13,14 +13,21 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.server import Server, api_for_deploy, api_for_run, api_for_serve
+from infini_llama.flows.settings import START_TIMEOUT
+from infini_llama.tasks.storage.locks import Busy, Lock
 from support.waiting import wait_until
 
 HOLD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from infini_llama.flows.server import api_for_run
+
+def proxies():
+    return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+
+before = proxies()
 with api_for_run(Path(sys.argv[1])):
-    print("up", flush=True)
+    print("up" if proxies() == before else proxies(), flush=True)
     time.sleep(600)
 """
 
@@ -48,7 +55,10 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     """By SIGKILL: test_flow.py. Its database is in its home, whose path has characters with a meaning in URLs."""
     home = tmp_path / "why? [1] 100%25 #ö" / "home"
     command = [sys.executable, "-c", HOLD, str(home)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+    environment = os.environ | {"ALL_PROXY": "socks://127.0.0.1:9", "NO_PROXY": "internal.example"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
         assert len(servers_of(home)) == 1
@@ -123,6 +133,22 @@ def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # refused at once
     with pytest.raises(PipelineError, match="PREFECT_API_URL"), api_for_run(tmp_path):
         raise RuntimeError("Failed to reach API at http://127.0.0.1:9/api/")
+
+
+def test_a_server_that_needs_too_long_is_reported_with_what_to_set(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setenv(START_TIMEOUT, "0")
+    with pytest.raises(PipelineError, match=START_TIMEOUT) as raised, api_for_run(tmp_path):
+        pass
+    assert raised.value.exit_code == 70 and not servers_of(tmp_path)
+    with (
+        Lock(tmp_path / "prefect" / "server-start.lock"),
+        pytest.raises(Busy, match=str(os.getpid())),
+        api_for_run(tmp_path),
+    ):
+        pass
+    monkeypatch.setenv(START_TIMEOUT, "soon")
+    with pytest.raises(ConfigError, match=f"{START_TIMEOUT}=soon"), api_for_run(tmp_path):
+        pass
 
 
 def test_an_invalid_address_is_refused(no_prefect, monkeypatch, tmp_path):

@@ -1,34 +1,30 @@
-"""The worker of `serve`: a run that is resumed while its process still ends waits for it."""
+"""The worker of `serve`: what it starts for a run, and what it logs of a server that is gone."""
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any
+import logging
+import sys
 from uuid import uuid4
 
-import anyio
+import httpx
+import pytest
+from prefect.client.schemas.objects import FlowRun
 from prefect.workers.base import BaseWorker
-from prefect.workers.process import ProcessWorker
 
-from infini_llama.flows.worker import ResumingProcessWorker
-
-RUN: Any = SimpleNamespace(flow_run=SimpleNamespace(id=uuid4()))
+from infini_llama.flows import worker
 
 
-def submitted(kind: type[ProcessWorker]) -> list:
-    """What a worker starts of one due run whose process still has a slot of its limit of two."""
-
-    async def poll() -> list:
-        worker = kind(work_pool_name="pool", limit=2)
-        worker._limiter = anyio.CapacityLimiter(2)
-        worker._limiter.acquire_on_behalf_of_nowait(RUN.flow_run.id)
-        return await worker._submit_scheduled_flow_runs([RUN])
-
-    return asyncio.run(poll())
+@pytest.mark.parametrize(
+    ("command", "started"), [(None, f"{sys.executable} -m infini_llama.flows.engine"), ("own", "own")]
+)
+def test_prefects_command_starts_runs_by_our_engine(command, started):
+    assert BaseWorker.get_worker_class_from_type("process") is worker.Worker
+    configuration = worker.Worker.job_configuration(command=command)
+    configuration.prepare_for_flow_run(FlowRun(flow_id=uuid4()))
+    assert configuration.command == started
 
 
-def test_a_resumed_run_waits_until_its_process_has_ended():
-    assert submitted(ResumingProcessWorker) == []
-
-
-def test_it_is_what_prefects_command_starts_for_a_process_pool():
-    assert BaseWorker.get_worker_class_from_type("process") is ResumingProcessWorker
+@pytest.mark.parametrize(("error", "lines"), [(httpx.ConnectError("refused"), 1), (ValueError("a fault"), 4)])
+def test_a_lost_connection_is_logged_in_one_line(error, lines):
+    record = worker.Record("a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None))
+    text = logging.Formatter().format(record)
+    assert text.startswith("it failed again") and str(error) in text
+    assert ("\n" in text) == (lines > 1)

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from support.services import POSTGRES, free_port, postgres
 
 ROOT = Path(__file__).parents[3]
 DATABASE = "postgres" if os.environ.get("INFINI_TEST_POSTGRES") else "sqlite"
+DEPLOY = """
+import sys
+from datetime import timedelta
+from infini_llama.flows.deployments import deploy, read_deployment
+deploy([read_deployment(sys.argv[1])], silent_for=timedelta(seconds=float(sys.argv[2])))
+"""
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -44,6 +51,7 @@ class House:
     port: int
     database: str
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def api(self) -> str:
@@ -68,6 +76,7 @@ class House:
             "DO_NOT_TRACK": "1",
             "OMP_NUM_THREADS": "1",
             "NO_COLOR": "1",
+            **self.variables,
         }
 
     def begin(self, name: str, *command: str) -> subprocess.Popen:
@@ -173,6 +182,14 @@ class House:
             if artifact["key"]
         }
 
+    def suspend(self, run: str) -> None:
+        """As the page's button does."""
+        soon = datetime.now(UTC) + timedelta(seconds=300)
+        details = {"pause_reschedule": True, "pause_timeout": soon.isoformat()}
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+        answer = self.post(f"flow_runs/{run}/set_state", state=state)
+        assert answer["status"] == "ACCEPT", answer
+
     def state(self, run: str) -> str:
         return self.get(run)["state_type"]
 
@@ -195,6 +212,76 @@ class House:
 
     def page(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/{path}"
+
+
+PARTS = {
+    "server": "allowed_hosts:create_app",
+    "worker": "worker start --pool",
+    "flow": "infini_llama.flows.engine",
+    "torchrun": "tasks.train.torchrun",
+    "serve": f"{COMMAND} serve",
+}
+
+
+class Served(House):
+    """`serve` with a server of its own."""
+
+    def environment(self) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in super().environment().items()
+            if not name.startswith("PREFECT_") or name in ("PREFECT_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
+        }
+
+    def serve(self) -> None:
+        self.begin_worker("--port", str(self.port))
+
+    def headers(self) -> dict[str, str]:
+        """With the token that the server asks for, as docs/prefect.md shows it."""
+        self.wait(self._answers, 240, "the server does not answer")
+        token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()["token"]
+        return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
+
+    def get(self, run: str) -> dict:
+        answers: list[dict] = []
+
+        def answered() -> bool:
+            try:
+                answers.append(super(Served, self).get(run))
+            except httpx.HTTPError:  # the server was killed, and is not up again
+                return False
+            return "state_type" in answers[-1]
+
+        self.wait(answered, 240, "the server does not answer")
+        return answers[-1]
+
+    def states(self, run: str) -> list[str]:
+        """Of a flow run and of its tasks."""
+        tasks = self.post("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
+        return [task["state_type"] for task in tasks] + [self.state(run)]
+
+    def kill(self, *parts: str) -> None:
+        """SIGKILL."""
+        commands = [PARTS[part] for part in parts]
+        killed = [pid for pid, line in processes_of(self.marker).items() if any(part in line for part in commands)]
+        assert killed
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def served_at(home: Path, settings: dict, environment: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """`serve` of a configuration small.yaml; nothing is left of it."""
+    (home / "small.yaml").write_text(yaml.safe_dump(settings))
+    house = Served(home, home / "small.yaml", free_port(), "", variables=dict(environment or {}))
+    try:
+        house.serve()
+        yield house
+    finally:
+        if "serve" in house.processes:
+            house.end("serve")
+        for pid in processes_of(house.marker):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

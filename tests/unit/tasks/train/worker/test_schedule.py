@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.train.worker.strategies.optimizer import factor
+from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 SCHEDULES = get_args(TrainingConfig.model_fields["lr_schedule"].annotation)
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
@@ -142,3 +143,17 @@ def test_a_reporter_that_fails_is_not_used_again_and_others_are(tmp_path, caplog
     metrics.close(finished=True)
     assert caplog.text.count("cannot be reached") == 2
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
+
+
+def test_other_steps_are_announced_with_what_they_do_to_the_learning_rate(train, caplog):
+    losses = dict.fromkeys(range(3, 60, 3), 7.0)
+    caplog.set_level("WARNING", "infini_llama.train")
+    train("one", losses)
+    train("one", losses)  # nothing is to be done
+    assert "learning rate" not in caplog.text
+    run = train("one", losses, stop_after=14, max_steps=60)
+    rates = {line.step: line.learning_rate for line in read_metrics(run) if isinstance(line, TrainLine)}
+    assert rates[13] > 5 * rates[12]
+    assert all(f"{number:.3g}" in caplog.text for number in (rates[13], 1e-4)), (
+        "the lowest rate would be that of step 13"
+    )

@@ -1,0 +1,97 @@
+"""How a process reaches Prefect's server: one on this machine without a proxy, one on another machine as the environment says.
+
+Downloads and the training's own programs need a proxy all the same, so its variables stay as the user has set them.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from infini_llama.configs.errors import ConfigError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches this address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_local(url: str) -> bool:
+    """Whether a server at this address is on this machine."""
+    return _is_own(urlsplit(url).hostname or "")
+
+
+@cache
+def _is_own(host: str) -> bool:
+    """A program can only listen at addresses of its own machine."""
+    if not host:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError):  # also of a name that is not known here, and only to a proxy
+        return False
+    return True
+
+
+@cache
+def adapt_clients(patient: bool = False) -> None:
+    """Change Prefect's clients of this process in what Prefect has no settings for: those of a server on this machine use no proxy.
+
+    Args:
+        patient: a request is also tried again where the client has not reached the server before; it may be about to start again.
+    """
+    from prefect._internal import websockets
+    from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
+
+    def adapted(init: Callable[..., None]) -> Callable[..., None]:
+        def initialize(self: Any, *arguments: Any, **settings: Any) -> None:
+            local = is_local(str(settings.get("base_url", "")))
+            init(self, *arguments, **({"trust_env": False} if local else {}) | settings)
+            self._has_connected = patient
+
+        return initialize
+
+    for client in (PrefectHttpxSyncClient, PrefectHttpxAsyncClient):
+        client.__init__ = adapted(client.__init__)
+    connect: Any = websockets.connect  # pyright: ignore[reportPrivateImportUsage]
+    websockets.connect = lambda uri, **settings: connect(uri, **({"proxy": None} if is_local(uri) else {}) | settings)  # pyright: ignore
+
+
+def proxy_variable(url: str) -> str | None:
+    """The environment variable whose proxy is used for `url`."""
+    address = urlsplit(url)
+    if is_local(url) or proxy_bypass(address.netloc):
+        return None
+    for name in (f"{address.scheme}_proxy", "all_proxy"):
+        if getproxies().get(name.removesuffix("_proxy")):
+            return name if os.environ.get(name) else name.upper()
+    return None
+
+
+def refuse_unusable_proxy(url: str) -> None:
+    """Raise a ConfigError if `url` is on another machine, and the environment names a proxy that Prefect's client cannot be made with.
+
+    One for another kind of address is enough: a client prepares its proxies before it is asked for an address.
+    """
+    import httpx
+
+    for name in ("http_proxy", "https_proxy", "all_proxy") if not is_local(url) else ():
+        proxy = getproxies().get(name.removesuffix("_proxy")) or None
+        if proxy and "://" not in proxy:
+            proxy = f"http://{proxy}"
+        try:
+            httpx.Client(proxy=proxy, trust_env=False).close()
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            name = name if os.environ.get(name) else name.upper()
+            raise ConfigError(
+                f"{name} names a proxy that Prefect's client cannot use, and PREFECT_API_URL={url} is on another machine; set it to "
+                "http://HOST:PORT, or to socks5://HOST:PORT after 'pip install httpx[socks]', or unset it."
+            ) from error

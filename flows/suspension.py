@@ -1,0 +1,65 @@
+"""Suspended runs and the automation for silent runs, which waits for an event after each heartbeat of a run.
+
+The event of the suspension is not enough. The run sends heartbeats until its checkpoint is saved, and a server that was started again in
+the last minutes keeps the event back: it has not seen the one before. So a suspension is confirmed by an event that follows no other.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.events.schemas.events import Event, RelatedResource, Resource
+from prefect.exceptions import Pause
+
+CONFIRMATION = "prefect.flow-run.still-suspended"
+log = logging.getLogger("infini_llama.prefect")
+
+
+@contextlib.contextmanager
+def confirmed_suspension() -> Iterator[None]:
+    """Confirm a suspension that ends the block, when everything is saved."""
+    try:
+        yield
+    except Pause:
+        try:
+            context = FlowRunContext.get()
+            if context is not None and context.flow_run is not None and context.flow is not None:
+                with get_client(sync_client=True) as client:
+                    _confirm(client, context.flow_run, context.flow.name)
+        except Exception as fault:
+            log.warning("the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well", fault)
+        raise
+
+
+def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
+    """Confirm each suspension of this flow's runs whose newest event is another one: its process was killed, or its events are lost."""
+    suspended = {"state": {"type": {"any_": ["PAUSED"]}}, "deployment_id": {"is_null_": False}}
+    runs = client.read_flow_runs(
+        flow_filter=FlowFilter.model_validate({"name": {"any_": [flow]}}),
+        flow_run_filter=FlowRunFilter.model_validate(suspended),
+    )
+    for run in runs:
+        own = EventResourceFilter(id=[_resource(run)])
+        events = EventFilter(event=EventNameFilter(prefix=["prefect.flow-run."]), resource=own)
+        newest = client.read_events(events, limit=1).events  # the latest first
+        if not newest or newest[0].event != CONFIRMATION:
+            _confirm(client, run, flow)
+
+
+def _confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
+    role = {"id": f"prefect.flow.{run.flow_id}", "role": "flow", "name": flow}
+    event = Event(
+        event=CONFIRMATION,
+        resource=Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name}),
+        related=[RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})],
+    )
+    client.request("POST", "/events", json=[event.model_dump(mode="json")])
+
+
+def _resource(run: FlowRun) -> str:
+    return f"prefect.flow-run.{run.id}"
