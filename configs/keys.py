@@ -61,6 +61,9 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
     key: list[str] = []
     is_key, allowed = True, PipelineConfig
     for step in location:
+        of_null = [argument for argument in get_args(allowed) if argument is not type(None)]
+        if isinstance(step, int) and len(of_null) == 1 and get_origin(of_null[0]) is list:
+            allowed = of_null[0]  # an entry of a list that may be null
         section, arguments = section_of(allowed, or_null=True), get_args(allowed)
         if section is not None:
             is_key = is_key and section is allowed
