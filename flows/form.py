@@ -37,13 +37,14 @@ Schema = dict[str, Any]
 
 
 def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
-    """The configuration with what a form sent.
+    """The configuration with what a form sent, or a program, which may also name a key of the first section in its own section.
 
     Raises:
-        ConfigError: a key is unknown, or a value is not allowed.
+        ConfigError: a key is unknown or named twice, or a value is not allowed.
     """
     settings = config.model_dump(mode="json", exclude={"deployment"})
     deployed = {name: settings[section][key] for name, (section, key) in SHORT.items()}
+    changes = _with_short_keys(changes, deployed)
     for section in (name for name in changes if name not in SHORT):
         if section not in settings:
             raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
@@ -58,6 +59,26 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         for other, values in INSTEAD.get(name, {}).items():
             settings[other] |= values
     return parse_config(settings)
+
+
+def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[str, Any]:
+    """The changes with the keys of `SHORT` in the first section alone: {"data": {"files": …}} as {"files": …}.
+
+    Args:
+        deployed: values of these keys, which a form sends along.
+    """
+    moved = dict(changes)
+    for name, (section, key) in SHORT.items():
+        within = moved.get(section)
+        if not isinstance(within, dict) or key not in within:
+            continue
+        moved[section] = {other: value for other, value in within.items() if other != key}
+        if moved.get(name) not in (None, deployed[name], within[key]):
+            raise ConfigError(
+                f"changes.{name}={moved[name]!r} and changes.{section}.{key}={within[key]!r} are the same key; give one of them."
+            )
+        moved[name] = within[key]
+    return moved
 
 
 class AsConfig:
@@ -92,6 +113,8 @@ class ChangesForm:
         properties: dict[str, Schema] = {}
         for position, (name, (section, key)) in enumerate(SHORT.items()):
             properties[name] = sections[section]["properties"].pop(key) | {"position": position}
+            # A form shows it once; who writes it below its section, as in a file, is not refused by the server.
+            sections[section].setdefault("patternProperties", {})[f"^{key}$"] = True
         properties["name"]["description"] += " It also names the flow run: Prefect's own field Run Name is not used."
         for position, (name, section) in enumerate(sections.items(), len(SHORT)):
             section["title"] = "Change"

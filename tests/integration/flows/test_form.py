@@ -31,6 +31,18 @@ def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     assert with_changes(CONFIG, {"files": ["*.txt"]}).data.source == "files"
 
 
+def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
+    """As in a file: the server takes it, and it means the same."""
+    files = {"data": {"files": ["*.txt"]}, "train": {"max_steps": 40, "save_steps": 7}, "runtime": {"name": "mine"}}
+    first = {"files": ["*.txt"], "max_steps": 40, "train": {"save_steps": 7}, "name": "mine"}
+    assert with_changes(CONFIG, files) == with_changes(CONFIG, first)
+    assert with_changes(CONFIG, UNTOUCHED | files) == with_changes(CONFIG, first)
+    validator = jsonschema.Draft202012Validator(form(CONFIG).model_dump())
+    assert validator.is_valid({"changes": files}) and not validator.is_valid({"changes": {"data": {"fils": []}}})
+    with pytest.raises(ConfigError, match=r"changes\.max_steps=30 and changes\.train\.max_steps=40"):
+        with_changes(CONFIG, files | {"max_steps": 30})
+
+
 @pytest.mark.parametrize("changes", [{"tran": {}}, {"max_steps": 0}, {"train": {"nope": 1}}])
 def test_values_outside_the_allowed_range_are_refused(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
