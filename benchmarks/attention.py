@@ -11,11 +11,12 @@ is told to keep what it has (GLIBC_TUNABLES below), else from 32k on every tenso
 anew, which then is half of the time. Memory is the growth of the peak resident size (on a GPU the allocator's peak). The result goes
 to benchmarks/results/attention-<device>.json.
 
-    .venv/bin/python benchmarks/attention.py --backends sdpa blocked [--precisions fp32 bf16] [--rounds 5]
+    .venv/bin/python benchmarks/attention.py --backends [--precisions fp32 bf16] [--threads 1 2] [--rounds 7] [--lengths 64 …]
 
-The functions of model.backends instead: forward and backward of 2,048 tokens in rows of 128 to 2,048, 8 heads of 32 or 64 and 4 of
-keys and values, one thread, by the trial of the probe, against exact attention. The rows of this
-processor in the same file are replaced, under "backends".
+What decides the rule for environment.attention_backend (tasks/patch_environment/plan.py): forward and backward pass of the functions
+of model.backends alone, with `blocked` in both of its forms, in the shapes that a run has. Functions take turns; a ratio is that of two
+neighbours. A shape is decided where the ratios of all rounds have the same sign. Each shape is a process of its own. The rows of
+this processor, precision, number of threads and lengths in the same file are replaced, under "backends".
 """
 
 import argparse
@@ -30,13 +31,16 @@ import time
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from infini_llama.tasks.patch_environment.gpu_probe import AttentionTrial
+from infini_llama.model.backends import causal_attention
+from infini_llama.tasks.patch_environment.gpu_probe import TOLERANCE
 from infini_llama.tasks.patch_environment.machine import Machine, cpu
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
+LONG, SHORT_AND_LONG = [2048, 4096, 8192, 16384, 32768], [64, 128, 256, 512, 1024, 2048, 4096, 8192]
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
 OURS = {
     "infini linear": {"attention": "infini"},
@@ -99,58 +103,111 @@ def child(kind: str, length: int, device: str) -> None:
     print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
 
 
-def try_backends(case: list, rounds: int) -> dict[str, dict]:
-    """Median seconds of forward and backward by each backend, or why it cannot be used.
+# Heads, heads of keys and values, and head size of the presets and of benchmarks/training.py, with the tokens of a micro-batch.
+HEADS_OF_MODELS = ((8, 4, 32), (8, 4, 64), (12, 12, 64))
+TOKENS = 2048
+WITH_DOCUMENTS = ((512, 100), (2048, 100), (2048, 700))
+FORMS = ("sdpa", "blocked", "recomputed")
 
-    Args:
-        case: backends, device, precision, batch, heads, kv_heads, length, head_dim.
-    """
-    backends, device, precision, batch, heads, kv_heads, length, head_dim = case
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    trial = AttentionTrial(device, dtype, (batch, heads, length, head_dim), kv_heads)
-    results: dict[str, dict] = {}
-    for backend in backends:
-        if fault := trial.fault(backend):
-            results[backend] = {"error": fault}
-            continue
-        times = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            trial.run(backend)
-            times.append(time.perf_counter() - began)
-        results[backend] = {"seconds": statistics.median(times)}
-    return results
+
+def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of forward and backward of each form, round by round."""
+    torch.set_num_threads(case["threads"])
+    dtype = torch.bfloat16 if case["precision"] == "bf16" else torch.float32
+    batch, length, size, device = case["batch"], case["length"], case["head_size"], case["device"]
+    heads = (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"])
+    q, k, v, downstream = (
+        torch.randn(batch, length, number, size, device=device).to(dtype).transpose(1, 2) for number in heads
+    )
+    documents = None
+    if case["document"]:
+        documents = (torch.arange(length, device=device) // case["document"]).repeat(batch, 1)
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def run(form: str) -> tuple[float, list[torch.Tensor]]:
+        started = time.perf_counter()
+        backend = "sdpa" if form == "sdpa" else "blocked"
+        output = causal_attention(q, k, v, documents, backend, keep_weights=form == "blocked")
+        gradients = torch.autograd.grad(output, (q, k, v), downstream)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started, [output.detach(), *gradients]
+
+    results = {form: run(form)[1] for form in FORMS}  # it warms up, too
+    for form in FORMS[1:]:
+        pairs = zip(results[form], results["sdpa"], strict=True)
+        apart = max(((one - other).norm() / other.norm()).item() for one, other in pairs)
+        if apart > TOLERANCE[dtype]:
+            raise RuntimeError(f"{form} differs from sdpa by {apart:.2g} in {case}")
+    del results
+    seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+    for _ in range(rounds):
+        for form in FORMS:
+            seconds[form].append(run(form)[0])
+    return seconds
+
+
+def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of one document, above 2,048 tokens with one of HEADS_OF_MODELS alone, and some of documents of 100 and 700 tokens."""
+    one = HEADS_OF_MODELS[1:2]
+    shapes = [
+        (length, 0, heads) for length in options.lengths for heads in (HEADS_OF_MODELS if length <= 2048 else one)
+    ]
+    shapes += [(length, document, *one) for length, document in WITH_DOCUMENTS if length in options.lengths]
+    names = ("heads", "kv_heads", "head_size")
+    return [
+        {"device": options.device, "precision": precision, "threads": threads, "batch": max(1, TOKENS // length)}
+        | {"length": length, "document": document}
+        | dict(zip(names, heads, strict=True))
+        for precision, threads, (length, document, heads) in product(options.precisions, options.threads, shapes)
+    ]
 
 
 def compare_backends(options: argparse.Namespace, target: Path) -> None:
-    """Each precision, head size and length in a process of its own."""
+    """Each shape in a process of its own."""
     processor = cpu(Machine()).model + (" with bf16" if cpu(Machine()).bf16 else " without bf16")
     if options.device == "cuda":
         processor = torch.cuda.get_device_name()
-    rows = []
-    for precision, head_dim, length in product(options.precisions, (32, 64), (128, 256, 512, 1024, 2048)):
-        case = [options.backends, options.device, precision, max(1, 2048 // length), 8, 4, length, head_dim]
+    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO  # under chrt: other programs do not interrupt
+    about = {
+        "priority": "real time" if fifo else "ordinary",
+    } | {
+        "processor": processor,
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+    }
+    stored = json.loads(target.read_text(encoding="utf-8"))
+    for case in cases_of(options):
         command = [sys.executable, __file__, "--rounds", str(options.rounds), "--case", json.dumps(case)]
         answer = subprocess.run(
             command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
         )
-        found = json.loads(answer.stdout)
-        rows.append({"processor": processor, "case": case[2:], "torch": torch.__version__, "found": found})
-        first = found[options.backends[0]].get("seconds", float("nan"))
-        times = (f"{name} {1e3 * got['seconds']:.1f} ms ({first / got['seconds']:.2f}x)" for name, got in found.items())
-        print(f"{precision} head {head_dim} rows of {length:>5}: {', '.join(times)}", flush=True)
-    stored = json.loads(target.read_text(encoding="utf-8"))
-    kept = [row for row in stored.get("backends", []) if row["processor"] != processor]
-    target.write_text(json.dumps(stored | {"backends": kept + rows}, indent=1) + "\n", encoding="utf-8")
+        row = about | case | {"seconds": json.loads(answer.stdout), "load": os.getloadavg()[0]}
+        same = ("processor", *case)
+        kept = [old for old in stored.get("backends", []) if any(old.get(name) != row[name] for name in same)]
+        stored["backends"] = [*kept, row]
+        target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        print(", ".join(f"{name} {value}" for name, value in case.items() if name != "device"), end=": ")
+        for form, seconds in row["seconds"].items():
+            ratios = [sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], seconds, strict=True)]
+            middle = statistics.median(ratios)
+            print(
+                f"{form} {1e3 * statistics.median(seconds):.1f} ms ({middle:.2f}x {min(ratios):.2f} – {max(ratios):.2f})",
+                end="  ",
+            )
+        print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384, 32768])
+    parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--backends", nargs="+", help="compare these functions of model.backends")
+    parser.add_argument("--backends", action="store_true", help="compare the functions of model.backends")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -158,8 +215,8 @@ def main() -> None:
     if options.child:
         return child(options.child[0], int(options.child[1]), options.device)
     if options.case:
-        torch.set_num_threads(1)
-        return print(json.dumps(try_backends(json.loads(options.case), options.rounds)))
+        return print(json.dumps(try_forms(json.loads(options.case), options.rounds)))
+    options.lengths = options.lengths or (SHORT_AND_LONG if options.backends else LONG)
     if options.backends:
         return compare_backends(options, target)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]

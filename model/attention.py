@@ -79,7 +79,7 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
         self.head_dim, self.backend, self.dropout = config.head_size, backend, config.attention_dropout
-        self.kv_heads = config.num_key_value_heads
+        self.kv_heads, self.keep_weights = config.num_key_value_heads, True
         width, q_width = config.hidden_size, config.num_attention_heads * config.head_size
         kv_width = config.num_key_value_heads * config.head_size
         self.q_proj = nn.Linear(width, q_width, bias=False)
@@ -112,7 +112,8 @@ class Attention(nn.Module):
 
     def softmax(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments) -> torch.Tensor:
         dropout = self.dropout if self.training else 0.0
-        return causal_attention(q, k, v, layout.documents, self.backend, dropout, layout.boundaries)
+        documents, ends = layout.documents, layout.boundaries
+        return causal_attention(q, k, v, documents, self.backend, dropout, ends, self.keep_weights)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""

@@ -1,7 +1,7 @@
 """Causal softmax attention by one of three functions; which one is chosen once for a run, by its plan or its configuration.
 
-`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster for short rows on some CPUs; `flash2` is flash-attn 2
-(Dao 2023, arXiv 2307.08691), which needs its package, a GPU and half precision. All compute the same.
+`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster on CPUs for rows of some hundred tokens; `flash2` is
+flash-attn 2 (Dao 2023, arXiv 2307.08691), which needs its package, a GPU and half precision. All compute the same.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -43,6 +43,7 @@ def causal_attention(
     backend: str = "sdpa",
     dropout: float = 0.0,
     ends: torch.Tensor | None = None,
+    keep_weights: bool = True,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v, where a token sees itself and those before it in its document.
 
@@ -51,6 +52,7 @@ def causal_attention(
         documents: [B, T], the number of each token's document; None: a row is one.
         dropout: share of the weights that is dropped.
         ends: `model.layout.boundaries` of the documents, where the caller has them; flash2 alone looks at them.
+        keep_weights: of blocked, for the backward pass, which otherwise computes them again, with the same bits.
 
     Returns:
         [B, H, T, d].
@@ -67,7 +69,7 @@ def causal_attention(
         return _flash(q, k, v, documents, dropout, ends)
     if dropout:
         raise ValueError("attention backend blocked does not support dropout; set attention_dropout to 0 or use sdpa")
-    return blocked_attention(q, k, v, documents)
+    return blocked_attention(q, k, v, documents, keep_weights)
 
 
 def _flash(

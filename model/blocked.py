@@ -1,34 +1,44 @@
-"""Causal attention as matrix products over blocks of queries, whose softmax weights are kept for the backward pass.
+"""Causal attention as matrix products over blocks of queries, with its own backward pass.
 
-On a CPU, rows of some hundred tokens are faster so than by the fused function, whose backward pass computes the weights again in
-tiles. The weights take memory: heads x T / 2 numbers per token. Both passes are operators of their own, so that compiled code
-calls them as they are, and has the bits of eager execution there.
+On a CPU this is faster than the fused function for rows of some hundred tokens. The softmax weights are kept for the backward pass,
+heads x T / 2 numbers per token, or computed again there, with the same bits. Both passes are operators of their own, so that compiled
+code calls them as they are, and has the bits of eager execution there.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+import math
 import re
 from collections.abc import Generator
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
+from infini_llama.model.layout import boundaries
+
 aten = torch.ops.aten
-# Queries of one product: what a causal mask hides is then little, and the products are still large ones.
-BLOCK = 64
+ALIGNED = (
+    32  # Kept weights of each block start at a multiple of 64 bytes, since products may round otherwise elsewhere.
+)
 # Names of operators are those of this module: an exported model carries a copy of this file, and a second definition of a name
 # would free the first one in torch, which then crashes or computes with what took its memory.
 OPERATORS = re.sub(r"\W", "_", __name__)
 
 
+def block_size(length: int, dtype: torch.dtype) -> int:
+    """Queries of one product: what a causal mask hides is then little, and the products are still large ones."""
+    return 128 if dtype.itemsize == 2 and length >= 512 else 64
+
+
 def blocked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep_weights: bool
 ) -> torch.Tensor:
     """Compute `model.backends.causal_attention`; scores and weights have the type of the products, the softmax is computed in fp32."""
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attend(q, k, v, documents, torch.is_grad_enabled())[0].transpose(1, 2)
+    return attend(q, k, v, documents, keep_weights and torch.is_grad_enabled())[0].transpose(1, 2)
 
 
 @torch.library.custom_op(f"{OPERATORS}::blocked_attention", mutates_args=())
@@ -40,40 +50,118 @@ def attend(
     Args:
         q: [B, T, H, d]; k, v: [B, T, Hkv, d]; documents: [B, T].
     """
-    batch, _, _, size = q.shape
     count = k.shape[2]
     queries, keys, values = (_grouped(x, count) for x in (q, k, v))
     weights = q.new_empty(_size(q, keep))
     output = torch.empty_like(queries)
-    later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=q.device).triu(1)[:, None]
-    for start, end, rows, part in _blocks(weights, q, count, keep):
-        torch.baddbmm(part, queries[:, rows], keys[:, :end].mT, beta=0, alpha=size**-0.5, out=part)
-        scores = part.view(batch, count, end - start, -1, end)
-        scores[..., start:].masked_fill_(later[: end - start, :, : end - start], -torch.inf)
-        if documents is not None:
-            others = documents[:, start:end, None] != documents[:, None, :end]
-            scores.masked_fill_(others[:, None, :, None], -torch.inf)
-        torch.softmax(part, -1, out=part)
-        output[:, rows] = torch.bmm(part, values[:, :end])
+    for block in _blocks(q, count, documents, weights, keep):
+        part = block.softmax(queries, keys)
+        output[block.matrices, block.rows] = torch.bmm(part, values[block.matrices, block.keys])
     return _ungrouped(output, q), weights if keep else q.new_empty(0)
 
 
 @torch.library.custom_op(f"{OPERATORS}::blocked_attention_gradients", mutates_args=())
 def gradients(
-    gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: torch.Tensor
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    weights: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v from that of the output [B, T, H, d]."""
-    count = k.shape[2]
+    """Gradients of q, k and v from that of the output [B, T, H, d]; `weights` is empty where none were kept."""
+    count, scale = k.shape[2], q.shape[-1] ** -0.5
     queries, keys, values, of_output = (_grouped(x, count) for x in (q, k, v, gradient))
-    of_queries, of_keys, of_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
-    for _, end, rows, part in _blocks(weights, q, count, True):
-        of_values[:, :end] += torch.bmm(part.mT, of_output[:, rows])
-        of_scores = torch.bmm(of_output[:, rows], values[:, :end].mT)
+    kept = weights.numel() > 0
+    weights = weights if kept else q.new_empty(_size(q, keep=False))
+    of_weights = q.new_empty(_size(q, keep=False))
+    of_queries = torch.empty_like(queries)
+    # [B Hkv, d, T]: the products that are added to these are faster so than transposed.
+    of_keys, of_values = (x.new_zeros(len(x), x.shape[2], x.shape[1]) for x in (keys, values))
+    for block in _blocks(q, count, documents, weights, kept):
+        here, rows, seen = block.matrices, block.rows, block.keys
+        part = block.weights if kept else block.softmax(queries, keys)
+        of_values[here, :, seen] += torch.bmm(of_output[here, rows].mT, part)
+        of_scores = of_weights[: part.numel()].view(part.shape)
+        torch.bmm(of_output[here, rows], values[here, seen].mT, out=of_scores)
         aten._softmax_backward_data(of_scores, part, -1, part.dtype, grad_input=of_scores)
-        of_queries[:, rows] = torch.bmm(of_scores, keys[:, :end])
-        of_keys[:, :end] += torch.bmm(of_scores.mT, queries[:, rows])
-    scale = q.shape[-1] ** -0.5
-    return _ungrouped(of_queries.mul_(scale), q), _ungrouped(of_keys.mul_(scale), k), _ungrouped(of_values, v)
+        of_queries[here, rows] = torch.bmm(of_scores, keys[here, seen])
+        of_keys[here, :, seen] += torch.bmm(queries[here, rows].mT, of_scores)
+    of_k, of_v = (
+        x.unflatten(0, (-1, count)).permute(0, 3, 1, 2).contiguous() for x in (of_keys.mul_(scale), of_values)
+    )
+    return _ungrouped(of_queries.mul_(scale), q), of_k, of_v
+
+
+class Block(NamedTuple):
+    """Queries that are computed together, and the keys that they see.
+
+    Attributes:
+        matrices: those of the grouped queries and keys.
+        rows: of grouped queries.
+        keys: of grouped keys, from the first of the document to the last query's.
+        hidden: what is added to the scores of the last keys [rows, queries]: -inf where a query is before the key.
+        weights: the softmax weights [matrices, rows, keys], or where to write them.
+    """
+
+    matrices: slice
+    rows: slice
+    keys: slice
+    hidden: torch.Tensor
+    weights: torch.Tensor
+
+    def softmax(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Compute the weights."""
+        part, scale = self.weights, queries.shape[-1] ** -0.5
+        seen = keys[self.matrices, self.keys]
+        torch.baddbmm(part, queries[self.matrices, self.rows], seen.mT, beta=0, alpha=scale, out=part)
+        part[:, :, -self.hidden.shape[1] :] += self.hidden
+        return torch.softmax(part, -1, out=part)
+
+
+def _blocks(
+    q: torch.Tensor, count: int, documents: torch.Tensor | None, weights: torch.Tensor, keep: bool
+) -> Generator[Block]:
+    """All blocks, those of a document one after the other; weights that are not kept are all written to the same place."""
+    batch, length, heads, _ = q.shape
+    groups, size, offset = heads // count, block_size(length, q.dtype), 0
+    hidden = q.new_full((size, size), -torch.inf).triu_(1).repeat_interleave(groups, 0)
+    for first, last, begin, stop in [(0, batch, 0, length)] if documents is None else _stretches(documents):
+        for start in range(begin, stop, size):
+            end = min(start + size, stop)
+            shape = ((last - first) * count, (end - start) * groups, end - begin)
+            numbers = math.prod(shape)
+            yield Block(
+                slice(first * count, last * count),
+                slice(start * groups, end * groups),
+                slice(begin, end),
+                hidden[: shape[1], : end - start],
+                weights[offset : offset + numbers].view(shape),
+            )
+            offset += _aligned(numbers) if keep else 0
+
+
+def _stretches(documents: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """Of each document: its row, the next one, its first token and its end."""
+    length = documents.shape[1]
+    ends = boundaries(documents).tolist()
+    return [
+        (start // length, start // length + 1, start % length, start % length + end - start)
+        for start, end in pairwise(ends)
+    ]
+
+
+def _size(q: torch.Tensor, keep: bool) -> int:
+    """Numbers that the weights of all blocks have at most, or those of the largest one."""
+    batch, length, heads, _ = q.shape
+    size = block_size(length, q.dtype)
+    ends = [(start, min(start + size, length)) for start in range(0, length, size)]
+    sizes = [_aligned(batch * heads * (end - start) * end) for start, end in ends]
+    return sum(sizes) if keep else max(sizes)
+
+
+def _aligned(numbers: int) -> int:
+    return -(-numbers // ALIGNED) * ALIGNED
 
 
 def _grouped(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -88,42 +176,20 @@ def _ungrouped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return x.view(batch, count, length, heads // count, size).transpose(1, 2).reshape(like.shape).contiguous()
 
 
-def _size(q: torch.Tensor, keep: bool) -> int:
-    """Numbers that the weights of all blocks have, or those of the last and largest one."""
-    batch, length, heads, _ = q.shape
-    ends = [min(start + BLOCK, length) for start in range(0, length, BLOCK)]
-    sizes = [(end - start) * end for start, end in zip(range(0, length, BLOCK), ends, strict=True)]
-    return batch * heads * (sum(sizes) if keep else max(sizes))
-
-
-def _blocks(
-    weights: torch.Tensor, q: torch.Tensor, count: int, keep: bool
-) -> Generator[tuple[int, int, slice, torch.Tensor]]:
-    """For each block: its start and end, its rows of grouped queries, and its weights [B Hkv, rows, end]."""
-    batch, length, heads, _ = q.shape
-    groups, offset = heads // count, 0
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
-        shape = (batch * count, (end - start) * groups, end)
-        size = shape[0] * shape[1] * shape[2]
-        yield start, end, slice(start * groups, end * groups), weights[offset : offset + size].view(shape)
-        offset += size if keep else 0
-
-
 @attend.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool) -> Any:
-    return q.new_empty(q.shape), q.new_empty(_size(q, True) if keep else 0)
+    return q.new_empty(q.shape), q.new_empty(_size(q, keep) if keep else 0)
 
 
 @gradients.register_fake
-def _(gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: torch.Tensor) -> Any:
+def _(gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> Any:
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.save_for_backward(*inputs[:4], output[1])
 
 
 def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
@@ -131,3 +197,4 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor |
 
 
 attend.register_autograd(_backward, setup_context=_setup)
+OPERATOR = attend._opoverload  # as `torch.utils.checkpoint` sees it

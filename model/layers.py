@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from infini_llama.model import blocked
 from infini_llama.model.config import Activation
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
-# What "selective" keeps, since it takes long to compute: matrix products and attention, but no norms and elementwise functions.
+# What "selective" keeps, since it takes long to compute: matrix products and attention, but no norms and elementwise functions. The
+# second result of blocked attention, its softmax weights, is empty unless they are kept.
 EXPENSIVE = {
+    blocked.OPERATOR,
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,

@@ -158,6 +158,11 @@ class Llama(nn.Module):
         for attention in self.memory_layers().values():
             attention.set_write_jitter(most)
 
+    def keep_attention_weights(self, keep: bool) -> None:
+        """Set whether the backend `blocked` keeps its softmax weights for the backward pass, or computes them again there."""
+        for layer in self._layers():
+            layer.self_attn.keep_weights = keep
+
     def checkpoint_activations(self, kind: Checkpointing) -> None:
         """Set what each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its
         input alone (full). The rest is computed again, with the same result."""

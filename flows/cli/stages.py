@@ -67,12 +67,19 @@ def dry_run(config: PipelineConfig) -> Answer:
         "step": 0 if run is None else run.step,
     }
     shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
-    plan = plan_of(config).masked().to_json()
+    planned = plan_of(config).masked()
+    plan = planned.to_json()
     estimated = estimate(config)
     record: JsonObject = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": cached}
     simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
+    choices: list[JsonValue] = [choice.to_json() for choice in planned.choices]
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
-    parts = (configuration, as_text({"plan": simple}), estimate_text(estimated), as_text({"cached": cached}))
+    parts = (
+        configuration,
+        as_text({"plan": simple, "chosen": choices}),
+        estimate_text(estimated),
+        as_text({"cached": cached}),
+    )
     return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
 
 

@@ -29,6 +29,12 @@ def model_of(config: PipelineConfig) -> LlamaConfig:
     return LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
 
 
+def attended_tokens(config: PipelineConfig) -> int:
+    """Tokens of a row or segment, inside which softmax attention is computed."""
+    length = config.data.sequence_length
+    return length if config.model.attention == "softmax" else min(length, config.model.segment_length)
+
+
 def chunk_of(device: Device, tokens: int, vocab_size: int) -> int:
     """Tokens per part of the loss for `train.loss_chunk=auto` and micro-batches of `tokens` tokens; 0: all at once."""
     if 4 * tokens * vocab_size <= LARGE_LOGITS[device]:
@@ -37,7 +43,13 @@ def chunk_of(device: Device, tokens: int, vocab_size: int) -> int:
 
 
 def bytes_needed(
-    config: PipelineConfig, micro: int, precision: Precision, device: Device, workers_per_node: int, nodes: int = 1
+    config: PipelineConfig,
+    micro: int,
+    precision: Precision,
+    device: Device,
+    workers_per_node: int,
+    nodes: int = 1,
+    keeps_attention_weights: bool = False,
 ) -> dict[str, int]:
     """{"weights", "gradients", "optimizer", "activations", "logits", "batches"} in bytes of one worker.
 
@@ -45,7 +57,7 @@ def bytes_needed(
     Under fsdp and hsdp a worker has its share of each, what is gathered of the weights at a time (embedding, head and final norm, and two
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
-    type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with the softmax weights if the backend is `blocked`;
+    type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with `keeps_attention_weights` the softmax weights;
     of Infini-attention also features, reads and memories, which are fp32. Frozen layers have weights alone.
     """
     model, train = model_of(config), config.train
@@ -59,10 +71,8 @@ def bytes_needed(
     kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
     memories = sum(layer >= train.frozen_layers for layer in model.layers_with_memory)
     trained_layers = layers - train.frozen_layers
-    if config.environment.attention_backend == "blocked":  # blocks of queries keep half of the pairs, and half a block
-        length = config.data.sequence_length
-        length = length if model.attention == "softmax" else min(length, model.segment_length)
-        kept += half * model.num_attention_heads * (length // 2 + 32)
+    if keeps_attention_weights:  # of half of the pairs, and of half a block of queries
+        kept += half * model.num_attention_heads * (attended_tokens(config) // 2 + 32)
     total = 4 * parameters(model)
     trained = 4 * trained_parameters(model, train.frozen_layers)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
@@ -94,7 +104,9 @@ def bytes_needed(
 
 def bytes_of_plan(config: PipelineConfig, plan: EnvironmentPlan) -> dict[str, int]:
     """`bytes_needed` by the workers of a plan."""
-    return bytes_needed(config, plan.micro_batch_size, plan.precision, plan.device, plan.nproc_per_node, plan.nnodes)
+    keeps_weights = plan.attention_backend == "blocked" and plan.keep_attention_weights
+    workers, nodes = plan.nproc_per_node, plan.nnodes
+    return bytes_needed(config, plan.micro_batch_size, plan.precision, plan.device, workers, nodes, keeps_weights)
 
 
 def memory_per_worker(facts: MachineFacts, gpus: tuple[int, ...], workers: int) -> int:

@@ -12,6 +12,7 @@ from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
+    Choice,
     Compile,
     Device,
     EnvironmentPlan,
@@ -40,6 +41,11 @@ SET_BY_TORCHRUN = (
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
+
+# Tokens of a row or segment, from and to, at which attention by `blocked` with its softmax weights kept is faster on a CPU than by sdpa.
+# fp32: no round at 512 disagrees, and no median from 256 on (benchmarks/results/attention-cpu.json). bf16: measured on a processor with
+# AVX512-BF16 and not stored yet.
+BLOCKED_TOKENS: dict[Precision, tuple[int, int]] = {"fp32": (256, 512), "bf16": (128, 2048)}
 
 
 def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
@@ -80,7 +86,7 @@ class Planner:
 
     Attributes:
         problems: why this machine cannot run the configuration, one sentence per problem.
-        reasons: why a setting has its value, by its name; not of those that the configuration sets.
+        choices: settings that the configuration leaves open, with the reason for their values.
         given_up: why settings of the run's first attempt are not kept here, one sentence per setting.
     """
 
@@ -88,7 +94,7 @@ class Planner:
         self.config, self.settings, self.train = config, config.environment, config.train
         self.facts, self.pinned = facts, pinned
         self.problems: list[str] = []
-        self.reasons: dict[str, str] = {}
+        self.choices: list[Choice] = []
         self.given_up: list[str] = []
 
     def choose(
@@ -111,12 +117,16 @@ class Planner:
         pinned: Value | None = getattr(self.pinned, name, None)
         if pinned is not None:
             if not (sentence := fault(pinned)):
-                self.reasons[name] = "pinned by an earlier attempt of this run"
+                self.record(name, pinned, "pinned by an earlier attempt of this run")
                 return pinned
             self.given_up.append(sentence)
-        value, self.reasons[name] = rule()
+        value, reason = rule()
+        self.record(name, value, reason)
         self.refuse(fault(value))
         return value
+
+    def record(self, setting: str, value: str | int, reason: str) -> None:
+        self.choices.append(Choice(setting=setting, value=str(value), reason=reason))
 
     def refuse(self, sentence: str) -> None:
         """Add a problem, once; "" is none."""
@@ -131,7 +141,13 @@ class Planner:
             self.pinned = None
         gpus, workers = self.workers(device)
         precision = self.precision(device, gpus)
-        micro = self.micro_batch_size(device, gpus, workers, precision)
+        has = estimate.memory_per_worker(facts, gpus, workers)
+        room = self._room_for_weights(device, workers, precision, has)
+        backend = self.attention_backend(device, precision, room)
+        keeps_weights = backend == "blocked" and not room
+        if backend == "blocked":
+            self.record("keep_attention_weights", keeps_weights, room or "they fit into memory by the estimate")
+        micro = self.micro_batch_size(device, workers, precision, keeps_weights, has)
         if facts.loopback_fault and settings.nnodes == 1:
             self.refuse(
                 f"this machine does not reach itself at 127.0.0.1 ({facts.loopback_fault}); bring its loopback interface up (ip link "
@@ -152,7 +168,8 @@ class Planner:
             nnodes=settings.nnodes,
             master_addr=settings.master_addr,
             precision=precision,
-            attention_backend=self.attention_backend(device, precision),
+            attention_backend=backend,
+            keep_attention_weights=keeps_weights,
             allocator=self.allocator(device),
             compile=self.compile(device),
             loss_chunk=self.loss_chunk(device, micro * config.data.sequence_length // self.train.context_parallel),
@@ -160,7 +177,7 @@ class Planner:
             distributed_backend=self.distributed_backend(device),
             port=settings.master_port,
             micro_batch_size=micro,
-            reasons=self.reasons,
+            choices=tuple(self.choices),
             patches=tuple(patch.name for patch in needed_patches(facts.versions)),
         )
 
@@ -236,8 +253,10 @@ class Planner:
             return []
         busy = [number for number, gpu in enumerate(self.facts.gpus) if gpu.is_busy]
         if 0 < len(busy) < count:
-            self.reasons["gpus"] = f"GPU {', '.join(map(str, busy))} is in use by other processes"
-            return [number for number in range(count) if number not in busy]
+            free = [number for number in range(count) if number not in busy]
+            reason = f"GPU {', '.join(map(str, busy))} is in use by other processes"
+            self.record("gpus", ", ".join(map(str, free)), reason)
+            return free
         return list(range(count))
 
     def _indivisible(self, micro: int, workers: int) -> str:
@@ -270,37 +289,15 @@ class Planner:
 
         return self.choose("precision", self.settings.precision, rule, fault)
 
-    def micro_batch_size(self, device: Device, gpus: tuple[int, ...], workers: int, precision: Precision) -> int:
-        """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share."""
-        config, nodes, train = self.config, self.settings.nnodes, self.train
-
-        def rule() -> tuple[int, str]:
-            share = max(1, train.global_batch_size // train.groups(workers * nodes))
-            length = config.data.sequence_length // train.context_parallel
-            have = estimate.memory_per_worker(self.facts, gpus, workers)
-            fitting = [
-                size
-                for size in range(1, share + 1)
-                if share % size == 0
-                and (size == 1 or size * length <= ENOUGH_TOKENS[device])
-                and estimate.fits(estimate.bytes_needed(config, size, precision, device, workers, nodes), have)
-            ]
-            return max(fitting, default=1), "the largest that fits into memory by the estimate and is still faster"
-
-        def fault(size: int) -> str:
-            return self._indivisible(size, workers)
-
-        return self.choose("micro_batch_size", train.micro_batch_size, rule, fault)
-
-    def attention_backend(self, device: Device, precision: Precision) -> str:
-        """Flash attention if it works here, else sdpa."""
+    def attention_backend(self, device: Device, precision: Precision, room: str) -> str:
+        """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa. room: as of `_room_for_weights`."""
         model, flash_fault = self.config.model, self.facts.flash_attention
         head_size = model.head_dim or model.hidden_size // model.num_attention_heads
 
         def rule() -> tuple[str, str]:
             if device == "cpu":
-                reason = "flash attention needs a GPU"
-            elif precision != "bf16":
+                return self._attention_on_cpu(precision, room)
+            if precision != "bf16":
                 reason = f"flash attention is tried in bf16 only, and this run's precision is {precision}"
             elif head_size not in FLASH_HEAD_SIZES:
                 reason = f"flash attention is not tried at a head size of {head_size}"
@@ -323,6 +320,66 @@ class Planner:
             return ""
 
         return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
+
+    def _attention_on_cpu(self, precision: Precision, room: str) -> tuple[str, str]:
+        """The faster function for the rows or segments of this run, and the reason. room: as of `_room_for_weights`."""
+        tokens = estimate.attended_tokens(self.config)
+        first, last = BLOCKED_TOKENS.get(precision, (1, 0))
+        where = f"at {tokens:,} tokens in {precision}"
+        if self.config.model.attention_dropout:
+            return "sdpa", "blocked does not support model.attention_dropout"
+        if self.train.document_masking:
+            return "sdpa", "blocked is not faster for short documents"
+        if not first <= tokens <= last or (precision == "bf16" and not self.facts.cpu.bf16):
+            return "sdpa", f"blocked is not known to be faster {where}"
+        if room:
+            return "sdpa", f"blocked is faster only with its softmax weights kept, and {room}"
+        return "blocked", f"faster than sdpa {where}"
+
+    def _room_for_weights(self, device: Device, workers: int, precision: Precision, has: int) -> str:
+        """Why `blocked` cannot keep its softmax weights for the backward pass; "" where it can.
+
+        has: bytes of memory of one worker.
+        """
+        if self.train.activation_checkpointing == "selective":
+            return "train.activation_checkpointing=selective does not keep them"
+        micro = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
+        need = estimate.bytes_needed(self.config, micro, precision, device, workers, self.settings.nnodes, True)
+        return "" if estimate.fits(need, has) else f"they need {estimate.describe(need, has)}"
+
+    def micro_batch_size(
+        self, device: Device, workers: int, precision: Precision, keeps_attention_weights: bool, has: int
+    ) -> int:
+        """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share.
+
+        has: bytes of memory of one worker.
+        """
+        config, nodes, train = self.config, self.settings.nnodes, self.train
+
+        def fits(size: int) -> bool:
+            need = estimate.bytes_needed(config, size, precision, device, workers, nodes, keeps_attention_weights)
+            return estimate.fits(need, has)
+
+        def rule() -> tuple[int, str]:
+            share = max(1, train.global_batch_size // train.groups(workers * nodes))
+            length = config.data.sequence_length // train.context_parallel
+            useful = [
+                size for size in range(2, share + 1) if share % size == 0 and size * length <= ENOUGH_TOKENS[device]
+            ]
+            size = max(filter(fits, useful), default=1)
+            if size == max(useful, default=1):
+                return (
+                    size,
+                    f"more than {ENOUGH_TOKENS[device]:,} tokens per forward pass are no faster"
+                    if size < share
+                    else "all sequences of a step",
+                )
+            return size, "the largest that fits into memory by the estimate"
+
+        def fault(size: int) -> str:
+            return self._indivisible(size, workers)
+
+        return self.choose("micro_batch_size", train.micro_batch_size, rule, fault)
 
     def allocator(self, device: Device) -> str:
         """glibc, set to keep freed memory, or system; only a CPU's memory comes from it."""

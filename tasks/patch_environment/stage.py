@@ -94,8 +94,12 @@ def _log_plan(plan: EnvironmentPlan) -> None:
         plan.allocator,
         plan.distributed_backend,
     )
-    if plan.device == "cuda" and (reason := plan.reasons.get("attention_backend")):
-        log.info("attention by %s: %s", plan.attention_backend, reason)
+    by_reason: dict[str, list[str]] = {}
+    for choice in plan.choices:
+        by_reason.setdefault(choice.reason, []).append(f"{choice.setting}={choice.value}")
+    if by_reason:
+        chosen = (f"{', '.join(settings)} ({reason})" for reason, settings in by_reason.items())
+        log.info("chosen: %s", "; ".join(chosen))
 
 
 class Difference(Record):

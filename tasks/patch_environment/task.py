@@ -31,8 +31,8 @@ def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) ->
 def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:
     """Markdown for the run's page: the machine, the plan with its reasons, what needs attention (worst first), and the patches."""
     versions = [f"{name} {version}" for name, version in record.facts.versions.items()]
-    settings = plan.model_dump(exclude={"env", "reasons", "findings", "patches"})
-    reasons = (f"{name}: {cell(plan.reasons[name])}" for name in settings if plan.reasons.get(name))
+    settings = plan.model_dump(exclude={"env", "choices", "findings", "patches"})
+    reasons = (f"{choice.setting}: {cell(choice.reason)}" for choice in plan.choices)
     findings = [finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     attention = (

@@ -60,25 +60,40 @@ class PinnedSettings(Record):
         return self.nproc_per_node * self.nnodes
 
 
+class Choice(Record):
+    """A setting that the configuration leaves open, its value, and the reason for it."""
+
+    setting: str
+    value: str
+    reason: str
+
+
 class EnvironmentPlan(PinnedSettings):
     """Settings of a run's workers.
 
     Attributes:
         gpus: numbers of this machine's GPUs, one per process; empty on a CPU.
+        keep_attention_weights: attention_backend=blocked keeps its softmax weights for the backward pass, instead of computing them again
+            with the same bits.
         env: environment variables of the workers.
-        reasons: why a setting has its value, by its name.
+        choices: those that were made for the configuration, in the order in which they depend on one another.
         findings: warnings and notes about this plan.
         patches: names of the patches that workers apply in their own process.
     """
 
     gpus: tuple[int, ...]
+    keep_attention_weights: bool = True
     master_addr: str = "auto"
     distributed_backend: str
     port: int | Literal["auto"] = "auto"
     env: dict[str, str] = Field(default_factory=dict)
-    reasons: dict[str, str] = Field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
     findings: tuple[Finding, ...] = ()
     patches: tuple[str, ...] = ()
+
+    def reason(self, setting: str) -> str:
+        """Why a setting has its value; "" where the configuration sets it."""
+        return next((choice.reason for choice in self.choices if choice.setting == setting), "")
 
     def pinned(self) -> PinnedSettings:
         """Those of its settings that later attempts keep."""

@@ -300,6 +300,7 @@ def _environment(run: RunReader) -> Iterator[Part]:
     }
     settings = {name: value for name, value in plan or () if not isinstance(value, dict | tuple)}
     yield facts(about | in_words(settings))
+    yield table([choice.to_json() for choice in plan.choices] if plan else [])
     yield table([{"patch": patch.name, "fixes": patch.fault} for patch in record.patches])
     versions = facts(machine.versions), facts(plan.env if plan else {})
     yield Detail("Versions and environment variables", "\n\n".join(filter(None, versions)))

@@ -22,7 +22,7 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
     model.z_loss = train.z_loss
-    save_memory(model, train, plan.loss_chunk)
+    save_memory(model, train, plan.loss_chunk, plan.keep_attention_weights)
     init_gates(model, train)
     return model
 
@@ -35,10 +35,11 @@ def init_gates(model: Llama, train: TrainingConfig) -> None:
         model.set_gates([train.init_gate] * len(model.config.layers_with_memory))
 
 
-def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int) -> None:
+def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True) -> None:
     """Set what a step computes in parts, and which activations it computes again instead of keeping them."""
     model.loss_chunk = loss_chunk
     model.checkpoint_activations(train.activation_checkpointing)
+    model.keep_attention_weights(keep_attention_weights)
 
 
 @torch.no_grad()

@@ -118,16 +118,21 @@ def test_residual_dropout_applies_in_training_only(attention):
     assert torch.equal(model.eval()(ids), model(ids))
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("length", [5, 128, 300])
-def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length):
+def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
+    """With weights that are kept, and that are computed again."""
     q, k, v = (
         torch.randn(2, h, length, 16, dtype=torch.float64, requires_grad=True) for h in (heads, kv_heads, kv_heads)
     )
-    documents = torch.tensor([[0] * (length // 3) + [1] * (length - length // 3), [2] * length]) if packed else None
+    third = [0] * (length // 3)
+    rows = [third + [1] * 3 + [2] * (length - len(third) - 3), [5] * (length - 1) + [PADDING]]
+    documents = torch.tensor(rows) if packed else None
     weights = torch.randn(2, heads, length, 16, dtype=torch.float64)
-    found, expected = (causal_attention(q, k, v, documents, backend) for backend in ("blocked", "sdpa"))
+    found = causal_attention(q, k, v, documents, "blocked", keep_weights=keep)
+    expected = causal_attention(q, k, v, documents)
     assert largest(found, expected) < 1e-12
     gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)]
     for gradient, other in zip(*gradients, strict=True):
@@ -136,14 +141,17 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_of_queries_have_the_same_bits_every_time(packed):
-    q, k, v, weights = (torch.randn(2, h, 300, 32, requires_grad=True) for h in (4, 2, 2, 4))
-    documents = torch.tensor([[0] * 200 + [1] * 100, [2] * 300]) if packed else None
-    outputs = [causal_attention(q, k, v, documents, "blocked") for _ in range(2)]
+    """Whether their weights are kept for the backward pass, or computed again."""
+    q, k, v, weights = (torch.randn(2, h, 301, 32, requires_grad=True) for h in (4, 2, 2, 4))
+    documents = torch.tensor([[0] * 200 + [1] * 101, [2] * 301]) if packed else None
+    outputs = [causal_attention(q, k, v, documents, "blocked", keep_weights=keep) for keep in (True, True, False)]
     gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in outputs]
-    with torch.no_grad():  # where no weights are kept
+    with torch.no_grad():
         outputs.append(causal_attention(q, k, v, documents, "blocked"))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    assert all(
+        torch.equal(one, other) for again in gradients[1:] for one, other in zip(gradients[0], again, strict=True)
+    )
     exact = causal_attention(q.double(), k.double(), v.double(), documents)
     expected = torch.autograd.grad((exact * weights).sum(), (q, k, v))
     assert relative(outputs[0], exact) < 1e-6
@@ -156,8 +164,10 @@ def test_blocks_of_queries_are_operators_that_can_be_compiled():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(blocked.attend, (q, k, v, None, True), test_utils=checks)
     q, k, v = q.detach(), k.detach(), v.detach()
-    torch.library.opcheck(blocked.attend, (q, k, v, torch.zeros(2, 140).long(), False), test_utils=checks)
-    torch.library.opcheck(blocked.gradients, (q, q, k, v, weights), test_utils=checks)
+    documents = torch.zeros(2, 140).long()
+    torch.library.opcheck(blocked.attend, (q, k, v, documents, False), test_utils=checks)
+    torch.library.opcheck(blocked.gradients, (q, q, k, v, None, weights), test_utils=checks)
+    torch.library.opcheck(blocked.gradients, (q, q, k, v, documents, weights[:0]), test_utils=checks)
 
 
 @pytest.mark.parametrize(("module", "operators"), [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))])

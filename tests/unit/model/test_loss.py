@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from infini_llama.model import blocked
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
 from support.differences import largest, relative
@@ -114,3 +115,22 @@ def test_recomputed_activations_change_no_bit(attention, dropout, kind):
     for gradient, other in zip(*results, strict=True):
         assert gradient is not None and other is not None and torch.equal(gradient, other)
     assert kept[1] < kept[0]
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("selective", 2), ("full", 3)])
+def test_selective_checkpointing_keeps_the_result_of_blocked_attention(kind, passes, monkeypatch):
+    """A forward and a backward pass per layer, and with `full` another forward pass."""
+    model, ids = Llama(small(), "blocked"), torch.randint(0, 97, (2, 30))
+    calls, real = [], blocked._blocks
+    monkeypatch.setattr(blocked, "_blocks", lambda *given: calls.append(1) or real(*given))
+    gradients: list[list[torch.Tensor | None]] = []
+    for checkpointing in ("none", kind):
+        model.checkpoint_activations(checkpointing)
+        model.keep_attention_weights(checkpointing == "none")
+        model.zero_grad()
+        calls.clear()
+        model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert len(calls) == passes * len(model.model.layers)
+    for gradient, other in zip(*gradients, strict=True):
+        assert gradient is not None and other is not None and torch.equal(gradient, other)

@@ -56,9 +56,8 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
     assert (resolve(settings(), gpus).compile, resolve(settings(), laptop).compile) == ("block", "off")
     assert resolve(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
     without = changed(gpus, compilers={"cc": None, "cxx": None})
-    assert (
-        resolve(settings(), without).compile == "off"
-        and "C compiler" in resolve(settings(), without).reasons["compile"]
+    assert resolve(settings(), without).compile == "off" and "C compiler" in resolve(settings(), without).reason(
+        "compile"
     )
 
 
@@ -84,6 +83,77 @@ def largest_micro_batch(laptop, free, requested):
     """The micro-batch of two GPUs of 80 GiB, of which one has `free` bytes left."""
     gpus = [H100, H100 | {"free": free}]
     return resolve(requested, changed(laptop, gpus=gpus, nccl=True)).micro_batch_size
+
+
+GQA = {"num_attention_heads": 8, "num_key_value_heads": 4}
+BF16 = {"model": "new", "bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "length", "sections", "expected"),
+    [
+        ({}, 128, {}, ("sdpa", False)),
+        ({}, 256, {}, ("blocked", True)),
+        ({}, 512, {}, ("blocked", True)),
+        ({}, 4096, {}, ("sdpa", False)),
+        ({}, 4096, {"model": {"attention": "infini", "segment_length": 512}}, ("blocked", True)),
+        ({}, 4096, {"model": {"attention": "infini", "segment_length": 64}}, ("sdpa", False)),
+        ({}, 512, {"model": {"attention_dropout": 0.1}}, ("sdpa", False)),
+        ({}, 1024, {}, ("sdpa", False)),
+        ({}, 512, {"train": {"document_masking": True}}, ("sdpa", False)),
+        ({}, 512, {"train": {"activation_checkpointing": "selective"}}, ("sdpa", False)),
+        ({}, 512, {"environment": {"precision": "bf16"}}, ("sdpa", False)),
+        ({}, 512, {"environment": {"attention_backend": "sdpa"}}, ("sdpa", False)),
+        ({}, 64, {"environment": {"attention_backend": "blocked"}}, ("blocked", True)),
+        (BF16, 128, {}, ("blocked", True)),
+        (BF16, 128, {"environment": {"precision": "fp16"}}, ("sdpa", False)),
+        (
+            BF16,
+            512,
+            {"train": {"activation_checkpointing": "selective"}, "environment": {"attention_backend": "blocked"}},
+            ("blocked", False),
+        ),
+    ],
+)
+def test_attention_on_a_cpu_is_the_faster_function(laptop, cpu, length, sections, expected):
+    data = {"source": "python-stdlib", "sequence_length": length}
+    sections = sections | {"model": {"hidden_size": 256} | GQA | sections.get("model", {})}
+    plan = resolve(
+        PipelineConfig.model_validate({"data": data} | sections), changed(laptop, cpu={"model": "old"} | cpu)
+    )
+    assert (plan.attention_backend, plan.keep_attention_weights) == expected
+    assert bool(plan.reason("attention_backend")) == ("attention_backend" not in sections.get("environment", {}))
+
+
+def test_the_micro_batch_is_that_of_the_chosen_backend(laptop):
+    """Its estimate has the softmax weights, unless not even those of one sequence fit."""
+    train = {"micro_batch_size": "auto", "global_batch_size": 16}
+    model = {"hidden_size": 256, "num_hidden_layers": 8} | GQA
+
+    def plan_with(available: int, **environment: str):
+        data = {"source": "python-stdlib", "sequence_length": 512}
+        sections = {"data": data, "model": model, "train": train, "environment": environment}
+        config = PipelineConfig.model_validate(sections)
+        return config, resolve(config, changed(laptop, memory=changed(laptop.memory, available=available)))
+
+    config, roomy = plan_with(64 * 1024**3)
+    assert (roomy.attention_backend, roomy.keep_attention_weights, roomy.micro_batch_size) == ("blocked", True, 16)
+    need = {
+        (micro, keeps): sum(bytes_needed(config, micro, "fp32", "cpu", 1, keeps_attention_weights=keeps).values())
+        for micro in (1, 8, 16)
+        for keeps in (True, False)
+    }
+    available = math.ceil((need[16, False] + 1024**3) / 0.8)
+    assert need[8, True] < need[16, False] < need[16, True]
+    assert [plan_with(available, **given)[1].micro_batch_size for given in ({}, {"attention_backend": "sdpa"})] == [
+        8,
+        16,
+    ]
+    without = math.ceil((need[1, False] + 1024**3) / 0.8)
+    for given, backend in (({}, "sdpa"), ({"attention_backend": "blocked"}, "blocked")):
+        tight = plan_with(without, **given)[1]
+        assert (tight.attention_backend, tight.keep_attention_weights) == (backend, False)
+        assert tight.micro_batch_size == 1
 
 
 def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
@@ -179,7 +249,7 @@ def findings(plan):
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     plan = resolve(settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
-    assert "global_batch_size=16" in plan.reasons["nproc_per_node"]
+    assert "global_batch_size=16" in plan.reason("nproc_per_node")
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
     whole = resolve(settings(train={"global_batch_size": 24, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
@@ -191,7 +261,7 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     new = changed(laptop, cpu={"model": "new", "bf16": True, "amx": True})
     assert (resolve(settings(), laptop).precision, resolve(settings(), new).precision) == ("fp32", "bf16")
-    assert "AMX" in resolve(settings(), new).reasons["precision"]
+    assert "AMX" in resolve(settings(), new).reason("precision")
     assert resolve(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
@@ -266,7 +336,6 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
         ("it differs from plain mathematics by 2", {}, "sdpa"),
         ("No module", {"train": {"document_masking": True}}, "sdpa"),
         ("", {"environment": {"precision": "fp32"}}, "sdpa"),
-        ("", {"environment": {"device": "cpu"}}, "sdpa"),
         ("", {"environment": {"attention_backend": "sdpa"}}, "sdpa"),
         ("", {"model": {"hidden_size": 256, "num_attention_heads": 8}}, "sdpa"),
         ("", {"model": {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}}, "flash2"),
@@ -280,4 +349,4 @@ def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, s
     plan = resolve(found, facts)
     assert plan.attention_backend == expected
     if fault:
-        assert fault in plan.reasons["attention_backend"]
+        assert fault in plan.reason("attention_backend")

@@ -32,7 +32,7 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     caplog.clear()
     again = begun(settings(), tmp_path, "run")  # "auto" now, so the pin decides
     assert again.threads == first.threads == 3
-    assert "pinned" in again.reasons["threads"]
+    assert "pinned" in again.reason("threads")
     record = record_of(tmp_path)
     assert record.plan.threads == record.pinned.threads == 3 and record.facts.versions["torch"]
     assert "bitwise" not in caplog.text
