@@ -148,7 +148,7 @@ def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
 
 
 def blocked_range() -> str:
-    rows = [row for row in result("attention-cpu.json")["backends"] if 256 <= row["length"] <= 512]
+    rows = [row for row in result("attention-cpu.json")["backends"] if row["length"] == 512]
     ratios = [median(attention_ratios(row, "blocked")) for row in rows]
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 

@@ -43,9 +43,9 @@ GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1717986918
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 # Tokens of a row or segment, from and to, at which attention by `blocked` with its softmax weights kept is faster on a CPU than by sdpa.
-# fp32: no round at 512 disagrees, and no median from 256 on (benchmarks/results/attention-cpu.json). bf16: measured on a processor with
-# AVX512-BF16 and not stored yet.
-BLOCKED_TOKENS: dict[Precision, tuple[int, int]] = {"fp32": (256, 512), "bf16": (128, 2048)}
+# At 512 in fp32 no stored round disagrees (benchmarks/results/attention-cpu.json); at other lengths rounds disagree about the sign, and
+# for bf16 none is stored.
+BLOCKED_TOKENS: dict[Precision, tuple[int, int]] = {"fp32": (512, 512)}
 
 
 def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
@@ -330,7 +330,7 @@ class Planner:
             return "sdpa", "blocked does not support model.attention_dropout"
         if self.train.document_masking:
             return "sdpa", "blocked is not faster for short documents"
-        if not first <= tokens <= last or (precision == "bf16" and not self.facts.cpu.bf16):
+        if not first <= tokens <= last:
             return "sdpa", f"blocked is not known to be faster {where}"
         if room:
             return "sdpa", f"blocked is faster only with its softmax weights kept, and {room}"

@@ -93,7 +93,7 @@ BF16 = {"model": "new", "bf16": True}
     ("cpu", "length", "sections", "expected"),
     [
         ({}, 128, {}, ("sdpa", False)),
-        ({}, 256, {}, ("blocked", True)),
+        ({}, 256, {}, ("sdpa", False)),
         ({}, 512, {}, ("blocked", True)),
         ({}, 4096, {}, ("sdpa", False)),
         ({}, 4096, {"model": {"attention": "infini", "segment_length": 512}}, ("blocked", True)),
@@ -105,8 +105,7 @@ BF16 = {"model": "new", "bf16": True}
         ({}, 512, {"environment": {"precision": "bf16"}}, ("sdpa", False)),
         ({}, 512, {"environment": {"attention_backend": "sdpa"}}, ("sdpa", False)),
         ({}, 64, {"environment": {"attention_backend": "blocked"}}, ("blocked", True)),
-        (BF16, 128, {}, ("blocked", True)),
-        (BF16, 128, {"environment": {"precision": "fp16"}}, ("sdpa", False)),
+        (BF16, 512, {}, ("sdpa", False)),
         (
             BF16,
             512,
