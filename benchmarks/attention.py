@@ -184,14 +184,15 @@ def compare_backends(options: argparse.Namespace, target: Path) -> None:
         answer = subprocess.run(
             command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
         )
-        row = about | case | {"seconds": json.loads(answer.stdout), "load": os.getloadavg()[0]}
+        timed: dict[str, list[float]] = json.loads(answer.stdout)
+        row = about | case | {"seconds": timed, "load": os.getloadavg()[0]}
         same = ("processor", *case)
         kept = [old for old in stored.get("backends", []) if any(old.get(name) != row[name] for name in same)]
         stored["backends"] = [*kept, row]
         target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         print(", ".join(f"{name} {value}" for name, value in case.items() if name != "device"), end=": ")
-        for form, seconds in row["seconds"].items():
-            ratios = [sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], seconds, strict=True)]
+        for form, seconds in timed.items():
+            ratios = [sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)]
             middle = statistics.median(ratios)
             print(
                 f"{form} {1e3 * statistics.median(seconds):.1f} ms ({middle:.2f}x {min(ratios):.2f} – {max(ratios):.2f})",

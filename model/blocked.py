@@ -197,4 +197,4 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor |
 
 
 attend.register_autograd(_backward, setup_context=_setup)
-OPERATOR = attend._opoverload  # as `torch.utils.checkpoint` sees it
+OPERATOR = attend._opoverload  # pyright: ignore[reportPrivateUsage]  # as `torch.utils.checkpoint` sees it

@@ -340,7 +340,14 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize(("ending", "between"), [(ending, data) for ending, parts in PADDED.items() for data in parts])
+@pytest.mark.parametrize(
+    ("ending", "between"),
+    [
+        pytest.param(end, data, id=f"{end}-{number}")
+        for end, parts in PADDED.items()
+        for number, data in enumerate(parts)
+    ],
+)
 def test_what_compressors_put_between_and_around_streams_is_no_damage(tmp_path, ending, between):
     first, second, third = PACKED[ending]
     before = between if between.strip(b"\0") else b""
