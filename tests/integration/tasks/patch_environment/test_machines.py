@@ -33,7 +33,7 @@ def test_no_gpu(tmp_path):
     machine = lay_out(tmp_path)
     plan = report(machine, tmp_path).plan
     assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "bf16")
-    assert (plan.attention_backend, plan.allocator, plan.compile) == ("blocked", "glibc", "off")
+    assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "glibc", "off")
     assert "AMX" in plan.reason("precision")
 
 
