@@ -1,6 +1,7 @@
 """Tokenizers over bytes, trained or given, all of them in the form of `tokenizers` (tokenizer.json)."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,12 @@ EOS = "<|endoftext|>"
 EOS_ID = 0
 USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MIN_FREQUENCY = 2  # of a pair that is merged
+log = logging.getLogger("infini_llama.preprocess")
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
+
+
+class UnusableTokenizer(Exception):
+    """A tokenizer.json that can be read, and yet not be used; the message continues a sentence that begins with the file."""
 
 
 def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
@@ -105,10 +111,10 @@ def is_given(settings: TokenizerConfig) -> bool:
 def load(settings: TokenizerConfig) -> Tokenizer:
     """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
 
-    It is used as it is.
+    It is used as it is, but for dropout, truncation and padding, which are off.
 
     Raises:
-        ConfigError: it is not there or not readable, or its ids have gaps.
+        ConfigError: it is not there or not readable, or its IDs are ambiguous or have gaps.
         DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
@@ -119,35 +125,69 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     refuse_pointer(file)
     try:
         if encoding:
-            tokenizer, has_gaps = from_rank_file(file, encoding.pattern, encoding.special_tokens()), False
+            tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
         elif file.suffix == ".tiktoken":
-            tokenizer, has_gaps = (
-                from_rank_file(file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens]),
-                False,
-            )
+            tokenizer = from_rank_file(file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens])
         else:
-            tokenizer, has_gaps = _parsed(file.read_text(encoding="utf-8"))
+            tokenizer = _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
         raise
     except OSError as error:
         raise ConfigError(
             f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
         ) from None
+    except UnusableTokenizer as fault:
+        raise ConfigError(f"{setting}: {file} {fault}.") from None
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
-    if has_gaps:
-        raise ConfigError(f"{setting}: the IDs of {file} have gaps; use a tokenizer without gaps.")
     end_of_text(tokenizer, settings)
     return tokenizer
 
 
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
-def _parsed(description: str) -> tuple[Tokenizer, bool]:
-    """The tokenizer of a tokenizer.json, and whether its ids have gaps."""
+def _parsed(description: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, without what makes its IDs depend on chance or on the length of a text.
+
+    Raises:
+        UnusableTokenizer: its IDs are ambiguous or have gaps.
+    """
     tokenizer = Tokenizer.from_str(description)
+    _refuse_ambiguous(tokenizer, description)
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        log.warning(
+            "the tokenizer has a dropout of %g, which gives a text other tokens each time; it is off here", dropout
+        )
+        tokenizer.model.dropout = None  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1 != tokenizer.get_vocab_size()
+    return tokenizer
+
+
+def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
+    """Each token has one ID, and each ID from 0 on one token: what `tokenizers` reads otherwise, it reads in its own way."""
+    described = json.loads(description, object_pairs_hook=_once)
+    vocabulary = described["model"]["vocab"]
+    is_unigram = isinstance(vocabulary, list)
+    pairs = _once((piece, id) for id, (piece, _) in enumerate(vocabulary)) if is_unigram else dict(vocabulary)
+    for token in described["added_tokens"]:
+        if pairs.setdefault(token["content"], token["id"]) != token["id"]:
+            raise UnusableTokenizer(f"gives the token {token['content']!r} two IDs; correct it, or use another one")
+    tokens = dict[int, str]()
+    for token, number in pairs.items():
+        if (other := tokens.setdefault(number, token)) != token:
+            raise UnusableTokenizer(f"gives ID {number} to {other!r} and {token!r}; correct it, or use another one")
+    if sorted(tokens) != list(range(len(tokens))) or tokenizer.get_vocab(with_added_tokens=True) != pairs:
+        raise UnusableTokenizer("has IDs with gaps; use a tokenizer without gaps")
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The mapping of these pairs, of which no key is there twice."""
+    mapping = dict[str, Any]()
+    for key, value in pairs:
+        if key in mapping:
+            raise UnusableTokenizer(f"has {key!r} twice; correct it, or use another one")
+        mapping[key] = value
+    return mapping
 
 
 _described: list[tuple[Tokenizer, str]] = []  # the last one, for the same reason

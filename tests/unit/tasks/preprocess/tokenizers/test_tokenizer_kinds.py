@@ -1,6 +1,7 @@
 import base64
 import json
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,3 +199,59 @@ def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
     reference = preprocess(data(tokenizer={"path": str(ranked[1])}), tmp_path)
     assert reference.vocab_size == len(ranked[0]) + 1 and verify(reference, tmp_path, "deep").ok
     assert np.load(tmp_path / reference.path / "token_bytes.npy")[-1] == 0
+
+
+def described(**model: object) -> dict[str, Any]:
+    """The tokenizer.json of a small BPE with a token that ends texts, whose model is changed."""
+    letters = {letter: number for number, letter in enumerate(["</s>", *LETTERS, "ab", "abc"])}
+    tokenizer = Tokenizer(models.BPE(letters, [("a", "b"), ("ab", "c")]))
+    tokenizer.add_special_tokens(["</s>"])
+    written = json.loads(tokenizer.to_str())
+    written["model"] |= model
+    return written
+
+
+def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"abcabcabc {number} " * 9}) + "\n" for number in range(30)))
+    datasets = []
+    for name, changes in {"steady": {}, "one": {"dropout": 0.5}, "two": {"dropout": 0.5}}.items():
+        written = described(**changes)
+        if changes:
+            written["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+        (tmp_path / f"{name}.json").write_text(json.dumps(written))
+        given = data(files=[str(texts)], tokenizer={"path": str(tmp_path / f"{name}.json")})
+        reference = preprocess(given, tmp_path / name)
+        assert verify(reference, tmp_path / name, "deep").ok
+        datasets.append((reference.digest, (tmp_path / name / reference.path / "tokenizer.json").read_text()))
+    assert datasets[0] == datasets[1] == datasets[2]
+    assert "dropout" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda text: text.replace('"b": 67', '"b": 66'), "'a' and 'b'"),
+        (lambda text: text.replace('"b": 67', '"b": 66').replace('"abc": 97', '"abc": 98'), "'a' and 'b'"),
+        (lambda text: text.replace('"abc": 97', '"abc": 99'), "gaps"),
+        (lambda text: text.replace('"b": 67', '"b": 67, "b": 68'), "'b' twice"),
+        (lambda text: text.replace('"id": 0', '"id": 5'), "'</s>' two IDs"),
+    ],
+)
+def test_ambiguous_ids_are_refused(tmp_path, changed, words):
+    file = tmp_path / "tokenizer.json"
+    text = json.dumps(described())
+    file.write_text(changed(text))
+    assert file.read_text() != text
+    with pytest.raises(ConfigError, match=words):
+        load(section(path=str(file)))
+    file.write_text(text)
+    assert load(section(path=str(file))).get_vocab_size() == 98
+
+
+def test_a_piece_twice_in_a_unigram_is_refused(tmp_path):
+    written = json.loads(unigram().to_str())
+    written["model"]["vocab"].append(["a", -1.0])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigError, match="'a' twice"):
+        load(section(path=str(tmp_path)))
