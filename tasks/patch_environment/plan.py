@@ -142,11 +142,11 @@ class Planner:
         gpus, workers = self.workers(device)
         precision = self.precision(device, gpus)
         has = estimate.memory_per_worker(facts, gpus, workers)
-        room = self._room_for_weights(device, workers, precision, has)
-        backend = self.attention_backend(device, precision, room)
-        keeps_weights = backend == "blocked" and not room
+        no_space = self._why_weights_do_not_fit(device, workers, precision, has)
+        backend = self.attention_backend(device, precision, no_space)
+        keeps_weights = backend == "blocked" and not no_space
         if backend == "blocked":
-            self.record("keep_attention_weights", keeps_weights, room or "they fit into memory by the estimate")
+            self.record("keep_attention_weights", keeps_weights, no_space or "they fit into memory by the estimate")
         micro = self.micro_batch_size(device, workers, precision, keeps_weights, has)
         if facts.loopback_fault and settings.nnodes == 1:
             self.refuse(
@@ -289,14 +289,17 @@ class Planner:
 
         return self.choose("precision", self.settings.precision, rule, fault)
 
-    def attention_backend(self, device: Device, precision: Precision, room: str) -> str:
-        """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa. room: as of `_room_for_weights`."""
+    def attention_backend(self, device: Device, precision: Precision, no_space: str) -> str:
+        """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa.
+
+        no_space: of `_why_weights_do_not_fit`.
+        """
         model, flash_fault = self.config.model, self.facts.flash_attention
         head_size = model.head_dim or model.hidden_size // model.num_attention_heads
 
         def rule() -> tuple[str, str]:
             if device == "cpu":
-                return self._attention_on_cpu(precision, room)
+                return self._attention_on_cpu(precision, no_space)
             if precision != "bf16":
                 reason = f"flash attention is tried in bf16 only, and this run's precision is {precision}"
             elif head_size not in FLASH_HEAD_SIZES:
@@ -321,8 +324,8 @@ class Planner:
 
         return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
 
-    def _attention_on_cpu(self, precision: Precision, room: str) -> tuple[str, str]:
-        """The faster function for the rows or segments of this run, and the reason. room: as of `_room_for_weights`."""
+    def _attention_on_cpu(self, precision: Precision, no_space: str) -> tuple[str, str]:
+        """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
         tokens = estimate.attended_tokens(self.config)
         first, last = BLOCKED_TOKENS.get(precision, (1, 0))
         where = f"at {tokens:,} tokens in {precision}"
@@ -332,11 +335,11 @@ class Planner:
             return "sdpa", "blocked is not faster for short documents"
         if not first <= tokens <= last:
             return "sdpa", f"blocked is not known to be faster {where}"
-        if room:
-            return "sdpa", f"blocked is faster only with its softmax weights kept, and {room}"
+        if no_space:
+            return "sdpa", f"blocked is faster only with its softmax weights kept, and {no_space}"
         return "blocked", f"faster than sdpa {where}"
 
-    def _room_for_weights(self, device: Device, workers: int, precision: Precision, has: int) -> str:
+    def _why_weights_do_not_fit(self, device: Device, workers: int, precision: Precision, has: int) -> str:
         """Why `blocked` cannot keep its softmax weights for the backward pass; "" where it can.
 
         has: bytes of memory of one worker.

@@ -154,15 +154,15 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
         refuse_pointer(path / name)
         if not (path / name).is_file():
             raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
-    held = [(tensor, file) for file in shards for tensor in names_in(path / file)]
-    for tensor, file in held:
+    stored = [(tensor, file) for file in shards for tensor in names_in(path / file)]
+    for tensor, file in stored:
         if index.get(tensor) != file:
             raise DataError(
                 f"{path / file} contains {tensor}, which {INDEX} has in {index.get(tensor, 'no file')}; download the folder again."
             )
-    if missing := sorted(index.keys() - dict(held).keys()):
+    if missing := sorted(index.keys() - dict(stored).keys()):
         raise DataError(f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again.")
-    return {tensor: path / file for tensor, file in held}
+    return {tensor: path / file for tensor, file in stored}
 
 
 def _one_file(path: Path) -> Path:

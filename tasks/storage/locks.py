@@ -103,7 +103,7 @@ class Lock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock, for people; None if it is free, or nobody can hold it. A newcomer at this very moment is turned away once."""
+    """Who holds the lock, for people; None if it is free, or cannot be locked here. A newcomer at this very moment is turned away once."""
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -200,9 +200,9 @@ class _Record:
 
     def add(self, line: str) -> bool:
         """Take the next line, without its end; False: it has a quote that is no syntax."""
-        was_open, goes_on = self.is_open, self.is_open
+        was_open, stays_open = self.is_open, self.is_open
         if '"' in line:
-            fields, goes_on = _fields(line, was_open)
+            fields, stays_open = _fields(line, was_open)
             self.fields += len(fields) - was_open
             last = len(fields) - 1
             for number, (is_quoted, content) in enumerate(fields):
@@ -211,18 +211,20 @@ class _Record:
                 elif '"' in content:
                     self.is_doubled |= bool(DOUBLED.search(content))
                 elif (
-                    content and "\t" not in content and not ((was_open and number == 0) or (goes_on and number == last))
+                    content
+                    and "\t" not in content
+                    and not ((was_open and number == 0) or (stays_open and number == last))
                 ):
                     self.is_for_comma |= "," in content
                     self.is_needless |= "," not in content
-        self.is_open, self.last = bool(goes_on), self.last + 1
+        self.is_open, self.last = bool(stays_open), self.last + 1
         if line and self.is_lines:
             self.lines += 1
             self.is_lines = line.count("\t") + 1 == self.width
-            if self.is_lines and (was_open or goes_on):
+            if self.is_lines and (was_open or stays_open):
                 cells = line.split("\t")
                 self.numbers = [count + _is_number(cell) for count, cell in zip(self.numbers, cells, strict=True)]
-        return goes_on is not None
+        return stays_open is not None
 
 
 def _is_number(text: str) -> bool:
