@@ -30,6 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(project, "a.jsonl", "text/b.jsonl")
     write(project / "workspace", *WRITTEN, "mine.jsonl")
     monkeypatch.chdir(project)
+    monkeypatch.delenv("INFINI_LLAMA_HOME", raising=False)  # the home is ./workspace
     return project
 
 
