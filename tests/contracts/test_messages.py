@@ -43,6 +43,8 @@ def folder_of_mistakes(folder: Path) -> None:
         "nul.yaml": b"a: \x00",
         "latin.yaml": b"data: \xff\n",
         "nested.yaml": b"[" * 5000,
+        "laughs.yaml": b"a: &a0 [x]\n"
+        + b"".join(b"b%d: &a%d [*a%d, *a%d]\n" % (n + 1, n + 1, n, n) for n in range(30)),
         "tagged.yaml": b"train: {seed: !!int '3'}\n",
         "list-as-key.yaml": b"? [a, b]\n: 1\n",
         "dotted.yaml": b"data: {source: python-stdlib}\ntrain.max_steps: 3\n",
