@@ -18,7 +18,7 @@ class TrainingConfig(Section):
     and must be an integer.
     """
 
-    log_every: Annotated[int, Field(ge=1)] = free(
+    logging_steps: Annotated[int, Field(ge=1)] = free(
         default=10,
         description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
         "metrics.jsonl has every step.",

@@ -234,7 +234,7 @@ def supervise(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_p
 def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
     config, plan = resolved.config, resolved.plan
-    progress = Progress(RunFolder(resolved.run_dir), resolved.max_steps, config.train.log_every)
+    progress = Progress(RunFolder(resolved.run_dir), resolved.max_steps, config.train.logging_steps)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = plan.nnodes > 1 or config.environment.launcher == "srun"
     hangs = HangDetector(attempt_dir, plan.world_size, config.runtime.hang_timeout, after_rendezvous=waits)

@@ -17,8 +17,8 @@ SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
 class Progress:
     """Follows metrics.jsonl and the checkpoints; polled a few times a second."""
 
-    def __init__(self, run: RunFolder, max_steps: int, log_every: int) -> None:
-        self.run, self.max_steps, self.log_every = run, max_steps, log_every
+    def __init__(self, run: RunFolder, max_steps: int, logging_steps: int) -> None:
+        self.run, self.max_steps, self.logging_steps = run, max_steps, logging_steps
         self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
@@ -47,7 +47,7 @@ class Progress:
         if line.mfu is not None:
             speed += f"  MFU {line.mfu:.1%}"
         text = f"step {line.step}/{self.max_steps}  loss {loss}  lr {line.learning_rate or 0.0:.3g}  {speed}"
-        due = line.step % self.log_every == 0 or line.step == self.max_steps
+        due = line.step % self.logging_steps == 0 or line.step == self.max_steps
         drawn = math.nan if line.loss is None else line.loss
         progress = Reached(line.step, self.max_steps, "steps", due, drawn)
         log.log(logging.INFO if due else logging.DEBUG, text, extra={"progress": progress})

@@ -19,7 +19,7 @@ WORDS = ["the", "cat", "sat", "on", "self.value", "=", "{x:", "1}", "größer", 
 SMALL = {
     "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
               "num_key_value_heads": 1, "segment_length": 8},
-    "train": CONFIG["train"] | {"max_steps": 8, "eval_steps": 4, "save_steps": 4, "warmup_steps": 2, "log_every": 2,
+    "train": CONFIG["train"] | {"max_steps": 8, "eval_steps": 4, "save_steps": 4, "warmup_steps": 2, "logging_steps": 2,
                                 "global_batch_size": 4, "micro_batch_size": 2},
 }  # fmt: skip
 

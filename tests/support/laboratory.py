@@ -42,7 +42,7 @@ CONFIG = {
         "eval_steps": 20,
         "eval_tokens": 250,
         "save_steps": 10,
-        "log_every": 10,
+        "logging_steps": 10,
         "sample_tokens": 8,
     },
     "environment": {"device": "cpu", "threads": 1, "precision": "fp32"},

@@ -187,16 +187,16 @@ def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
 class MetricsWriter:
     """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters."""
 
-    def __init__(self, run_dir: Path, log_every: int, reporters: list[Reporter]) -> None:
+    def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        self.log_every, self.reporters, self.run_id = log_every, reporters, RunFolder(run_dir).id
+        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, RunFolder(run_dir).id
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)
-        if line.step % self.log_every:
+        if line.step % self.logging_steps:
             self._append(self.metrics, line)
             return
         p50, p90, p99 = np.percentile(self.times, (50, 90, 99)).tolist()

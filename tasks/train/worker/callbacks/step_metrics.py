@@ -65,7 +65,7 @@ class StepMetrics(Callback):
         resolved, train = self.resolved, self.resolved.config.train
         if self.ranks.is_first:
             active = reporters(train.report_to, resolved.run_dir, state.step, resolved.settings())
-            self.writer = MetricsWriter(resolved.run_dir, train.log_every, active)
+            self.writer = MetricsWriter(resolved.run_dir, train.logging_steps, active)
             if resolved.model.attention == "infini":
                 longest = read_dataset(resolved.dataset_path).content.train.longest_document
                 self.gate_warnings.at_start(resolved.model.segment_length, longest)
@@ -92,7 +92,7 @@ class StepMetrics(Callback):
         )
         if self.resolved.plan.precision == "fp16":
             line = changed(line, loss_scale=result.loss_scale)
-        if state.step % self.resolved.config.train.log_every == 0:
+        if state.step % self.resolved.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
                 line = self._with_parameters(line)
         if self.writer:

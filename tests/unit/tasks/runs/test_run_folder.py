@@ -22,7 +22,7 @@ def config_in(home: Path, **sections: dict) -> PipelineConfig:
 
 def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplog):
     claim_run(config_in(tmp_path), DATASET, make_plan())
-    claim_run(config_in(tmp_path, train={"log_every": 3}), DATASET, make_plan())
+    claim_run(config_in(tmp_path, train={"logging_steps": 3}), DATASET, make_plan())
     assert not caplog.text
     claim_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
     assert "train.document_masking: False before, True now" in caplog.text

@@ -27,7 +27,7 @@ def progress(tmp_path, caplog):
 
 def test_the_second_step_logs_the_expected_duration(progress):
     run, write, messages = progress
-    progress = Progress(run, max_steps=721, log_every=100)
+    progress = Progress(run, max_steps=721, logging_steps=100)
     write(1, seconds=900)
     progress.poll()
     assert messages() == []
@@ -40,7 +40,7 @@ def test_the_second_step_logs_the_expected_duration(progress):
 def test_a_resumed_run_reports_what_remains(progress):
     run, write, messages = progress
     write(*range(1, 51), seconds=10)
-    progress = Progress(run, max_steps=100, log_every=100)
+    progress = Progress(run, max_steps=100, logging_steps=100)
     write(51, 52, seconds=10)
     progress.poll()
     assert messages() == ["8 min remaining at the speed of step 52"]
@@ -48,7 +48,7 @@ def test_a_resumed_run_reports_what_remains(progress):
 
 def test_a_short_run_needs_no_announcement(progress):
     run, write, messages = progress
-    progress = Progress(run, max_steps=20, log_every=100)
+    progress = Progress(run, max_steps=20, logging_steps=100)
     write(*range(1, 20), seconds=0.1)
     progress.poll()
     assert messages() == []
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_was_moved_aside_is_not_announced(progress):
 def test_each_logged_step_has_loss_learning_rate_and_throughput(progress, capsys):
     run, write, _ = progress
     with console.shown_log(quiet=False, verbose=False):
-        progress = Progress(run, max_steps=22, log_every=5)
+        progress = Progress(run, max_steps=22, logging_steps=5)
         write(*range(1, 23), seconds=0.001)
         progress.poll()
     lines = [line.split() for line in capsys.readouterr().err.splitlines()]

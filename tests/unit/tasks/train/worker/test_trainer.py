@@ -117,7 +117,7 @@ def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monk
     (dataset / "tokenizer.json").unlink()
     (tmp_path / "mine.py").write_text("def hook(model, record):\n    return {'quotient': 1 / 0}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    reporting = {"report_to": ["tensorboard"], "profile_steps": [6, 7], "metrics_hook": "mine:hook", "log_every": 1}
+    reporting = {"report_to": ["tensorboard"], "profile_steps": [6, 7], "metrics_hook": "mine:hook", "logging_steps": 1}
     train("broken", losses, **reporting)
     results = [one.read(TrainingResult, one.result) for one in (calm, run)]
     assert results[0].weights_sha256 == results[1].weights_sha256 and results[1].samples == ()
