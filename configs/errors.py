@@ -1,11 +1,13 @@
-"""The errors that a user sees and their exit codes. Retry policy by exit code: docs/resume.md."""
+"""The errors that a user sees, their exit codes, and what follows each of them."""
 
 import errno
 import os
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # All but tabs and line ends; those that turn the direction of writing; bytes of file names that are not UTF-8.
@@ -35,8 +37,60 @@ class ExitCode(IntEnum):
     HUNG = 76
 
 
-# What went wrong may not go wrong again: these ends are retried, as often as runtime.retries says.
-TRANSIENT = (ExitCode.UNEXPECTED, ExitCode.HUNG)
+@dataclass(frozen=True)
+class Ending:
+    """What an exit code says of an attempt to train, and what follows it.
+
+    Attributes:
+        cause, action: for people; docs/resume.md and the help of the command line are written from them.
+        follows: "nothing": the same command would end the same way, on all nodes. "attempt": the stage makes another attempt at once,
+            unless it was the command that was stopped, or none is left to make. "retry": the stage raises, and is entered
+            again as often as runtime.retries says.
+    """
+
+    cause: str
+    follows: Literal["nothing", "attempt", "retry"]
+    action: str
+
+
+ENDINGS = {
+    ExitCode.FINISHED: Ending("finished", "nothing", "None. Running the command again only prints the result."),
+    ExitCode.INVALID_CONFIG: Ending(
+        "invalid configuration or arguments", "nothing", "Not retried. The error names the key."
+    ),
+    ExitCode.INVALID_DATA: Ending(
+        "invalid data: missing, damaged, or a different dataset",
+        "nothing",
+        "Not retried. The error names the file and the command that repairs it.",
+    ),
+    ExitCode.UNEXPECTED: Ending(
+        "unexpected error, killed worker, killed torchrun",
+        "retry",
+        "Retried by the Prefect task, or with `--no-prefect` in a loop with the same policy.",
+    ),
+    ExitCode.OUT_OF_MEMORY: Ending(
+        "out of memory",
+        "attempt",
+        "Retried with half the micro-batch and the same global batches in the same order, until it cannot be halved.",
+    ),
+    ExitCode.DIVERGED: Ending(
+        "loss, gradient or weights not finite",
+        "attempt",
+        "[Rolled back](#non-finite-losses-and-spikes) at most `runtime.max_rollbacks` times.",
+    ),
+    ExitCode.PREEMPTED: Ending(
+        "stopped by a signal or by Prefect",
+        "attempt",
+        "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a worker, training then continues "
+        "immediately, and no failure is counted. After SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the "
+        "command ends within `runtime.grace_period`; run it again to resume.",
+    ),
+    ExitCode.HUNG: Ending(
+        "hung rank",
+        "retry",
+        "Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all ranks to their logs, and kills them.",
+    ),
+}
 
 
 class PipelineError(Exception):
@@ -72,7 +126,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 class TrainFailed(PipelineError):
-    """An attempt ended without finishing; where its code is TRANSIENT, another call resumes from the newest valid checkpoint."""
+    """An attempt ended without finishing; where a retry follows its code, another call resumes from the newest valid checkpoint."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.UNEXPECTED) -> None:
         super().__init__(message)

@@ -1,4 +1,7 @@
-"""Writes docs/configuration.md, the reference of every key, from the schema: `python docs/make_reference.py`."""
+"""Writes docs/configuration.md, the reference of every key, from the schema, and the table of exit codes in docs/resume.md.
+
+`python docs/make_reference.py`; a test compares both.
+"""
 
 import os
 import re
@@ -8,10 +11,13 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.keys import section_of, words
 from infini_llama.configs.schema import PipelineConfig
 
 TARGET = Path(__file__).with_name("configuration.md")
+RESUME = Path(__file__).with_name("resume.md")
+EXIT_CODES = re.compile("(<!-- table: exit_codes -->).*?(<!-- end -->)", re.DOTALL)
 HEAD = """# Configuration
 
 Every key of the configuration, with its type, default and effect. A run is described by one YAML or JSON file. Keys that
@@ -56,6 +62,13 @@ def reference() -> str:
     sections = "".join(section(name, field.annotation) for name, field in PipelineConfig.model_fields.items())
     legend = LEGEND if "| resume |" in sections else ""
     return HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
+
+
+def with_exit_codes(page: str) -> str:
+    """The page with the table of `ENDINGS` between its marks."""
+    lines = [f"| {ending.cause} | {code:d} | {ending.action} |\n" for code, ending in ENDINGS.items()]
+    table = "| cause | exit code | action |\n|---|---|---|\n" + "".join(lines)
+    return EXIT_CODES.sub(lambda marks: f"{marks[1]}\n\n{table}\n{marks[2]}", page)
 
 
 def section(path: str, holder: Any, parent: Any = None) -> str:
@@ -129,3 +142,4 @@ def plain(text: str) -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
+    RESUME.write_text(with_exit_codes(RESUME.read_text(encoding="utf-8")), encoding="utf-8")

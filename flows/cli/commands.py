@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ENDINGS, ConfigError
 
 if TYPE_CHECKING:
     from infini_llama.flows.cli.console import Answer
@@ -324,17 +324,7 @@ GROUPS = {
     "Prefect": ("serve tiny", ("serve", "deploy")),
     "Tools": ("doctor tiny", ("doctor", "estimate", "gc", "completion", "help")),
 }
-EXIT_CODES = """Exit codes:
-    0  success
-    1  warnings (doctor --strict)
-   64  invalid configuration or arguments
-   65  invalid data
-   70  unexpected or repeated failure
-   71  out of memory, and the micro-batch cannot be halved
-   72  loss or gradient not finite, also after rollbacks
-   75  training was stopped; run the command again to resume
-   76  a rank hung, also after retries
-  130, 143  stopped before or after training"""
+OTHER_CODES = {"1": "warnings (doctor --strict)", "130, 143": "stopped before or after training"}
 SETTING_KEYS = """Set any key of the configuration with section.key=value, for example
 train.max_steps=500. Every command has --json (one JSON object on stdout),
 --quiet and --verbose."""
@@ -350,7 +340,9 @@ def overview() -> str:
     for heading, (example, names) in GROUPS.items():
         lines += ["", heading, *(f"  {name:<11} {COMMANDS[name].help}" for name in names)]
         lines += [f"  Example: infini-llama {example}"]
-    lines += ["", SETTING_KEYS, "'infini-llama help COMMAND' prints the options of a command.", "", EXIT_CODES]
+    lines += ["", SETTING_KEYS, "'infini-llama help COMMAND' prints the options of a command.", "", "Exit codes:"]
+    causes = {str(int(code)): ending.cause for code, ending in ENDINGS.items()} | OTHER_CODES
+    lines += [f"{code:>10}  {cause}" for code, cause in causes.items()]
     return "\n".join(lines) + "\n"
 
 

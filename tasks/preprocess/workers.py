@@ -45,12 +45,12 @@ class Pool:
     Attributes:
         size: how many there are.
         submit: starts `prepare_part` for one part on any of them.
-        lost: raised by the future of a part whose worker was killed.
+        lost: raised by the future of a part whose worker was killed, or whose machine was lost.
     """
 
     size: int
     submit: Callable[[Part], "Future[PartReport]"]
-    lost: type[Exception]
+    lost: tuple[type[Exception], ...]
 
 
 def prepare_part(job: Job, part: Part) -> PartReport:
@@ -108,7 +108,7 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
     reading_end, writing_end = spawn.Pipe(duplex=False)
     with ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads, reading_end)) as executor:
         try:
-            yield Pool(count, lambda part: executor.submit(prepare_part, job, part), BrokenProcessPool)
+            yield Pool(count, lambda part: executor.submit(prepare_part, job, part), (BrokenProcessPool,))
         except BaseException:
             writing_end.close()
             raise
@@ -169,7 +169,7 @@ def _dask(job: Job, data: DataConfig) -> Iterator[Pool]:
             yield Pool(
                 max(size, data.num_workers),
                 lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
-                distributed.KilledWorker,
+                (distributed.KilledWorker,),
             )
 
 
@@ -193,9 +193,9 @@ def _ray(job: Job, data: DataConfig) -> Iterator[Pool]:
         driver_versions, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
-            yield Pool(
-                size, lambda part: remote.remote(job, part, driver_versions).future(), ray.exceptions.WorkerCrashedError
-            )
+            faults = ray.exceptions
+            lost = (faults.WorkerCrashedError, faults.OutOfMemoryError, faults.NodeDiedError)
+            yield Pool(size, lambda part: remote.remote(job, part, driver_versions).future(), lost)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 

@@ -3,9 +3,11 @@
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, Self
 
 # A scheduler signals every process of a job, and the job's script passes its own signal on: that is one request.
 ONE_REQUEST_SECONDS = 1.0
@@ -41,3 +43,35 @@ def hangup_as_termination() -> None:
         signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGHUP, handler)
+
+
+class DeferredSignals:
+    """A block in which requests to stop are only noted while they are held; the noted ones are handled at `release` and at its end.
+
+    Signals without a handler of Python's are left as they are: ignored ones are so for the processes that are started inside, too.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+        self.noted: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def hold(self) -> None:
+        """Note signals from here on. Outside the main thread, which alone handles them, there are none to note."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number not in self.handlers and callable(signal.getsignal(number)):
+                    self.handlers[number] = signal.signal(number, lambda number, _: self.noted.append(number))
+
+    def release(self) -> None:
+        """Handle signals as before, and those that were noted."""
+        for number in list(self.handlers):
+            signal.signal(number, self.handlers.pop(number))
+        while self.noted:
+            signal.raise_signal(self.noted.pop(0))

@@ -7,10 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError, Preempted, no_space
+from infini_llama.configs.errors import ExitCode, PipelineError, no_space
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.resolved_run import ResolvedRun
@@ -27,12 +26,14 @@ from infini_llama.tasks.runs.run_folder import (
     remove_staging,
     write_resolved,
 )
-from infini_llama.tasks.runs.status import Outcome, classify, read_statuses
+from infini_llama.tasks.runs.signals import DeferredSignals
+from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_files import unreadable
 from infini_llama.tasks.train.hangs import HangDetector, Hung
 from infini_llama.tasks.train.launch import Workers, start
+from infini_llama.tasks.train.outcome import Evidence, Outcome, exception_of, outcome_of
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.stopping import stop_workers
 
@@ -60,68 +61,29 @@ def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callabl
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
     run, plan, settings = RunFolder(resolved.run_dir), resolved.plan, resolved.config.environment
-    attempt_dir = prepare(resolved)
-    try:
-        workers = start(attempt_dir, plan, settings, resolved.grace_period, [lock.fd for lock in locks])
-    except PipelineError as refused:
-        outcome = Outcome("failed", refused.exit_code, str(refused))
-        record_attempt(resolved, attempt_dir, outcome)
-        return outcome
-    if plan.nnodes > 1 and settings.launcher == "local":
-        log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
-    watched = supervise(resolved, workers, attempt_dir, each_poll)
-    reported = classify(watched.code, read_statuses(attempt_dir, plan.world_size), str(attempt_dir), workers.hint())
-    outcome = decide(reported, watched)
-    step = record_attempt(resolved, attempt_dir, outcome)
-    if watched.fault is not None and outcome.kind == "failed" and outcome.culprit is None:
-        raise watched.fault
-    # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
-    if watched.stop_request is not None and outcome.code not in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA):
-        if outcome.kind == "failed":
-            log.error("the attempt failed while it was stopped: %s", outcome.message)
-        newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
-        where = "it has done its last step" if outcome.kind == "done" else newest
-        stopped = Preempted(f"run {run.path.name} was stopped; {where}. Run the same command to resume.")
-        raise stopped from watched.stop_request
+    # A request to stop is handled while the workers are watched; before and after, it would leave the attempt without a record.
+    with DeferredSignals() as signals:
+        attempt_dir = prepare(resolved)
+        try:
+            workers = start(attempt_dir, plan, settings, resolved.grace_period, [lock.fd for lock in locks])
+        except Exception as fault:
+            is_refused = isinstance(fault, PipelineError)
+            message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
+            outcome = Outcome("failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message)
+            record_attempt(resolved, attempt_dir, outcome)
+            if is_refused:
+                return outcome
+            raise
+        if plan.nnodes > 1 and settings.launcher == "local":
+            log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
+        evidence = supervise(resolved, workers, attempt_dir, each_poll, signals)
+        if evidence.stop_request is not None:
+            signals.noted.clear()  # another signal is the same request: the command ends
+        outcome = outcome_of(evidence)
+        step = record_attempt(resolved, attempt_dir, outcome)
+    if (ended := exception_of(outcome, evidence, run.path.name, step)) is not None:
+        raise ended
     return outcome
-
-
-@dataclass(frozen=True)
-class Watched:
-    """How the watch over the workers ended.
-
-    Attributes:
-        code: torchrun's exit code.
-        hang: which rank hung, if one did.
-        fault: what went wrong in this process while it watched.
-        stop_request: what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation).
-    """
-
-    code: int
-    hang: str | None = None
-    fault: Exception | None = None
-    stop_request: BaseException | None = None
-
-
-def decide(reported: Outcome, watched: Watched) -> Outcome:
-    """The end of an attempt, by the first of these that holds:
-
-    1. The ranks have finished, or one of them reported a failure of its own: what else was seen only followed from it.
-    2. A rank hung, and the others did not save: HUNG.
-    3. This process failed while it watched: UNEXPECTED.
-    4. A stop was requested before any rank could save or report: PREEMPTED.
-    5. What the ranks and torchrun's exit code say.
-    """
-    if reported.kind == "done" or reported.culprit is not None:
-        return reported
-    if watched.hang and reported.kind == "failed":
-        return Outcome("failed", ExitCode.HUNG, watched.hang)
-    if watched.fault is not None:
-        message = f"watching the workers failed: {watched.fault!r}"
-        return Outcome("failed", ExitCode.UNEXPECTED, message, reported.step)
-    if watched.stop_request is not None and reported.code == ExitCode.UNEXPECTED:
-        return Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", reported.step)
-    return reported
 
 
 def prepare(resolved: ResolvedRun) -> Path:
@@ -206,12 +168,19 @@ def record_attempt(resolved: ResolvedRun, attempt_dir: Path, outcome: Outcome) -
     return step
 
 
-def supervise(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> Watched:
-    """Watch the workers to their end, and leave no rank behind."""
+def supervise(
+    resolved: ResolvedRun,
+    workers: Workers,
+    attempt_dir: Path,
+    each_poll: Callable[[], None],
+    signals: DeferredSignals,
+) -> Evidence:
+    """Watch the workers to their end, and leave no rank behind; inside, signals are handled."""
     hang: str | None = None
     fault: Exception | None = None
     stop_request: BaseException | None = None
     try:
+        signals.release()
         watch(resolved, workers, attempt_dir, each_poll)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
@@ -225,10 +194,12 @@ def supervise(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_p
         stop_workers(resolved, workers)
         stop_request = raised
     finally:
+        signals.hold()
         workers.end()
     code = workers.poll()
     assert code is not None  # it has ended
-    return Watched(code, hang, fault, stop_request)
+    statuses = read_statuses(attempt_dir, resolved.plan.world_size)
+    return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
 
 
 def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from infini_llama.configs.errors import TRANSIENT, ExitCode, PipelineError, Preempted
+from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, Preempted
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -26,10 +26,10 @@ from infini_llama.tasks.runs.run_folder import (
     read_resolved,
     resolved_path,
 )
-from infini_llama.tasks.runs.status import classify
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, torchrun_environment
+from infini_llama.tasks.train.outcome import Evidence, outcome_of
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
     await_endpoint,
@@ -40,8 +40,6 @@ from infini_llama.tasks.train.rendezvous import (
 
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 3.0
-# Codes after which the leader makes no further attempt, whatever it was asked to do.
-FINAL = (ExitCode.FINISHED, ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA)
 log = logging.getLogger("infini_llama.nodes")
 
 
@@ -83,8 +81,8 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
                 log.info("%s exited with %d on this node", newest.name, join_attempt(newest, endpoint))
                 since = time.monotonic()
                 led = True
-        elif last is not None and led and not newest and (last in FINAL or not (is_led or last in TRANSIENT)):
-            return last  # a failure that may pass is retried by the leader after a delay, in which it holds no lease
+        elif last is not None and led and not newest and not _continues(last, is_led):
+            return last
         elif time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
@@ -93,6 +91,12 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
             return last
         led |= is_led
         time.sleep(POLL_SECONDS)
+
+
+def _continues(code: int, is_led: bool) -> bool:
+    """Whether the leader may make another attempt after one with this exit code; in the delay before a retry, it holds no lease."""
+    follows = ENDINGS[ExitCode(code)].follows
+    return follows == "retry" or (follows == "attempt" and is_led)
 
 
 def _open_attempt(run: RunFolder) -> Path | None:
@@ -144,7 +148,7 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
         ) from requested
     finally:
         workers.end()
-    return classify(process.wait(), list(workers.statuses()) or [None], str(attempt_dir)).code
+    return outcome_of(Evidence(process.wait(), list(workers.statuses()) or [None], str(attempt_dir))).code
 
 
 def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ) -> None:

@@ -1,21 +1,21 @@
-"""What follows an attempt that did not finish, by its exit code (docs/resume.md).
+"""What follows an attempt that did not finish, by its exit code: `ENDINGS` in configs/errors.py says which.
 
-`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `error_of`: for every other end, the
-exception that leaves the stage. `Retries`: whether and when the caller, Prefect or `pipeline.run`, enters the stage again after it.
+`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `Retries`: whether and when the caller,
+Prefect or `pipeline.run`, enters the stage again after the exception of another end.
 """
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from infini_llama.configs.errors import TRANSIENT, ConfigError, DataError, ExitCode, PipelineError, TrainFailed
+from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.runs.status import Outcome
+from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.resolve import plan_next_attempt
 
 LONGEST_DELAY = 600.0
@@ -40,15 +40,6 @@ def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
     else:
         changed = None
     return None if changed is None else plan_next_attempt(resolved, changed)
-
-
-def error_of(outcome: Outcome) -> PipelineError:
-    """The exception for an attempt after which this stage makes no other."""
-    if outcome.code == ExitCode.INVALID_CONFIG:
-        return ConfigError(outcome.message)
-    if outcome.code == ExitCode.INVALID_DATA:
-        return DataError(outcome.message)
-    return TrainFailed(outcome.message, exit_code=outcome.code)
 
 
 def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
@@ -136,7 +127,7 @@ class Retries:
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
         if isinstance(error, PipelineError):  # else a defect, or a fault of this machine
-            if not (isinstance(error, TrainFailed) and error.exit_code in TRANSIENT):
+            if not (isinstance(error, TrainFailed) and ENDINGS[ExitCode(error.exit_code)].follows == "retry"):
                 return None
         elif not isinstance(error, Exception):  # a request to stop
             return None

@@ -22,8 +22,9 @@ from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import run_attempt
+from infini_llama.tasks.train.outcome import error_of
 from infini_llama.tasks.train.resolve import claim_run, is_retry, plan_attempt
-from infini_llama.tasks.train.retries import error_of, next_attempt
+from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.stopping import grace_period
 
 log = logging.getLogger("infini_llama.train")
@@ -40,7 +41,7 @@ def train(
 ) -> RunSummary:
     """Train the run `config.runtime.name` on `dataset` under an environment plan, which is pinned here.
 
-    Retry policy by exit code: see docs/resume.md.
+    What follows each exit code: `ENDINGS` in configs/errors.py.
 
     Args:
         environment: the plan, and the record that is written here.

@@ -65,15 +65,15 @@ def train(
 
 
 def with_retries(retries: Retries) -> Task[..., RunSummary]:
-    """The task under this policy, which is asked after each failure whether and when to go on."""
+    """The task under this policy. Prefect reads the delay of a retry after its condition has returned, which therefore sets it."""
 
-    def may_retry(task: Task[..., RunSummary], run: Any, state: Any) -> bool:
+    def set_delay_if_retried(task: Task[..., RunSummary], run: Any, state: Any) -> bool:
         delay = retries.delay_after(state.data)
         if delay is not None:
             task.retry_delay_seconds = delay
         return delay is not None
 
-    return train.with_options(retries=MOST_RETRIES if retries.limit else 0, retry_condition_fn=may_retry)
+    return train.with_options(retries=MOST_RETRIES if retries.limit else 0, retry_condition_fn=set_delay_if_retried)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,12 @@ from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts
-from infini_llama.tasks.runs.status import Outcome, read_status, status_path, write_status
+from infini_llama.tasks.runs.status import read_status, status_path, write_status
+from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
-from infini_llama.tasks.train.retries import Retries, error_of
+from infini_llama.tasks.train.outcome import Outcome, error_of
+from infini_llama.tasks.train.retries import Retries
 from support.records import make_lineage, make_plan, make_resolved
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
@@ -152,6 +154,36 @@ def test_a_repeated_request_is_one(run, train):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75), "its workers have saved"
+
+
+@pytest.mark.parametrize("place", ["prepare", "start", "record_attempt"])
+def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(run, train, monkeypatch, place):
+    """While the folder is made, after the workers were started, and while the end is recorded."""
+    real = getattr(attempt, place)
+
+    def interrupted(*arguments):
+        result = real(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(attempt, place, interrupted)
+    monkeypatch.setattr(sys.modules[__name__], "WORKER", DONE if place == "record_attempt" else WORKER)
+    with pytest.raises((Preempted, KeyboardInterrupt)):
+        train()
+    (record,) = read_attempts(run)
+    assert record.code == (0 if place == "record_attempt" else 75)
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if local.is_rank(int(pid.name), run.path)]
+
+
+def test_workers_that_cannot_be_started_leave_a_record(run, train, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(attempt, "start", refuse)
+    with pytest.raises(BlockingIOError):
+        train()
+    (record,) = read_attempts(run)
+    assert (record.kind, record.code) == ("failed", 70)
 
 
 def full(*arguments: object) -> None:

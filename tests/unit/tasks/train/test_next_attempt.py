@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
-from infini_llama.tasks.runs.status import Outcome
+from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.resolve import plan_next_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
@@ -65,6 +66,13 @@ def test_out_of_memory_halves_the_micro_batch_to_a_divisor_of_the_share(begun):
         sizes.append(attempt.micro_batch_size)
         assert attempt.plan.micro_batch_size == 6, "the plan stays"
     assert sizes == [6, 3, 1]
+
+
+@pytest.mark.parametrize("code", ENDINGS)
+def test_another_attempt_is_made_where_the_table_says_so(begun, code):
+    attempt = begun(train={"global_batch_size": 8, "micro_batch_size": 8})
+    following = after(attempt, code, RankError(type="Diverged", first_skip=25, samples=260))
+    assert (following is not None) == (ENDINGS[code].follows == "attempt")
 
 
 def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun):

@@ -3,8 +3,8 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
-from infini_llama.tasks.runs.status import Outcome
-from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, error_of
+from infini_llama.tasks.train.outcome import Outcome, error_of
+from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries
 
 
 def policy(limit=3, first_delay=5.0, steps=(0,)):

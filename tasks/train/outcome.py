@@ -1,0 +1,147 @@
+"""How an attempt ended, from all that is known of it, and the exception with which the training stage then ends.
+
+What follows each exit code: `ENDINGS` in configs/errors.py.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infini_llama.configs.errors import ConfigError, DataError, ExitCode, PipelineError, Preempted, TrainFailed
+from infini_llama.tasks.records.status import EndKind, RankError, RankStatus
+
+log = logging.getLogger("infini_llama.train")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an attempt whose workers have ended.
+
+    Attributes:
+        returncode: of torchrun; 1 for anything that went wrong in a worker, negative for a signal to torchrun itself.
+        statuses: of each rank, None if it wrote none.
+        log_folder: named in the message, for people.
+        hint: why no worker may have started.
+        hang: which rank hung, if one did.
+        fault: what went wrong in this process while it watched.
+        stop_request: what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation).
+    """
+
+    returncode: int
+    statuses: Sequence[RankStatus | None]
+    log_folder: str
+    hint: str = ""
+    hang: str | None = None
+    fault: Exception | None = None
+    stop_request: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one attempt.
+
+    Attributes:
+        code: an ExitCode.
+        step: last completed one, if known.
+        culprit: the rank whose failure ended the attempt, if one reported it.
+        error: of the culprit.
+    """
+
+    kind: EndKind
+    code: int
+    message: str
+    step: int | None = None
+    culprit: int | None = None
+    error: RankError | None = None
+
+
+def outcome_of(evidence: Evidence) -> Outcome:
+    """The end of an attempt, by the first of these that holds:
+
+    1. The ranks have finished, or one of them reported a failure of its own: what else was seen only followed from it.
+    2. A rank hung, and the others did not save: HUNG.
+    3. This process failed while it watched: UNEXPECTED.
+    4. A stop was requested before any rank could save or report: PREEMPTED.
+    5. What the ranks and torchrun's exit code say.
+    """
+    reported = _reported(evidence)
+    if reported.kind == "done" or reported.culprit is not None:
+        return reported
+    if evidence.hang and reported.kind == "failed":
+        return Outcome("failed", ExitCode.HUNG, evidence.hang)
+    if evidence.fault is not None:
+        message = f"watching the workers failed: {evidence.fault!r}"
+        return Outcome("failed", ExitCode.UNEXPECTED, message, reported.step)
+    if evidence.stop_request is not None and reported.code == ExitCode.UNEXPECTED:
+        return Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", reported.step)
+    return reported
+
+
+def _reported(evidence: Evidence) -> Outcome:
+    """What the ranks' statuses and torchrun's exit code say."""
+    returncode, statuses, logs = evidence.returncode, evidence.statuses, evidence.log_folder
+    written = [status for status in statuses if status]
+    if len(written) == len(statuses) and all(status.state == "done" for status in written):
+        return Outcome("done", ExitCode.FINISHED, "finished", written[0].step)
+    failed = sorted((status for status in written if status.state == "failed"), key=lambda status: status.time)
+    causes = [status for status in failed if not (status.error and status.error.peer_lost)]
+    if causes:
+        return _failed(causes[0], logs)
+    silent = [rank for rank, status in enumerate(statuses) if status is None or status.state == "running"]
+    preempted = [status for status in written if status.state == "preempted"]
+    if preempted and not failed and not silent:
+        step = preempted[0].step
+        return Outcome("preempted", ExitCode.PREEMPTED, f"saved a checkpoint and stopped at step {step}", step)
+    if failed and not silent:
+        return _failed(failed[0], logs)
+    if silent and returncode < 0:
+        message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
+    elif silent and not written:
+        hint = f": {evidence.hint}" if evidence.hint else ""
+        message = f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
+    elif silent:
+        ranks = ", ".join(map(str, silent))
+        message = (
+            f"rank {ranks} ended without an error report (killed from outside, perhaps by the kernel for lack of memory); "
+            f"logs are in {logs}."
+        )
+    else:
+        message = f"torchrun exited with {returncode} although its workers had finished; see {logs}/torchrun.log."
+    return Outcome("failed", ExitCode.UNEXPECTED, message)
+
+
+def _failed(status: RankStatus, log_folder: str) -> Outcome:
+    error = status.error or RankError(type="unknown")
+    log = f"{log_folder}/rank-{status.rank}.log"
+    message = f"rank {status.rank}: {error.type}: {error.message} (log: {log})"
+    return Outcome("failed", status.code, message, status.step, status.rank, status.error)
+
+
+def exception_of(outcome: Outcome, evidence: Evidence, run: str, step: int) -> Exception | None:
+    """The exception that ends the command whatever follows the exit code: a fault of this process, or a request to stop it.
+
+    Args:
+        run: its name.
+        step: of the newest checkpoint.
+    """
+    if evidence.fault is not None and outcome.kind == "failed" and outcome.culprit is None:
+        return evidence.fault
+    # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
+    if evidence.stop_request is None or outcome.code in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA):
+        return None
+    if outcome.kind == "failed":
+        log.error("the attempt failed while it was stopped: %s", outcome.message)
+    newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
+    where = "it has done its last step" if outcome.kind == "done" else newest
+    stopped = Preempted(f"run {run} was stopped; {where}. Run the same command to resume.")
+    stopped.__cause__ = evidence.stop_request
+    return stopped
+
+
+def error_of(outcome: Outcome) -> PipelineError:
+    """The exception for an attempt after which the stage makes no other."""
+    if outcome.code == ExitCode.INVALID_CONFIG:
+        return ConfigError(outcome.message)
+    if outcome.code == ExitCode.INVALID_DATA:
+        return DataError(outcome.message)
+    return TrainFailed(outcome.message, exit_code=outcome.code)
