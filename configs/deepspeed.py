@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject, dotted
 from infini_llama.configs.schema import TrainingConfig
@@ -34,7 +35,6 @@ TAKEN = {
     "wall_clock_breakdown",
     "memory_breakdown",
 }
-OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 KEY = "train.deepspeed_config"
 
 
@@ -79,7 +79,7 @@ def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precisio
         "gradient_clipping": ("train.max_grad_norm", train.max_grad_norm),
         "fp16.enabled": ("environment.precision=fp16", precision == "fp16"),
         "bf16.enabled": ("environment.precision=bf16", precision == "bf16"),
-        "optimizer.type": (f"train.optimizer={train.optimizer}", OPTIMIZERS.get(train.optimizer)),
+        "optimizer.type": (f"train.optimizer={train.optimizer}", OPTIMIZERS[train.optimizer].deepspeed),
         "optimizer.params.lr": ("train.learning_rate", train.learning_rate),
         "optimizer.params.betas": ("train.adam_beta1 and adam_beta2", [train.adam_beta1, train.adam_beta2]),
         "optimizer.params.eps": ("train.adam_epsilon", train.adam_epsilon),

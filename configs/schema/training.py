@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
+from infini_llama.configs.optimizers import OPTIMIZERS, OptimizerName, Strategy
 from infini_llama.configs.schema.section import Section, exact, fixed, free
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
@@ -110,7 +111,7 @@ class TrainingConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = exact(
         default=100, description="Steps of linear warm-up from zero. Must be fewer than max_steps."
     )
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] = exact(
+    optimizer: OptimizerName = exact(
         default="adamw",
         description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
         "adam and sgd, weight decay is added to the gradient. sgd and muon have a momentum of 0.95.",
@@ -169,7 +170,7 @@ class TrainingConfig(Section):
         default=True,
         description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
     )
-    parallel: Literal["ddp", "fsdp", "hsdp", "deepspeed"] = exact(
+    parallel: Strategy = exact(
         default="ddp",
         description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state "
         "are sharded over all workers (FSDP2). hsdp: sharded in groups of train.shard_size workers and "
@@ -258,19 +259,19 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _exact_by_steps_alone(self) -> TrainingConfig:
+    def _choices_fit_each_other(self) -> TrainingConfig:
         if self.early_stopping_patience is not None and duration(self.eval_steps).unit == "seconds":
             raise ValueError(
                 f"early_stopping_patience={self.early_stopping_patience} cannot be combined with "
                 f"eval_steps={self.eval_steps}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
-        if self.optimizer == "muon" and self.parallel != "ddp":
+        if self.parallel not in (strategies := OPTIMIZERS[self.optimizer].strategies):
+            others = [name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies]
             raise ValueError(
-                f"optimizer=muon needs whole matrices, which parallel={self.parallel} shards; use parallel=ddp"
+                f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use parallel={' or '.join(strategies)}, "
+                f"or optimizer={' or '.join(others)}"
             )
-        if self.parallel == "deepspeed" and self.optimizer == "sgd":
-            raise ValueError("optimizer=sgd cannot be combined with parallel=deepspeed; use optimizer=adamw or adam")
         if self.frozen_layers and self.init_from is None:
             raise ValueError(
                 f"frozen_layers={self.frozen_layers} leaves weights as they are, and without init_from they are random; set "

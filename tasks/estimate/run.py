@@ -43,7 +43,7 @@ def estimate(config: PipelineConfig) -> Estimate:
             f"{micro} x {plan.world_size} worker(s){shared}; change one of them."
         )
     memory = bytes_of_plan(config, plan)
-    state = checkpoint_bytes(model, config.train.frozen_layers)
+    state = checkpoint_bytes(model, config.train)
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from infini_llama.configs.schema import PipelineConfig
-from infini_llama.model.config import LlamaConfig, parameters, trained_parameters
+from infini_llama.configs.optimizers import OPTIMIZERS
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
+from infini_llama.model.config import LlamaConfig, matrix_parameters, parameters, trained_parameters
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, Precision, finding
@@ -18,9 +19,19 @@ LARGE_LOGITS = {"cpu": 32 * 2**20, "cuda": 2**30}
 CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
 
 
-def checkpoint_bytes(model: LlamaConfig, frozen_layers: int, moments: int = 2) -> int:
-    """Weights, and the moments of those that are trained, in fp32; Adam has two."""
-    return 4 * (parameters(model) + moments * trained_parameters(model, frozen_layers))
+def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
+    """What the optimizer keeps of the weights that are trained."""
+    optimizer, layers = OPTIMIZERS[train.optimizer], model.num_hidden_layers
+    matrices = (
+        (matrix_parameters(model) - model.vocab_size * model.hidden_size) // layers * (layers - train.frozen_layers)
+    )
+    others = trained_parameters(model, train.frozen_layers) - matrices
+    return 4 * (optimizer.matrix_moments * matrices + optimizer.moments * others)
+
+
+def checkpoint_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
+    """Weights in fp32, and the optimizer's moments."""
+    return 4 * parameters(model) + moment_bytes(model, train)
 
 
 def model_of(config: PipelineConfig) -> LlamaConfig:
@@ -53,7 +64,8 @@ def bytes_needed(
 ) -> dict[str, int]:
     """{"weights", "gradients", "optimizer", "activations", "logits", "batches"} in bytes of one worker.
 
-    Weights, gradients and Adam's two moments are fp32: 16 bytes per parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1).
+    Weights, gradients and the optimizer's moments are fp32: with Adam 16 bytes per parameter (Rajbhandari et al. 2020, arXiv
+    1910.02054, section 3.1).
     Under fsdp and hsdp a worker has its share of each, what is gathered of the weights at a time (embedding, head and final norm, and two
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
@@ -76,7 +88,7 @@ def bytes_needed(
     total = 4 * parameters(model)
     trained = 4 * trained_parameters(model, train.frozen_layers)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
-    weights, gradients, share = total // shards, trained // shards, trained // shards
+    weights, gradients = total // shards, trained // shards
     one, two = (parameters(replace(model, num_hidden_layers=number, memory_layers=None)) for number in (1, 2))
     layer = 4 * (two - one)
     if shards > 1:
@@ -95,7 +107,7 @@ def bytes_needed(
     return {
         "weights": weights,
         "gradients": gradients,
-        "optimizer": 2 * share,
+        "optimizer": moment_bytes(model, train) // shards,
         "activations": activations,
         "logits": logits,
         "batches": 2 * 8 * tokens,
@@ -134,15 +146,14 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     """
     name, train = "disk space for checkpoints", config.train
     model = model_of(config)
-    each = checkpoint_bytes(model, train.frozen_layers)
+    each = checkpoint_bytes(model, train)
     steps = train.planned_steps(config.data.sequence_length)
     permanent = steps // train.save_permanent_every if train.save_permanent_every else 0
     count = train.save_total_limit + 2 + permanent
     have = None if disk.free is None else disk.free + disk.run_bytes
     if have is None or count * each <= have:
         return None
-    moments = {"adamw": 2, "adam": 2, "muon": 1, "sgd": 1}[train.optimizer]
-    if have < checkpoint_bytes(model, train.frozen_layers, moments):
+    if have < each:
         sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
         value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
         return finding(name, value, "error", sentence)

@@ -1,10 +1,11 @@
-"""The optimizers that `train.optimizer` names, and their parameter groups."""
+"""The optimizers that `train.optimizer` names (configs/optimizers.py), and their parameter groups."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from infini_llama.configs.optimizers import OptimizerName
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.tasks.train.worker.strategies.schedule import factor
@@ -35,8 +36,7 @@ def muon(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.opti
     return Both(first, adamw(model, others, train))
 
 
-# Another optimizer is one more entry here, and its name in the type of `train.optimizer`.
-OPTIMIZERS: dict[str, Callable[[Llama, list[Group], TrainingConfig], torch.optim.Optimizer]] = {
+BUILDERS: dict[OptimizerName, Callable[[Llama, list[Group], TrainingConfig], torch.optim.Optimizer]] = {
     "adamw": adamw,
     "adam": adam,
     "sgd": sgd,
@@ -52,7 +52,7 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
         group["peak_lr"] = train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
-    return OPTIMIZERS[train.optimizer](model, groups, train)
+    return BUILDERS[train.optimizer](model, groups, train)
 
 
 class Both(torch.optim.Optimizer):

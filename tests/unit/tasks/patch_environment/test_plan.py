@@ -5,12 +5,13 @@ import math
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.config import parameters
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.estimate import bytes_needed, checkpoint_bytes, model_of
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
@@ -189,10 +190,10 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
             assert found[0].severity == "warning"
 
 
-@pytest.mark.parametrize(("optimizer", "parts"), [({}, 3), ({"optimizer": "muon"}, 2)])
-def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer, parts):
-    requested = settings(train=optimizer)
-    least = parts * 4 * parameters(model_of(requested))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monkeypatch, optimizer):
+    requested = settings(train={"optimizer": optimizer})
+    least = checkpoint_bytes(model_of(requested), requested.train)
     for free, severity in ((least, "warning"), (least - 12, "error")):
         facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0))
         (found,) = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.patch_environment.estimate import moment_bytes
 from infini_llama.tasks.train.worker.strategies.native import init_optimizer_state
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from support.one_rank import single_rank
@@ -38,7 +40,7 @@ def test_muon_is_for_the_matrices_of_layers(tied):
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3, 1e-2}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_loaded_state_continues_bitwise(kind):
     """Three steps, and one step + its tensors into a new model and optimizer + two steps."""
     train = settings(optimizer=kind, warmup_steps=0)
@@ -74,14 +76,16 @@ def test_a_loaded_state_continues_bitwise(kind):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
-def test_making_the_state_changes_neither_rates_nor_weights(kind):
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_making_the_state_changes_neither_rates_nor_weights_and_takes_the_estimated_memory(kind):
     model = model_of()
     optimizer = build_optimizer(model, settings(optimizer=kind, learning_rate=0.3))
     rates = [group["lr"] for group in optimizer.param_groups]
     before = [parameter.clone() for parameter in model.parameters()]
     init_optimizer_state(optimizer)
     assert [group["lr"] for group in optimizer.param_groups] == rates and min(rates) > 0
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    assert sum(value.nbytes for value in moments) == moment_bytes(model.config, settings(optimizer=kind))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -1,0 +1,32 @@
+"""What is known of each optimizer without torch; the function of its name in tasks/train/worker/strategies/optimizer.py builds it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
+Strategy = Literal["ddp", "fsdp", "hsdp", "deepspeed"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The facts of one optimizer.
+
+    Attributes:
+        moments: values in fp32 that it keeps for each parameter.
+        matrix_moments: the same for the matrices of the layers.
+        deepspeed: its name in a DeepSpeed JSON file; "" where DeepSpeed cannot use it.
+        strategies: values of train.parallel that it works with.
+    """
+
+    moments: int
+    matrix_moments: int
+    deepspeed: str
+    strategies: tuple[Strategy, ...]
+
+
+OPTIMIZERS: dict[OptimizerName, Optimizer] = {
+    "adamw": Optimizer(2, 2, "AdamW", ("ddp", "fsdp", "hsdp", "deepspeed")),
+    "adam": Optimizer(2, 2, "Adam", ("ddp", "fsdp", "hsdp", "deepspeed")),
+    "sgd": Optimizer(1, 1, "", ("ddp", "fsdp", "hsdp")),
+    "muon": Optimizer(2, 1, "", ("ddp",)),  # an update needs the whole matrix; all other parameters are AdamW's
+}
