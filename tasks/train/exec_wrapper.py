@@ -14,14 +14,20 @@ PARENT_IS_GONE = 70
 LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the command starts
 
 
+def die_with_parent(number: int, parent: int) -> None:
+    """Have the kernel send this process a signal when its parent dies, which has the process ID `parent`; end now if it has died.
+
+    Linux only; elsewhere the process may outlive its parent.
+    """
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the line above could take effect
+        os._exit(PARENT_IS_GONE)
+
+
 def main() -> None:
     signal_name, parent, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    if sys.platform == "linux":
-        number = int(signal.Signals[signal_name])
-        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the line above could take effect
-        sys.exit(PARENT_IS_GONE)
+    die_with_parent(signal.Signals[signal_name], parent)
     os.environ[LAUNCHER] = str(os.getpid())
     os.execvp(command[0], command)
 

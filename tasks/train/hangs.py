@@ -16,7 +16,7 @@ from infini_llama.tasks.runs.heartbeat import (
     read_heartbeat,
 )
 from infini_llama.tasks.runs.status import is_here, read_status
-from infini_llama.tasks.train.launch import is_alive, is_rank, is_stopped, send
+from infini_llama.tasks.train.processes import is_alive, is_rank, is_stopped, send
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
 # Without a published heartbeat, after which a process on another machine is taken for stopped.

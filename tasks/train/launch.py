@@ -16,6 +16,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint, RankStatus
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train import exec_wrapper
+from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
@@ -245,37 +246,3 @@ def _slurm(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
-
-
-def is_rank(pid: int, attempt_dir: Path) -> bool:
-    """Whether `pid` is still a worker of this attempt, not another process that was given its number."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return str(attempt_dir).encode() in command
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has this number."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not by a debugger, which is "t"); False where unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process, which may have ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

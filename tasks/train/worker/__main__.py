@@ -1,6 +1,5 @@
 """Entry of one rank. Before anything heavy is imported: die with torchrun, and write to this rank's own log."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -9,18 +8,7 @@ import traceback
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError
-
-PR_SET_PDEATHSIG = 1
-LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # torchrun's process, set by exec_wrapper.py
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this rank when torchrun is killed (Linux)."""
-    if sys.platform == "linux":
-        launcher = os.environ.get(LAUNCHER)
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if launcher and os.getppid() != int(launcher):  # it died before the line above
-            os._exit(ExitCode.UNEXPECTED)
+from infini_llama.tasks.train.exec_wrapper import LAUNCHER, die_with_parent
 
 
 def log_to(path: Path) -> None:
@@ -33,7 +21,7 @@ def log_to(path: Path) -> None:
 
 
 def main() -> int:
-    die_with_parent()
+    die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, os.getppid())))
     attempt_dir = Path(sys.argv[1])
     rank = int(os.environ.get("RANK", "0"))  # without one, the patch `rendezvous` makes this worker the only one
     log_to(attempt_dir / f"rank-{rank}.log")

@@ -19,6 +19,7 @@ from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
 from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.outcome import Outcome, error_of
+from infini_llama.tasks.train.processes import is_rank
 from infini_llama.tasks.train.retries import Retries
 from support.records import make_lineage, make_plan, make_resolved
 
@@ -92,7 +93,7 @@ def test_an_error_of_the_supervisor_is_retried(run, train):
     assert "ValueError" in record.message
     attempt_dir = run.path / "logs" / "attempt-01"
     ended = read_status(attempt_dir, 0)
-    assert ended is not None and not local.is_rank(ended.pid, attempt_dir)
+    assert ended is not None and not is_rank(ended.pid, attempt_dir)
 
 
 def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train):
@@ -172,7 +173,7 @@ def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(r
         train()
     (record,) = read_attempts(run)
     assert record.code == (0 if place == "record_attempt" else 75)
-    assert not [pid for pid in Path("/proc").glob("[0-9]*") if local.is_rank(int(pid.name), run.path)]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if is_rank(int(pid.name), run.path)]
 
 
 def test_workers_that_cannot_be_started_leave_a_record(run, train, monkeypatch):
