@@ -22,8 +22,8 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
 from infini_llama.flows.connection import adapt_clients, is_local, is_loopback, proxy_variable, refuse_unusable_proxy
 from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, LEASES, SERVED, START_TIMEOUT
+from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.locks import Lock
-from infini_llama.tasks.train import exec_wrapper
 
 ANSWER_SECONDS = 15.0  # for a server of the user's
 log = logging.getLogger("infini_llama.prefect")

@@ -22,7 +22,7 @@ from infini_llama.flows.pretrain import pretrain
 from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
 from infini_llama.flows.suspension import confirm_suspensions
-from infini_llama.tasks.train import exec_wrapper
+from infini_llama.tasks.runs import exec_wrapper
 
 POLL_SECONDS = 2  # poll interval of the worker
 STOP_SECONDS = 45.0  # that the runs have to save a checkpoint and end

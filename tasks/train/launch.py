@@ -14,8 +14,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint, RankStatus
+from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.runs.status import is_here, read_statuses
-from infini_llama.tasks.train import exec_wrapper
 from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 

@@ -18,6 +18,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint
+from infini_llama.tasks.runs.exec_wrapper import LAUNCHER
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
@@ -27,7 +28,6 @@ from infini_llama.tasks.runs.run_folder import (
     resolved_path,
 )
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.train.exec_wrapper import LAUNCHER
 from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, torchrun_environment
 from infini_llama.tasks.train.outcome import Evidence, outcome_of
 from infini_llama.tasks.train.rendezvous import (

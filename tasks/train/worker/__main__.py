@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError
-from infini_llama.tasks.train.exec_wrapper import LAUNCHER, die_with_parent
+from infini_llama.tasks.runs.exec_wrapper import LAUNCHER, die_with_parent
 
 
 def log_to(path: Path) -> None:

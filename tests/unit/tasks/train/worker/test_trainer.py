@@ -115,14 +115,19 @@ def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monk
     for file in (run.path / "tensorboard", run.path / "profile"):
         file.write_text("a file where a folder is to be made")
     (dataset / "tokenizer.json").unlink()
-    (tmp_path / "mine.py").write_text("def hook(model, record):\n    return {'quotient': 1 / 0}\n")
+    (tmp_path / "dividing.py").write_text("def hook(model, record):\n    return {'quotient': 1 / 0}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    reporting = {"report_to": ["tensorboard"], "profile_steps": [6, 7], "metrics_hook": "mine:hook", "logging_steps": 1}
+    reporting = {
+        "report_to": ["tensorboard"],
+        "profile_steps": [6, 7],
+        "metrics_hook": "dividing:hook",
+        "logging_steps": 1,
+    }
     train("broken", losses, **reporting)
     results = [one.read(TrainingResult, one.result) for one in (calm, run)]
     assert results[0].weights_sha256 == results[1].weights_sha256 and results[1].samples == ()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    for part in ("sampling", "TensorBoard", "the profile", "train.metrics_hook=mine:hook"):
+    for part in ("sampling", "TensorBoard", "the profile", "train.metrics_hook=dividing:hook"):
         assert len([words for words in warnings if part in words]) == 1, part
 
 
