@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from infini_llama.flows.cli.commands import build_parser, call
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
+STDERR = 2
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -28,11 +30,29 @@ def name_home() -> None:
         os.environ["HOME"] = "/"
 
 
+def print_anything() -> None:
+    """Keep output from ending a command, whatever it goes to.
+
+    A stream that the caller has closed (`>&-`) is /dev/null, else the next file opened, a record perhaps, would have its
+    number, and children would write into it. A character that the terminal's encoding lacks (LC_ALL=C, ISO-8859-1) is
+    shown as an escape, where Python raises.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 class Stopped(BaseException):
     """SIGTERM or SIGHUP: save and end, like Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
+    print_anything()
     parsed = parse(arguments)
     name_home()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -64,6 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: Python would try once more at its end, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -1,5 +1,6 @@
 """The command as a user meets it, called in this process: exit codes, JSON, and which keys and paths an error names."""
 
+import io
 import json
 import shutil
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ def command(texts, monkeypatch, capsys):
         return Result(code, *capsys.readouterr())
 
     return run
+
+
+def test_a_terminal_without_a_character_shows_an_escape(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert main(["help"]) == 0
 
 
 def output(result: Result) -> str:
