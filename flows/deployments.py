@@ -37,7 +37,7 @@ from infini_llama.flows.scheduled import Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
-SILENT_FOR = timedelta(minutes=5)
+SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
 ZOMBIES = "infini-llama: silent runs are crashed"
 
 
@@ -159,7 +159,7 @@ def deploy(
 
     Args:
         gpus: how many GPUs all runs together may hold at a time; None: no limit is set.
-        silent_for: a run without a heartbeat for this long is marked as crashed.
+        silent_for: a run without a heartbeat, or that does not start, is marked as crashed after this time.
 
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
@@ -193,15 +193,17 @@ def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
 
 
 def _write_automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
-    """A run whose heartbeats stop without an end is marked as crashed: its machine is gone, or the process is stuck."""
+    """A run whose events stop before its end is marked as crashed: its machine is gone, or the process is stuck."""
     flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
+    starting = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "InfrastructurePending")}
+    seconds = f"{silent_for.total_seconds():.0f} s"
     zombies = AutomationCore(
         name=ZOMBIES,
-        description=f"A run of {pretrain.name} without a heartbeat for {silent_for.total_seconds():.0f} s is marked as crashed.",
+        description=f"A run of {pretrain.name} that is pending or running, without an event for {seconds}, is marked as crashed.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
             match_related=flow,
-            after={"prefect.flow-run.heartbeat"},
+            after={"prefect.flow-run.heartbeat", *starting},
             expect={"prefect.flow-run.*"},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
@@ -213,7 +215,7 @@ def _write_automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
                 state=StateType.CRASHED,
                 name="Crashed",
                 force=False,
-                message=f"No heartbeat for {silent_for.total_seconds():.0f} s. Retry resumes from the newest checkpoint.",
+                message=f"No heartbeat for {seconds}. Retry starts the run again, from the newest checkpoint if it has one.",
             )
         ],
     )

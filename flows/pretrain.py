@@ -23,6 +23,7 @@ from infini_llama.flows.naming import resolved, run_name
 from infini_llama.flows.pipeline import finish, preparation_for
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
+from infini_llama.flows.slot import keep_slots
 from infini_llama.flows.suspension import confirmed_suspension
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.requirements import check_requirements
@@ -41,6 +42,7 @@ PROGRESS_SECONDS = (
     1.0  # between two lines of progress: ten thousand lines delay the end of a process by most of a minute
 )
 log = logging.getLogger("infini_llama.prefect")
+keep_slots()  # in each process that executes the flow: a worker of Prefect's loads no other module of this program
 
 
 def _name() -> str:

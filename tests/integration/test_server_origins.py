@@ -1,16 +1,26 @@
-"""A page of another origin or under another host name cannot start anything on the server of `serve`: seen on a real one."""
+"""A page of another origin or under another host name cannot start anything on the server of `serve`: seen on a real one.
+
+On the same server, because its start takes long: a run whose lease it does not have goes on.
+"""
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from uuid import uuid4
 
 import httpx
 import pytest
+from prefect import flow_engine
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import VariableCreate
+from prefect.concurrency import _leases as leases
 
+from infini_llama.flows import slot
 from infini_llama.flows.server import api_for_serve
 from support.services import free_port
+from support.waiting import wait_until
 
 EVIL = {"Origin": "https://evil.example"}
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
@@ -97,3 +107,18 @@ def test_a_web_socket_of_another_host_is_refused(origin):
     upgrade += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
     codes = [status(origin, "/api/events/in", host, more=upgrade) for host in ("evil.example", "localhost")]
     assert codes == [403, 101]
+
+
+def test_a_run_whose_lease_is_lost_goes_on(origin, monkeypatch):
+    """As the engine holds the slot of a run. A server that is down for minutes: prefect/test_outage.py."""
+    monkeypatch.setattr(flow_engine, "maintain_concurrency_lease", leases.maintain_concurrency_lease)
+    slot.keep_slots()
+    lease = uuid4()
+
+    def is_renewed() -> bool:
+        return any(thread.name.endswith(str(lease)) for thread in threading.enumerate())
+
+    with flow_engine.maintain_concurrency_lease(lease, 300, raise_on_lease_renewal_failure=True):  # pyright: ignore[reportPrivateImportUsage]
+        assert is_renewed()
+        wait_until(lambda: not is_renewed(), 60)
+        time.sleep(0.5)  # a cancellation would arrive here

@@ -33,6 +33,22 @@ from datetime import timedelta
 from infini_llama.flows.deployments import deploy, read_deployment
 deploy([read_deployment(sys.argv[1])], silent_for=timedelta(seconds=float(sys.argv[2])))
 """
+# Steps of a fifth of a second. With a path in FAULT, one worker ends with an error after 25 steps, once.
+SLOW = """
+import time
+
+def change(module):
+    step, calls = module.optimizer_step, []
+    def slow(*arguments):
+        calls.append(1)
+        time.sleep(0.2)
+        flag = os.environ.get("FAULT")
+        if flag and len(calls) == 25 and not os.path.exists(flag):
+            open(flag, "w").close()
+            raise RuntimeError("the injected fault")
+        return step(*arguments)
+    module.optimizer_step = slow
+"""
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 

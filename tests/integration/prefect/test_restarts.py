@@ -18,27 +18,11 @@ import pytest
 
 from support.laboratory import CONFIG, inject
 
-from .conftest import DEPLOY, FINAL, Served, served_at
+from .conftest import DEPLOY, FINAL, SLOW, Served, served_at
 
 pytestmark = pytest.mark.timeout(900)
 PROXIES = {"ALL_PROXY": "socks://127.0.0.1:9/", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "internal.example"}
 SILENT_FOR = 100.0  # seconds, of the automation; a run sends a heartbeat every 30, and again when the server is back
-# Steps of a fifth of a second. With a path in FAULT, one worker ends with an error after 25 steps, once.
-SLOW = """
-import time
-
-def change(module):
-    step, calls = module.optimizer_step, []
-    def slow(*arguments):
-        calls.append(1)
-        time.sleep(0.2)
-        flag = os.environ.get("FAULT")
-        if flag and len(calls) == 25 and not os.path.exists(flag):
-            open(flag, "w").close()
-            raise RuntimeError("the injected fault")
-        return step(*arguments)
-    module.optimizer_step = slow
-"""
 
 
 @pytest.fixture(scope="module")

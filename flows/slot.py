@@ -1,0 +1,25 @@
+"""The slot of a deployment's concurrency limit, which its run keeps while the server is down.
+
+A slot is leased. Prefect's engine takes a lease for 300 s, renews it after 225 s, and cancels the run if it cannot: a server that is down
+for two minutes at that moment would end healthy training. There is no setting for either. A slot that is not given back is no loss: the
+run that has it is marked as crashed, by `serve` or by the automation of `deploy`, and that frees it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import UUID
+
+from prefect import flow_engine
+
+LEASE = 3600.0  # seconds; it is renewed after 45 minutes, and the client tries for 8 minutes to reach the server
+
+
+def keep_slots() -> None:
+    """Change the engine of this process: a lease lasts longer than an outage, and one that is lost does not end its run."""
+    maintain: Callable[..., AbstractContextManager[None]] = flow_engine.maintain_concurrency_lease  # pyright: ignore[reportPrivateImportUsage]
+
+    def maintain_longer(lease: UUID, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        return maintain(lease, LEASE, raise_on_lease_renewal_failure=False)
+
+    flow_engine.maintain_concurrency_lease = maintain_longer  # pyright: ignore[reportPrivateImportUsage]
