@@ -57,16 +57,6 @@ class DataConfig(TextConfig):
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
         "least). padded: one document per sequence.",
     )
-    loss_on: Literal["all", "answer"] = fixed(
-        default="all",
-        description="Labels that count in the loss. all: every token of a document. answer: only what follows the last "
-        "data.answer_after of each document.",
-    )
-    answer_after: str = fixed(
-        default="",
-        description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
-        "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
-    )
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
         description="Tokens from the start of one sequence to the start of the next (packing: window); at most sequence_length.",
@@ -141,15 +131,6 @@ class DataConfig(TextConfig):
         if any(after <= before for before, after in pairwise(ends)):
             raise ValueError(
                 f"curriculum has stages that end at {ends}; each stage must end later than the one before it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _answers_have_a_beginning(self) -> DataConfig:
-        if (self.loss_on == "answer") != bool(self.answer_after):
-            raise ValueError(
-                f"loss_on={self.loss_on} and answer_after={self.answer_after!r} do not agree: 'answer' needs the text that ends "
-                "the prompt, 'all' has none"
             )
         return self
 

@@ -96,6 +96,8 @@ class PipelineConfig(Section):
                 problems.append(
                     f"{key}.files is empty; name text files or globs, set {key}.source=python-stdlib, or list several in data.sources"
                 )
+            if text.source == "passkey" and text.passkey.filler == "files" and not text.files:
+                problems.append(f"{key}.files is empty; {key}.passkey.filler=files takes the text from there")
             if text.source == "huggingface" and not text.dataset:
                 problems.append(f"{key}.dataset is empty; name a Hugging Face dataset or the folder of one")
         if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:

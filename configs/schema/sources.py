@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed, free
 
@@ -27,9 +27,10 @@ class PasskeyConfig(Section):
         "asked for. overwritten: a number that is replaced by another, which is asked for. variables: a number that is asked for "
         "by way of two assignments.",
     )
-    filler: Literal["repeated", "random"] = fixed(
+    filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",
-        description="The text around it. repeated: the same sentences again and again. random: their words in random order.",
+        description="The text around it. repeated: the same sentences again and again. random: their words in random order. files: "
+        "consecutive words of the text in data.files, of which the first 8 MiB are used.",
     )
 
 
@@ -85,6 +86,25 @@ class TextConfig(Section):
         default="auto",
         description="Format of the files. auto: by file extension. The compression is always detected by the extension.",
     )
+    loss_on: Literal["all", "answer"] = fixed(
+        default="all",
+        description="Labels that count in the loss. all: every token of a document. answer: only what follows the last "
+        "data.answer_after of each document.",
+    )
+    answer_after: str = fixed(
+        default="",
+        description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
+        "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
+    )
+
+    @model_validator(mode="after")
+    def _answers_have_a_beginning(self) -> TextConfig:
+        if (self.loss_on == "answer") != bool(self.answer_after):
+            raise ValueError(
+                f"loss_on={self.loss_on} and answer_after={self.answer_after!r} do not agree: 'answer' needs the text that ends "
+                "the prompt, 'all' has none"
+            )
+        return self
 
 
 class SourceConfig(TextConfig):

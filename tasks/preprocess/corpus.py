@@ -66,7 +66,6 @@ def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
         "version": FORMAT_VERSIONS["dataset"],
         "tokenizer": identity(data.tokenizer),
         "deduplicate": data.deduplicate,
-        "answer_after": data.answer_after,
         "sources": [[source.name, list(source.mixed), list(source.held_out)] for source in sources],
     }
     return checksum_of(key).removeprefix("blake3:")
@@ -115,7 +114,8 @@ class Corpus:
         for name, section in sections(data).items():
             files, held_out = files_of(section, name, self.not_text)
             share = 0.0 if held_out else data.validation_fraction
-            self.sources.append(SourceParts(name, parts_of(files, share), parts_of(held_out, 1.0)))
+            mark = section.answer_after
+            self.sources.append(SourceParts(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = KnownParts(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}

@@ -27,7 +27,7 @@ from infini_llama.tasks.preprocess.rows.tables import (
     with_curriculum,
     write_table,
 )
-from infini_llama.tasks.preprocess.sources.sources import describe
+from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_FAST_ENGINE,
     EngineDiffers,
@@ -212,7 +212,7 @@ class Preparation:
         eos = end_of_text(tokenizer, data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
-        recipe = recipe_for(self.home, tokenizer, eos, engine, data.answer_after)
+        recipe = recipe_for(self.home, tokenizer, eos, engine)
         try:
             corpus.prepare(recipe)
         except EngineDiffers as fault:
@@ -220,7 +220,7 @@ class Preparation:
             refuse(tokenizer, checks, str(fault))
             remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
-            recipe = recipe_for(self.home, tokenizer, eos, engine, data.answer_after)
+            recipe = recipe_for(self.home, tokenizer, eos, engine)
             corpus.prepare(recipe)
         return _Tokenized(tokenizer, recipe, engine)
 
@@ -245,15 +245,16 @@ class Preparation:
     def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenized) -> None:
         """Writes the token level of the dataset from the units of the text."""
         data, folder = self.data, self._folder(planned)
+        texts = sections(data)
         units = [
-            SourceUnit(source.name, open_unit(tokenized.recipe, name))
+            SourceUnit(source.name, open_unit(tokenized.recipe, name), texts[source.name].loss_on == "answer")
             for source in self.corpus.units_by_source()
             for name in (*source.held_out, *source.mixed)
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
         selection = select([unit.unit for unit in units], data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
-        has_prompts = data.loss_on == "answer"
+        has_prompts = any(unit.has_prompts for unit in units)
         staged = staging(folder)
         try:
             written = write_splits(units, selection, staged, has_prompts)
@@ -274,7 +275,7 @@ class Preparation:
                 train=describe_split(staged / "train", size, written["train"], has_prompts),
                 validation=describe_split(staged / "validation", size, written["validation"], has_prompts),
                 lossless=is_lossless(tokenizer),
-                loss_on=data.loss_on,
+                loss_on="answer" if has_prompts else "all",
             )
             meta = DatasetMeta(
                 **describe(data).to_json(),  # pyright: ignore[reportArgumentType]

@@ -155,6 +155,7 @@ class SourceSummary(Record):
 
     weight: float | None
     license: str
+    loss_on: str = Field(serialization_alias="loss on")
     documents: int
     tokens: int
     bytes: int

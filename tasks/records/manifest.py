@@ -127,7 +127,8 @@ class DatasetContent(ContentRecord):
 
     Attributes:
         lossless: decoding gives every text back.
-        loss_on: "answer" where the shards have the length of each document's prompt, whose labels do not count (data.loss_on).
+        loss_on: "answer" where the shards have the length of each document's prompt, whose labels do not count. Documents of a source
+            with loss_on: all have a prompt of 0 tokens.
     """
 
     vocab_size: int
@@ -194,6 +195,7 @@ class Provenance(MetaRecord):
     Attributes:
         revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
         form, filler: of `source: passkey`.
+        loss_on: "answer" where only the labels of answers count.
     """
 
     name: str = ""
@@ -210,6 +212,7 @@ class Provenance(MetaRecord):
     seed: int = 0
     form: str = "passkey"
     filler: str = "repeated"
+    loss_on: str = "all"
     sources: "tuple[Provenance, ...]" = ()
     license: str = ""
     weight: float | None = None

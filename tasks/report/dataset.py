@@ -79,6 +79,7 @@ def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str
         summaries[source.name] = SourceSummary(
             weight=source.weight,
             license=source.license,
+            loss_on=source.loss_on,
             documents=stats.documents,
             tokens=stats.tokens,
             bytes=stats.bytes,

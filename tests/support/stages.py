@@ -55,7 +55,7 @@ def survey(data: DataConfig) -> Survey:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(data, Path(folder))
         tokenizer = train_bpe([], 257)
-        recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine(), "")
+        recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine())
         corpus.prepare(recipe)
         sources = corpus.units_by_source()
         units = [open_unit(recipe, name) for source in sources for name in (*source.held_out, *source.mixed)]

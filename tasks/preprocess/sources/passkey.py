@@ -4,7 +4,7 @@ They are made, not read: the same settings give the same texts, for training (da
 The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several keys, variables, a value that changes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -78,8 +78,11 @@ def random_words(random: Random) -> str:
     return f" {' '.join(random.choices(WORDS, k=len(WORDS)))}."
 
 
-def cut_anywhere(filler: str, count: int, random: Random) -> list[str]:
-    """`count` consecutive words, each after a space, from a random one on, of filler that is repeated (`FILLER`) or random."""
+def cut_anywhere(filler: str, count: int, random: Random, prose: Sequence[str] = ()) -> list[str]:
+    """`count` consecutive words, each after a space, from a random one on, of filler that is repeated (`FILLER`), random, or prose."""
+    if filler == "files":
+        first = random.randrange(len(prose))
+        return [f" {prose[number % len(prose)]}" for number in range(first, first + count)]
     first, words = random.randrange(len(WORDS)), list[str]()
     while len(words) < first + count:
         words += (FILLER if filler == "repeated" else random_words(random)).split()
@@ -96,7 +99,7 @@ class PasskeyTexts:
     Attributes:
         repetitions: most repetitions of the filler.
         form: of `FORMS`.
-        filler: repeated (`FILLER`) or random (its words in random order).
+        filler: repeated (`FILLER`), random (its words in random order), or files (consecutive words of other text).
     """
 
     documents: int
@@ -105,6 +108,10 @@ class PasskeyTexts:
     filler: str = "repeated"
 
     def __iter__(self) -> Iterator[str]:
+        return self.within(())
+
+    def within(self, prose: Sequence[str]) -> Iterator[str]:
+        """The texts; `prose`: words of the text that filler `files` is cut from, at least one."""
         random = Random(0)
         for _ in range(self.documents):
             hidden = FORMS[self.form](random)
@@ -112,7 +119,7 @@ class PasskeyTexts:
             after = random.randint(0, count)
             if random.random() < 0.5:
                 after = int((count + 1) ** random.random()) - 1
-            words = cut_anywhere(self.filler, count, random)
+            words = cut_anywhere(self.filler, count, random, prose)
             places = [*sorted(random.randint(0, count - after) for _ in hidden.others), count - after]
             for place, statement in zip(reversed(places), reversed([*hidden.others, hidden.statement]), strict=True):
                 words.insert(place, statement)

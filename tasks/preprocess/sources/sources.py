@@ -24,15 +24,20 @@ from infini_llama.tasks.preprocess.sources.patterns import (
     python_stdlib,
 )
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Records, Span, in_batches
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Span, Unreadable, in_batches
 from infini_llama.tasks.records.manifest import Provenance
 
 COMMIT = re.compile("[0-9a-f]{40}")
+FILLER_CHARACTERS = 8 * 2**20  # of text that texts with something hidden are cut from
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere."""
+    """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere.
+
+    Attributes:
+        filler: files with the text around what `made` hides.
+    """
 
     path: Path | RemoteFile
     name: str
@@ -41,6 +46,7 @@ class TextFile:
     dataset: HubSplit | None = None
     format: str = "auto"
     made: PasskeyTexts | None = None
+    filler: tuple["TextFile", ...] = ()
 
     def __str__(self) -> str:
         """Its path, for messages."""
@@ -57,10 +63,28 @@ class TextFile:
             OSError: the disk does not give it.
         """
         if self.made:
-            return in_batches(iter(self.made))
+            return in_batches(self.made.within(self._filler_words()))
         if self.dataset:
             return in_batches(texts_of(self.dataset, self.text_column, span))
         return read(self.path, self.text_column, self.format, span)
+
+    def _filler_words(self) -> list[str]:
+        words, left = list[str](), FILLER_CHARACTERS
+        for file in self.filler:
+            try:
+                for record in file.records():
+                    if isinstance(record, Fault):
+                        raise Unreadable(record.reason)
+                    words += record[:left].split()
+                    left -= len(record)
+                    if left <= 0:
+                        return words
+            except (Unreadable, OSError) as error:
+                reason = error if isinstance(error, Unreadable) else f"cannot be read ({error.strerror})"
+                raise Unreadable(f"takes its filler from {file}, which {reason}") from None
+        if self.filler and not words:
+            raise Unreadable("has no filler: the files contain no word")
+        return words
 
     def records(self) -> Records:
         """As `batches`, one at a time."""
@@ -95,7 +119,7 @@ class TextFile:
     def stamp(self) -> list[Any] | None:
         """What stays the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
-            return [MADE_VERSION, *astuple(self.made)]
+            return None if self.filler else [MADE_VERSION, *astuple(self.made)]
         if self.dataset:
             return [self.dataset.revision] if COMMIT.fullmatch(self.dataset.revision or "") else None
         if isinstance(self.path, RemoteFile):
@@ -128,7 +152,15 @@ def files_of(
     Raises:
         DataError: nothing matches.
     """
-    column, place = section.text_column, f"data.sources.{name}" if name else "data"
+    column, place, form = section.text_column, f"data.sources.{name}" if name else "data", section.format
+    not_text = not_text or NotText(default_home())
+
+    def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
+        return [TextFile(path, portable(name), column, key, format=form) for path, name in paths]
+
+    def matching(patterns: list[str], key: str) -> list[TextFile]:
+        return text_files(matching_files(patterns, key, form, not_text), key)
+
     if section.source == "huggingface":
         splits = [section.dataset_split, *([section.validation_split] if section.validation_split else [])]
         revision = commit_of(section.dataset, section.revision)
@@ -144,20 +176,13 @@ def files_of(
         ]
         return named[:1], named[1:]
     if section.source == "passkey":
-        made = PasskeyTexts(**section.passkey.model_dump())
-        return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made)], []
-    stdlib, form = section.source == "python-stdlib", section.format
-    not_text = not_text or NotText(default_home())
-
-    def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
-        return [TextFile(path, portable(name), column, key, format=form) for path, name in paths]
-
-    training = text_files(
-        python_stdlib() if stdlib else matching_files(section.files, f"{place}.files", form, not_text),
-        f"{place}.files",
-    )
-    key = f"{place}.validation_files"
-    held_out = text_files(matching_files(section.validation_files, key, form, not_text), key)
+        made, filler = PasskeyTexts(**section.passkey.model_dump()), tuple[TextFile, ...]()
+        if made.filler == "files":
+            filler = tuple(sorted(matching(section.files, f"{place}.files"), key=lambda file: file.name))
+        return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made, filler=filler)], []
+    stdlib = section.source == "python-stdlib"
+    training = text_files(python_stdlib(), f"{place}.files") if stdlib else matching(section.files, f"{place}.files")
+    held_out = matching(section.validation_files, f"{place}.validation_files")
     if not held_out:
         return training, held_out
     real = RealPaths()
@@ -168,14 +193,19 @@ def files_of(
 def describe(data: DataConfig) -> Provenance:
     """Provenance of the source or sources, for the manifest."""
     if not data.sources:
-        return _provenance(data)
+        return _with_loss(data)
     sources = []
     for source in _by_name(data):
-        provenance = _provenance(source)
+        provenance = _with_loss(source)
         license = source.license if source.license != "not stated" else provenance.license
         sources.append(changed(provenance, name=source.name, weight=source.weight, license=license))
     licenses = sorted({source.license for source in sources})
     return Provenance(source="mixture", sources=tuple(sources), license="; ".join(licenses))
+
+
+def _with_loss(text: TextConfig) -> Provenance:
+    provenance = _provenance(text)
+    return provenance if text.loss_on == "all" else changed(provenance, loss_on=text.loss_on)
 
 
 def _provenance(text: TextConfig) -> Provenance:
@@ -195,6 +225,7 @@ def _provenance(text: TextConfig) -> Provenance:
         case "passkey":
             made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
-            return Provenance(source=text.source, **made, license="none: made by this program")
+            provenance = Provenance(source=text.source, **made, license="none: made by this program")
+            return changed(provenance, files=tuple(text.files)) if text.passkey.filler == "files" else provenance
         case _:
             return Provenance(source=text.source, files=tuple(text.files), license="not stated")

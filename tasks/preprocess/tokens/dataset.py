@@ -96,10 +96,15 @@ def _first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.
 
 @dataclass(frozen=True)
 class SourceUnit:
-    """A unit and the one of data.sources that its text is of; "" where there is one source."""
+    """A unit and the one of data.sources that its text is of; "" where there is one source.
+
+    Attributes:
+        has_prompts: its streams have a column with the tokens of each document's prompt (loss_on: answer).
+    """
 
     source: str
     unit: Unit
+    has_prompts: bool
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def write_splits(
 
     Args:
         selection: of these units.
-        has_prompts: whether their streams have a column with the tokens of each document's prompt.
+        has_prompts: whether the shards have a column with the tokens of each document's prompt: 0 where its unit has no prompts.
     """
     written = dict[str, list[WrittenShard]]()
     for split in SPLITS:
@@ -137,14 +142,15 @@ def write_splits(
 def _write(source_unit: SourceUnit, split: str, kept: np.ndarray, path: Path, has_prompts: bool) -> WrittenShard:
     file = f"{split}/{path.name}"
     stream, facts = source_unit.unit.stream(split), source_unit.unit.manifest.content[split]
-    if kept.all():
+    if kept.all() and source_unit.has_prompts == has_prompts:
         _link(stream, path)
         checksum = source_unit.unit.manifest.files[stream.name].checksum
         return WrittenShard(file, source_unit.source, facts.documents, facts.tokens, facts.bytes, checksum)
     offsets, values = map_shard(stream)
     lengths = np.diff(offsets)
     tokens = values[np.repeat(kept, lengths)]
-    write_shard(path, tokens, lengths[kept], map_prompts(stream)[kept] if has_prompts else None)
+    prompts = map_prompts(stream) if source_unit.has_prompts else np.zeros(len(lengths), dtype=np.int64)
+    write_shard(path, tokens, lengths[kept], prompts[kept] if has_prompts else None)
     size = int(source_unit.unit.documents(split)["bytes"][kept].sum())
     return WrittenShard(file, source_unit.source, int(kept.sum()), len(tokens), size, file_checksum(path))
 

@@ -44,6 +44,7 @@ class Part:
             0 where validation files are named.
         size: bytes to read, as far as they are known.
         stamps: of each file when it was listed, what stays the same while its text does; None where nothing is known.
+        answer_after: ends the prompt of each document (data.answer_after); empty where they have none.
     """
 
     files: Sequence[TextFile]
@@ -51,6 +52,7 @@ class Part:
     held_out: float
     size: int
     stamps: tuple[Stamp | None, ...]
+    answer_after: str = ""
 
     def __str__(self) -> str:
         more = f" to {self.files[-1]}" if len(self.files) > 1 else ""
@@ -58,7 +60,7 @@ class Part:
 
 
 class UnitReport(Record):
-    """A unit that was read: `name` is a hash of its documents, in order, and of the share that is held out; `bytes`: in UTF-8."""
+    """A unit that was read: `name` is that of its `Documents`; `bytes`: in UTF-8."""
 
     name: str
     documents: int
@@ -99,17 +101,20 @@ class Documents:
         texts: in UTF-8.
         files: how many of them are from each file, in order.
         held_out: share of them that is validation text; see `units.is_held_out`.
+        answer_after: ends the prompt of each, which is encoded apart; empty where they have none.
     """
 
     texts: list[bytes]
     files: list[tuple[TextFile, int]]
     held_out: float
+    answer_after: str = ""
 
     @cached_property
     def name(self) -> str:
-        """Of the unit: 32 hexadecimal digits for the texts and the share of them that is held out."""
+        """Of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
-        digest = blake3(np.float64(self.held_out).tobytes() + lengths.tobytes())
+        digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
+        digest.update(np.float64(self.held_out).tobytes() + lengths.tobytes())
         digest.update(b"".join(self.texts))
         return digest.hexdigest(16)
 
@@ -122,7 +127,7 @@ class Documents:
         raise IndexError(number)
 
 
-def parts_of(files: Iterable[TextFile], held_out: float) -> list[Part]:
+def parts_of(files: Iterable[TextFile], held_out: float, answer_after: str = "") -> list[Part]:
     """The parts of these files, in the order of their names.
 
     A run of small files ends where a hash of a file's name says so, so that a file more or less changes one run.
@@ -132,8 +137,13 @@ def parts_of(files: Iterable[TextFile], held_out: float) -> list[Part]:
 
     def end_run() -> None:
         if run:
-            parts.append(_part([file for file, _ in run], None, held_out, sum(size for _, size in run)))
+            add([file for file, _ in run], None, sum(size for _, size in run))
             run.clear()
+
+    def add(files: list[TextFile], span: Span | None, size: int) -> None:
+        stamps = (file.stamp() for file in files)
+        known = tuple(None if stamp is None else tuple(stamp) for stamp in stamps)
+        parts.append(Part(files, span, held_out, size, known, answer_after))
 
     for file in sorted(files, key=lambda file: file.name):
         size = file.size()
@@ -141,7 +151,7 @@ def parts_of(files: Iterable[TextFile], held_out: float) -> list[Part]:
             end_run()
             spans = _spans(file)
             for span in spans or (None,):
-                parts.append(_part([file], span, held_out, size // len(spans) if spans else size))
+                add([file], span, size // len(spans) if spans else size)
             continue
         if sum(file_size + PER_FILE for _, file_size in run) + size > UNIT_BYTES:
             end_run()
@@ -157,11 +167,6 @@ def _spans(file: TextFile) -> list[Span] | None:
         return file.spans(UNIT_BYTES)
     except (Unreadable, OSError):
         return None  # its reading says what is wrong
-
-
-def _part(files: list[TextFile], span: Span | None, held_out: float, size: int) -> Part:
-    stamps = (file.stamp() for file in files)
-    return Part(files, span, held_out, size, tuple(None if stamp is None else tuple(stamp) for stamp in stamps))
 
 
 class PartReader:
@@ -247,7 +252,7 @@ class PartReader:
             yield self._unit(texts, files)
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
-        documents = Documents(texts, files, self.part.held_out)
+        documents = Documents(texts, files, self.part.held_out, self.part.answer_after)
         self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=sum(map(len, texts))))
         return documents
 
@@ -328,6 +333,7 @@ class KnownParts:
             self.filters.min_length,
             self.filters.skip_bad,
             part.held_out,
+            part.answer_after,
             part.span,
             files,
         ]

@@ -78,8 +78,8 @@ class TokenReader:
     def targets(self, rows: np.ndarray) -> np.ndarray | None:
         """bool [len(rows), sequence_length]: which labels count; None where all do.
 
-        Padding is none, nor is the first token of a piece, which nothing before it in the row leads to. Where the dataset has prompts
-        (data.loss_on: answer), their tokens are none, either.
+        Padding is none, nor is the first token of a piece, which nothing before it in the row leads to. Where documents have prompts
+        (loss_on: answer), their tokens are none, either.
         """
         if self.pieces is None and not self.loss_on_answers:
             return None
@@ -219,18 +219,22 @@ class TokenReader:
 
 
 def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
-    """How a held-out text begins, for a model to continue: its prompt where it has one (data.loss_on: answer), or its first words.
+    """How a held-out text begins, for a model to continue: its prompt where it has one (loss_on: answer), or its first words.
 
     It is the first one of at least BEGINNING tokens, or the longest of the first shard, of which at most half is taken.
     """
     content = read_dataset(dataset).content
-    shard = dataset / content.validation.shards[0].file
-    offsets, tokens = map_shard(shard)
-    lengths = np.diff(offsets)
-    if content.loss_on == "answer":
+    shards = [dataset / shard.file for shard in content.validation.shards]
+    for shard in shards if content.loss_on == "answer" else ():
         prompts = map_prompts(shard)
-        number = int(prompts.argmin()) if prompts.min() > LONGEST_PROMPT else int((prompts <= LONGEST_PROMPT).argmax())
-        return tokenizer.decode(tokens[offsets[number] :][: prompts[number]].tolist())
+        if len(with_prompt := np.flatnonzero(prompts)):  # documents of other sources have none
+            is_short = prompts[with_prompt] <= LONGEST_PROMPT
+            place = is_short.argmax() if is_short.any() else prompts[with_prompt].argmin()
+            number = int(with_prompt[place])
+            offsets, tokens = map_shard(shard)
+            return tokenizer.decode(tokens[offsets[number] :][: prompts[number]].tolist())
+    offsets, tokens = map_shard(shards[0])
+    lengths = np.diff(offsets)
     is_long = lengths >= BEGINNING
     number = int(is_long.argmax() if is_long.any() else lengths.argmax())
     text = tokenizer.decode(tokens[offsets[number] :][: min(BEGINNING, int(lengths[number]) // 2)].tolist())

@@ -56,28 +56,26 @@ class Recipe:
         folder: units/<key of all that decides the tokens>.
         eos: the token that ends a document.
         engine: name of what encodes. Other engines give the same ids, and yet have a recipe of their own: one may turn out to be wrong.
-        answer_after: ends the prompt of a document, which is encoded apart (data.answer_after); empty where there is none.
     """
 
     folder: Path
     eos: int
     engine: str
-    answer_after: str = ""
 
     def unit(self, name: str) -> Path:
         return self.folder / name
 
 
-def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice, answer_after: str) -> Recipe:
+def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice) -> Recipe:
     """The recipe, with its tokenizer in its folder."""
     description = description_of(tokenizer)
-    what = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version, answer_after]
+    what = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version]
     folder = home / "units" / checksum_of(what).removeprefix("blake3:")[:32]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
     if not file.is_file() or file.read_bytes() != description.encode():
         write_atomic(file, description)
-    return Recipe(folder, eos, engine.name, answer_after)
+    return Recipe(folder, eos, engine.name)
 
 
 def verify_or_remove(recipe: Recipe, name: str) -> bool:
@@ -185,7 +183,6 @@ class _Writer:
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
         self.stream = Stream(dtype_for(self.tokenizer.get_vocab_size()))
-        self.answer_after = recipe.answer_after.encode()
 
     def encode(self, documents: Documents, order: np.ndarray, sizes: np.ndarray) -> Stream:
         """The documents in this order, each with its end; the stream is used again for the next unit."""
@@ -193,14 +190,15 @@ class _Writer:
         if self.encoded > WORDS_BYTES:
             self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
         self.encoded += int(sizes.sum())
+        mark = documents.answer_after.encode()
         for first, last in pairwise(_cuts(sizes[order])):
             numbers = order[first:last].tolist()
             batch = [documents.texts[number] for number in numbers]
             try:
-                ids, offsets, prompts = encode_answers(self.engine, batch, self.answer_after)
+                ids, offsets, prompts = encode_answers(self.engine, batch, mark)
             except ValueError:
-                number = next(number for number in numbers if self.answer_after not in documents.texts[number])
-                raise self._without_answer(documents.file_of(number), documents.texts[number]) from None
+                number = next(number for number in numbers if mark not in documents.texts[number])
+                raise _without_answer(documents, number) from None
             if (is_special := self.special.take(ids)).any():
                 place = int(is_special.argmax())
                 number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
@@ -208,18 +206,21 @@ class _Writer:
             self.stream.add(ids, offsets, self.recipe.eos, prompts)
         return self.stream
 
-    def _without_answer(self, file: TextFile, text: bytes) -> DataError:
-        return DataError(
-            f"{file} has a document without data.answer_after={self.recipe.answer_after!r} ({text.decode()[:60]!r} …), so it has "
-            "no answer; leave it out, correct the key, or set data.loss_on=all."
-        )
-
     def _special(self, file: TextFile, token: int) -> DataError:
         return DataError(
             f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', which becomes that special token with this "
             "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
             f"{file.key}."
         )
+
+
+def _without_answer(documents: Documents, number: int) -> DataError:
+    file, text = documents.file_of(number), documents.texts[number]
+    section = file.key.rpartition(".")[0]
+    return DataError(
+        f"{file} has a document without {section}.answer_after={documents.answer_after!r} ({text.decode()[:60]!r} …), so it has "
+        f"no answer; leave it out, correct the key, or set {section}.loss_on=all."
+    )
 
 
 def _split_text(text: bytes, answer_after: bytes) -> tuple[bytes, bytes]:

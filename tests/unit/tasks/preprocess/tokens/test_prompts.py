@@ -1,4 +1,4 @@
-"""data.loss_on: answer, from the text to the gradients."""
+"""loss_on: answer, from the text to the gradients."""
 
 import json
 from itertools import pairwise
@@ -12,10 +12,14 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
+from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.units import encode_answers
+from infini_llama.tasks.report.dataset import describe
+from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
 from infini_llama.tasks.verify_data.checks import verify
 
@@ -84,6 +88,43 @@ def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, 
     verify(reference, tmp_path, "deep")
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
+def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, tmp_path, strategy):
+    prose = tmp_path / "prose.jsonl"
+    lines = [f"{number} blue sky over green «fields»{MARK if number % 3 else ''} and more" for number in range(60)]
+    prose.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    sources = [{"name": "answers", "files": [str(texts)], **ANSWERS}, {"name": "prose", "files": [str(prose)]}]
+    given = data(files=[], sources=sources, **strategy)
+    reference = preprocess(given, tmp_path)
+    verify(reference, tmp_path, "deep")
+    folder = tmp_path / reference.path
+    for split in ("train", "validation"):
+        reader = TokenReader(folder, reference.chunks, split)
+        ids, is_answer = literal(folder, split)
+        shards = read_dataset(folder).content[split].shards
+        answers = sum(shard.tokens for shard in shards if shard.source == "answers")
+        stream = np.concatenate([map_shard(path)[1] for path in reader.paths])
+        assert stream[:answers].tolist() == ids[:answers].tolist() and 0 < answers < len(stream)
+        counts = np.concatenate([is_answer[:answers], np.ones(len(stream) - answers, dtype=bool)])
+        rows = np.arange(len(reader))
+        mask = reader.targets(rows)
+        assert mask is not None
+        of_answers = next(source.rows for source in reader.sources if source.name == "answers")
+        assert not mask[:of_answers].all()
+        for row, targets in zip(rows.tolist(), mask, strict=True):
+            pieces = [(int(reader.starts[row]), 17)] if reader.pieces is None else reader._pieces_of(row).tolist()
+            expected = [label for start, size in pieces for label in (False, *counts[start + 1 : start + size])]
+            assert targets.tolist() == (expected + [False] * (17 - len(expected)))[1:]
+        assert reader.count_targets(rows) == int(mask.sum())
+    assert {name: source.loss_on for name, source in describe(folder).sources.items()} == {
+        "answers": "answer",
+        "prose": "all",
+    }
+    shards = {shard.source: folder / shard.file for shard in read_dataset(folder).content.validation.shards}
+    assert map_prompts(shards["answers"]).min() > 0 == map_prompts(shards["prose"]).max()
+    assert preprocess(given, tmp_path).built == ()
+
+
 def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference.path
@@ -141,10 +182,39 @@ def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
 
 
 def test_without_a_mark_the_encoding_is_the_whole_text():
-    def encode(batch: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(sum(map(len, batch))), np.cumsum([0, *map(len, batch)])
 
     ids, offsets, prompts = encode_answers(encode, [b"abc", b"de"], b"")
     assert len(ids) == 5 and offsets.tolist() == [0, 3, 5] and prompts is None
     ids, offsets, prompts = encode_answers(encode, [b"a:bc", b"d:e:f"], b":")
     assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]
+
+
+def test_filler_can_be_words_of_files(data, tmp_path):
+    prose = [f"word{number}" for number in range(200)]
+    for number, part in enumerate((prose[:90], prose[90:])):
+        (tmp_path / f"{number}.txt").write_text("\n".join(part))
+    settings = data(
+        source="passkey",
+        files=[str(tmp_path / "*.txt")],
+        passkey={"documents": 30, "repetitions": 20, "filler": "files"},
+        loss_on="answer",
+        answer_after=QUESTION,
+    )
+    (source,), _ = files_of(settings)
+    texts = [text for text in source.records() if isinstance(text, str)]
+    joined, starts = " ".join(prose * 3), set[str]()
+    for text in texts:
+        key = text[-6:-1]
+        before, hidden, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(HIDDEN.format(key=key))
+        assert hidden and (before + rest).strip() in joined
+        starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
+    assert len(texts) == 30 and len(starts) > 15
+    digest = preprocess(settings, tmp_path / "home").digest
+    assert preprocess(settings, tmp_path / "home").built == ()
+    (tmp_path / "1.txt").write_text("other " * 90)
+    assert preprocess(settings, tmp_path / "home").digest != digest
+    (tmp_path / "1.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match=r"1\.txt"):
+        preprocess(settings, tmp_path / "home")
