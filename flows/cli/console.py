@@ -174,8 +174,9 @@ def summary_text(summary: "RunSummary") -> str:
         side = "below" if loss < entropy else "ABOVE"
         validation += f", {abs(entropy - loss):.2f} {side} the unigram entropy of {entropy:.4f}"
     state = "had already finished" if summary.already_finished else "finished"
+    targets = "" if summary.tokens == summary.input_tokens else f" read, of which {summary.tokens:,} are targets"
     rows = [
-        ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.tokens:,} tokens, "
+        ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.input_tokens:,} tokens{targets}, "
                 f"{summary.tokens_per_second:,.0f} tokens/s"),
         ("validation", validation),
         *([] if summary.bits_per_byte is None else [("", f"{summary.bits_per_byte:.3f} bits per byte")]),

@@ -37,6 +37,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
 )
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_lossless, token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
@@ -147,6 +148,7 @@ class Preparation:
                     reference = self._reference(planned, self._build_missing(planned, tokenized))
             set_pointer(datasets, "latest", reference.name)
         log_left_out(reference.text.left_out)
+        warn_of_rows_without_targets(self.home / reference.path, reference)
         built = reference.built
         log.info(
             "dataset %s: %s", reference.name, "built " + " and ".join(built) if built else "complete, nothing to do"
@@ -309,6 +311,21 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(left)
     if folder.exists():
         log.warning("%s is incomplete; it was moved to %s and is rebuilt", folder, move_aside(folder))
+
+
+def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
+    """Log which share of the sequences teaches nothing, since none of their tokens is a target: as of a prompt longer than a sequence."""
+    for table in reference.row_tables:
+        for split in SPLITS:
+            share = TokenReader(dataset, table.chunks, split).share_without_targets()
+            if share:
+                log.warning(
+                    "%.3g %% of the %s sequences of %d tokens have no target: %s; lengthen data.sequence_length, or shorten the prompts",
+                    100 * share,
+                    split,
+                    table.sequence_length,
+                    "they change no weight" if split == "train" else "they do not count in the validation loss",
+                )
 
 
 def log_left_out(report: LeftOut) -> None:

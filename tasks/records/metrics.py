@@ -63,15 +63,17 @@ class TrainLine(StepLine):
     """One step. A field is None if it was not measured in this step or was not finite.
 
     Attributes:
-        loss: mean over the global batch, nats per token; None: the update was skipped.
+        loss: mean over the global batch, nats per token; None: the update was skipped, or the step has no targets.
         tokens: targets trained on so far, over all ranks.
+        targets: of them, those of this step; 0: nothing was computed, and the weights did not change.
+        input_tokens: that the model read in this step, over all ranks: also prompts and padding, which are no targets.
         loss_scale: with fp16.
         gates: share of memory in the output of each head, by layer; of a layer without a memory empty.
         custom: of train.metrics_hook.
         sequence_length: with data.curriculum.
         step_time, data_time, save_time, save_write_time: see `StepTimes`.
         report_time: seconds that the metrics of the step before took.
-        tokens_per_second, flops_per_second: of all ranks together; mfu: share of the processor's peak.
+        tokens_per_second, flops_per_second: of `input_tokens`, all ranks together; mfu: share of the processor's peak.
         memory_peak: bytes.
     """
 
@@ -82,6 +84,8 @@ class TrainLine(StepLine):
     learning_rate: float | None = None
     grad_norm: float | None = None
     tokens: int = 0
+    targets: int | None = None
+    input_tokens: int = 0
     loss_scale: float | None = None
     param_norm: float | None = None
     gates: tuple[tuple[float | None, ...], ...] = ()
@@ -111,7 +115,8 @@ class TrainLine(StepLine):
 
 
 class ValidationLine(StepLine):
-    """One validation. loss: nats per token; tokens: targets; evaluation_time: seconds.
+    """One validation. loss: nats per token, None if it was not finite, or with 0 `tokens` not measured; tokens: targets;
+    evaluation_time: seconds.
 
     Attributes:
         memory_reads, memory_norms: by layer, see `MemoryNorms`; of the first rank's rows.

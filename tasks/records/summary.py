@@ -61,7 +61,8 @@ class RunResults(Record):
     Attributes:
         state: finished, running, or how the last attempt ended.
         train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
-        step_seconds: spent in steps, over all attempts.
+        tokens: targets trained on; input_tokens: that the model read for them.
+        step_seconds: spent in steps, over all attempts; tokens_per_second: read in them.
         seconds: since its first attempt started; goodput: share of them spent in steps.
         age: seconds since anything was last recorded.
         bytes: on disk.
@@ -74,6 +75,8 @@ class RunResults(Record):
     dataset: str
     parameters: int | None
     tokens: int
+    input_tokens: int
+    steps_without_targets: int
     train_loss: float | None
     validation_loss: float | None
     best_validation_loss: float | None
@@ -110,8 +113,10 @@ class RunSummary(TrainingResult):
     Attributes:
         train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
         unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or removed.
-        seconds: spent in steps, over all attempts.
+        tokens: targets trained on; input_tokens: that the model read for them.
+        seconds: spent in steps, over all attempts; tokens_per_second: read in them.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.
+        steps_without_targets: steps that changed nothing, since no token of their sequences was a target.
         checkpoint: the last one.
         already_finished: the command found nothing left to do.
     """
@@ -124,9 +129,11 @@ class RunSummary(TrainingResult):
     bits_per_byte: float | None
     best_validation_loss: float | None
     tokens: int
+    input_tokens: int
     seconds: float
     tokens_per_second: float
     updates_left_out: int
+    steps_without_targets: int
     attempts: int
     goodput: Goodput
     checkpoint: Path

@@ -36,7 +36,7 @@ from infini_llama.tasks.formatting import (
     side_by_side,
 )
 from infini_llama.tasks.records.manifest import SPLITS
-from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, SampleLine
+from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, SampleLine, ValidationLine
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
@@ -135,11 +135,13 @@ def headline(run: RunReader) -> dict[str, str]:
     speed, mfu, wall = results.tokens_per_second, results.mfu, results.seconds
     numbers = {
         "training loss, nats per token": None if loss is None else f"{loss:.4f}",
-        "validation loss, nats per token": last and ("not finite" if last.loss is None else f"{last.loss:.4f}"),
+        "validation loss, nats per token": last and measured(last),
         "best validation loss": None if best is None else f"{best:.4f}",
         "bits per byte": None if bits is None else f"{bits:.3f}",
         "parameters": results.parameters and f"{results.parameters:,}",
-        "tokens seen": f"{results.tokens:,}" if run.trained else None,
+        "tokens read": f"{results.input_tokens:,}" if run.trained else None,
+        "targets among them": f"{results.tokens:,}" if results.tokens != results.input_tokens else None,
+        "steps without targets": f"{results.steps_without_targets:,}" if results.steps_without_targets else None,
         "tokens per second": speed and f"{speed:,.0f}",
         "MFU": None if mfu is None else share(mfu),
         "goodput": share(results.goodput) if wall else None,
@@ -148,10 +150,17 @@ def headline(run: RunReader) -> dict[str, str]:
     return {name: text for name, text in numbers.items() if isinstance(text, str)}
 
 
+def measured(line: ValidationLine) -> str:
+    """A validation loss in words."""
+    if line.loss is not None:
+        return f"{line.loss:.4f}"
+    return "not measured: no targets" if line.tokens == 0 else "not finite"
+
+
 def _validations(run: RunReader) -> list[Cells]:
     """The last ones, the newest first."""
     return [
-        {"step": line.step, "loss, nats per token": line.loss, "bits per byte": line.bits_per_byte}
+        {"step": line.step, "loss, nats per token": measured(line), "bits per byte": line.bits_per_byte}
         for line in reversed(run.validated[-MOST_VALIDATIONS:])
     ]
 

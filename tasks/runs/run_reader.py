@@ -247,6 +247,7 @@ class RunReader:
         last = self.validated[-1] if self.validated else None
         step_seconds = sum(line.step_time for line in self.trained)
         tokens = self.trained[-1].tokens if self.trained else 0
+        read = sum(line.input_tokens for line in self.trained)
         files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
         return RunResults(
             run=self.name,
@@ -256,12 +257,14 @@ class RunReader:
             dataset=self.lineage.dataset.path,
             parameters=self.result.parameters if self.result else None,
             tokens=tokens,
+            input_tokens=read,
+            steps_without_targets=sum(line.targets == 0 for line in self.trained),
             train_loss=next((line.loss for line in reversed(self.trained) if line.loss is not None), None),
             validation_loss=last.loss if last else None,
             best_validation_loss=min((line.loss for line in self.validated if line.loss is not None), default=None),
             bits_per_byte=last.bits_per_byte if last else None,
             step_seconds=step_seconds,
-            tokens_per_second=tokens / step_seconds if step_seconds else None,
+            tokens_per_second=read / step_seconds if step_seconds else None,
             mfu=self.trained[-1].mfu if self.trained else None,
             goodput=self.goodput.share,
             seconds=self.goodput.wall,
@@ -287,9 +290,11 @@ class RunReader:
             bits_per_byte=results.bits_per_byte,
             best_validation_loss=results.best_validation_loss,
             tokens=results.tokens,
+            input_tokens=results.input_tokens,
             seconds=results.step_seconds,
             tokens_per_second=results.tokens_per_second or 0.0,
-            updates_left_out=sum(line.loss is None for line in self.trained),
+            updates_left_out=sum(line.loss is None and line.targets != 0 for line in self.trained),
+            steps_without_targets=results.steps_without_targets,
             attempts=results.attempts,
             goodput=self.goodput,
             checkpoint=self.committed[0].path,

@@ -28,6 +28,8 @@ class Progress:
         for line in self._new_lines():
             if isinstance(line, TrainLine):
                 self._report(line)
+            elif line.tokens == 0:
+                log.warning("step %d  validation loss is not measured: the sequences have no targets", line.step)
             elif line.loss is None:
                 log.warning("step %d  validation loss is not finite", line.step)
             else:
@@ -42,8 +44,12 @@ class Progress:
 
     def _report(self, line: TrainLine) -> None:
         """The step and, once an attempt, the time that is left, by its second step (the first one also warms up)."""
-        loss = "not finite, update skipped" if line.loss is None else f"{line.loss:.4f}"
+        loss = "update skipped" if line.loss is None else f"{line.loss:.4f}"
+        if line.targets == 0:
+            loss = "no targets"
         speed = f"{line.tokens_per_second or 0.0:,.0f} tokens/s"
+        if line.targets is not None and line.targets < line.input_tokens:
+            speed += f" read, {line.targets:,} of {line.input_tokens:,} are targets"
         if line.mfu is not None:
             speed += f"  MFU {line.mfu:.1%}"
         text = f"step {line.step}/{self.max_steps}  loss {loss}  lr {line.learning_rate or 0.0:.3g}  {speed}"

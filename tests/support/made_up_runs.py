@@ -55,7 +55,14 @@ def make_run(
     lines: list[MetricsLine] = []
     for step in range(1, steps + 1):
         line = TrainLine(step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512)
-        speed = {"step_time": 0.5, "data_time": 0.01, "tokens_per_second": 1024.0, "goodput": Goodput()}
+        speed = {
+            "step_time": 0.5,
+            "input_tokens": 512,
+            "targets": 512,
+            "data_time": 0.01,
+            "tokens_per_second": 1024.0,
+            "goodput": Goodput(),
+        }
         lines.append(changed(line, gates=gates or (), **speed))
         if step % 20 == 0:
             loss = 6.1 - step / 100

@@ -14,6 +14,7 @@ from infini_llama.tasks.storage.artifacts import file_checksum, read_dataset, re
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
 PROMPT_LETTERS = 60  # of those words at most
+COUNTED_ROWS, ROWS_AT_ONCE = 4096, 64  # of a split, in which rows without targets are looked for
 LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
@@ -141,6 +142,15 @@ class TokenReader:
         if self.pieces is None:
             return len(rows) * self.sequence_length
         return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self._pieces_of, rows))
+
+    def share_without_targets(self) -> float:
+        """Share of the rows in which no label counts; of many rows, of some that are evenly spread."""
+        if self.pieces is None and not self.loss_on_answers:
+            return 0.0
+        chosen = np.unique(np.linspace(0, len(self) - 1, COUNTED_ROWS).astype(np.int64))
+        parts = np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE))
+        masks = (self.targets(part) for part in parts)
+        return sum(int((~mask.any(axis=1)).sum()) for mask in masks if mask is not None) / len(chosen)
 
     def _pieces_of(self, row: int) -> np.ndarray:
         assert self.pieces is not None

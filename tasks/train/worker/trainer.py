@@ -185,7 +185,7 @@ class Trainer:
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
             first = list(self.batches.micro_batches(0, self.ranks.device))[:1]
-            return strategy.accumulate(first, self.batches.targets(0)).item()
+            return strategy.accumulate(first, max(1, self.batches.targets(0))).item()
 
         first_batch()
         strategy.discard_gradients()
@@ -251,8 +251,11 @@ def optimizer_step(
     A GPU is waited for once the gradients are clipped: for the loss, and then for the norm. Micro-batches follow each other without.
 
     An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the summed loss and the reduced
-    gradients are the same on all.
+    gradients are the same on all. A batch without targets, whose number all ranks know, is not computed and changes nothing.
     """
+    if not batch.targets:
+        _, stop = ranks.sum(0.0, float(stop_requested()))
+        return Update(math.nan, math.nan, stop > 0, skipped=True)
     loss_sum = strategy.accumulate(batch.micro_batches, batch.targets, scale)
     strategy.clip_gradients(scale)
     total, stop = ranks.sum(loss_sum, float(stop_requested()))

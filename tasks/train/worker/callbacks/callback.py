@@ -15,8 +15,8 @@ class Update:
     """The result of an optimizer step; the same on every rank.
 
     Attributes:
-        loss: mean over the global batch, nats per token.
-        grad_norm: before clipping.
+        loss: mean over the global batch, nats per token; NaN without targets.
+        grad_norm: before clipping; NaN without targets.
         stop_requested: on any rank.
         skipped: the weights were not updated.
     """

@@ -29,10 +29,13 @@ SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens i
 
 @dataclass(frozen=True)
 class Validation:
-    """loss in nats per token; bits_per_byte over the UTF-8 bytes of the same targets, comparable between tokenizers."""
+    """loss in nats per token; bits_per_byte over the UTF-8 bytes of the same targets, comparable between tokenizers.
 
-    loss: float
-    bits_per_byte: float
+    Both are None where they are not measured: without targets, or for bits per byte without text in them.
+    """
+
+    loss: float | None
+    bits_per_byte: float | None
     tokens: int
 
 
@@ -79,8 +82,11 @@ class ValidationSet:
                     targets += counted.size
         module.train()
         loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
-        bits = loss_sum / math.log(2)
-        return Validation(loss_sum / max(1.0, total_targets), bits / max(1.0, total_bytes), int(total_targets))
+        return Validation(
+            loss=loss_sum / total_targets if total_targets else None,
+            bits_per_byte=loss_sum / math.log(2) / total_bytes if total_bytes else None,
+            tokens=int(total_targets),
+        )
 
 
 def rows_with(reader: TokenReader, tokens: int) -> int:
@@ -135,7 +141,8 @@ class Evaluation(Callback):
         norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
             validation = self.validation.measure(self.strategy.module, self.ranks)
-        state.record_validation(validation.loss)
+        if validation.loss is not None:
+            state.record_validation(validation.loss)
         self.last_step = state.step
         if self.metrics.writer:
             line = ValidationLine(

@@ -31,7 +31,7 @@ REPORTING = "Correct train.report_to before the next attempt, or remove what fai
 MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
-TRAIN = ("loss", "learning_rate", "grad_norm", "param_norm", "loss_scale")
+TRAIN = ("loss", "learning_rate", "grad_norm", "param_norm", "loss_scale", "targets")
 SYSTEM = ("tokens_per_second", "mfu", "step_time", "data_time", "save_time", "memory_peak")
 VALIDATION = ("loss", "bits_per_byte")
 

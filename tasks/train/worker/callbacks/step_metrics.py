@@ -89,6 +89,8 @@ class StepMetrics(Callback):
             learning_rate=result.learning_rate,
             grad_norm=None if update.skipped else update.grad_norm,
             tokens=state.tokens,
+            targets=result.targets,
+            input_tokens=self.batches.input_tokens(result.samples) if result.targets else 0,
         )
         if self.resolved.plan.precision == "fp16":
             line = changed(line, loss_scale=result.loss_scale)
@@ -123,19 +125,15 @@ class StepMetrics(Callback):
 
     def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
         length = self.batches.stage(result.samples).reader.sequence_length
-        times = result.times
-        flops = (
-            flops_per_token(self.strategy.model.config, length, self.resolved.config.train.frozen_layers)
-            * result.targets
-            / times.step
-        )
+        times, speed = result.times, line.input_tokens / result.times.step
+        flops = flops_per_token(self.strategy.model.config, length, self.resolved.config.train.frozen_layers) * speed
         values: dict[str, Any] = {
             "step_time": times.step,
             "data_time": times.data,
             "save_time": times.save,
             "save_write_time": times.save_write,
             "report_time": self.report_time,  # of the step before, as save_time is
-            "tokens_per_second": result.targets / times.step,
+            "tokens_per_second": speed,
             "flops_per_second": flops,
             "mfu": utilization(flops, self.peak_flops),
             "memory_peak": memory_peak(),

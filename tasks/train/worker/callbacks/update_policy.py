@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,13 @@ import numpy as np
 from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, Update
 
 HISTORY = 128  # losses in which spikes are looked for
 ENOUGH = 32  # with fewer losses nothing is a spike
 NORMAL = 1.4826  # median absolute deviation to standard deviation, for a normal distribution
-SMALLEST = 1e-3  # of the median: losses that hardly differ make no spike of a small difference
+MEAN_NORMAL = 1.2533  # mean absolute deviation to standard deviation, for a normal distribution
+SMALLEST = 1e-3  # of the median, or of one nat: losses that hardly differ make no spike of a small difference
 FIRST_SCALE, LOWEST_SCALE = 2.0**16, 1.0
 GROWTH_INTERVAL = 2000
 log = logging.getLogger("infini_llama.worker")
@@ -63,7 +64,8 @@ class LossScaler:
 class SpikeDetector:
     """Robust z-score (Iglewicz and Hoaglin 1993): distance above the median, in median absolute deviations scaled to a standard one.
 
-    Spikes themselves hardly move it.
+    Spikes themselves hardly move it. Where most losses are alike and the others are not, as with few targets in most batches, the median
+    deviation says nothing about the others, and the mean deviation counts, as there for a median deviation of 0.
 
     Args:
         threshold: `train.spike_zscore`; None: nothing is a spike.
@@ -80,9 +82,17 @@ class SpikeDetector:
         """Whether an update of this loss is to be skipped."""
         if self.threshold is None or len(self.losses) < ENOUGH:
             return False
+        middle, spread = self.normal()
+        return loss - middle > self.threshold * spread
+
+    def normal(self) -> tuple[float, float]:
+        """Median and spread of the recorded losses, nats per token."""
         middle = median(self.losses)
-        spread = NORMAL * median(abs(earlier - middle) for earlier in self.losses)
-        return loss - middle > self.threshold * max(spread, SMALLEST * abs(middle))
+        deviations = [abs(earlier - middle) for earlier in self.losses]
+        robust = NORMAL * median(deviations)
+        if robust < SMALLEST * max(1.0, abs(middle)):
+            robust = MEAN_NORMAL * mean(deviations)
+        return middle, max(robust, SMALLEST * max(1.0, abs(middle)))
 
     def add(self, loss: float) -> None:
         """Record the loss of an update that was made."""
@@ -98,12 +108,14 @@ class UpdatePolicy(Callback):
 
     Attributes:
         skips: steps within the window whose update was skipped.
+        without_targets: steps of this attempt whose batch had no target.
     """
 
     def __init__(self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]) -> None:
         self.limit, self.rows = train.max_skips, rows
         self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
         self.skips: list[int] = []
+        self.without_targets = 0
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         """Record an update that was made or skipped; one that fp16's scale explains does not count as skipped.
@@ -112,21 +124,39 @@ class UpdatePolicy(Callback):
             Diverged: more than `train.max_skips` in the window.
         """
         update = result.update
+        if not result.targets:  # nothing was computed
+            self.without_targets += 1
+            if self.without_targets == 1:
+                log.warning(
+                    "step %d: no token of its sequences is a target, so it changes nothing; such steps are counted, and not logged again",
+                    state.step,
+                )
+            return
         overflow = self.scaler.adjust(update.finite)
         if not update.skipped:
             self.spikes.add(update.loss)
         elif not overflow:
             rows = self.rows(result.samples).tolist()
-            message = "step %d: loss %s, gradient norm %s; update skipped, rows %s"
-            log.warning(message, state.step, update.loss, update.grad_norm, rows)
+            reason = self._reason(update)
+            message = "step %d: loss %s, gradient norm %s; update skipped because %s; rows %s"
+            log.warning(message, state.step, update.loss, update.grad_norm, reason, rows)
             self.skips = [step for step in self.skips if step > state.step - WINDOW] + [state.step]
             if len(self.skips) > self.limit:
                 raise Diverged(
-                    f"{len(self.skips)} updates within {WINDOW} steps were not finite (or their loss was a spike), the first at "
-                    f"step {self.skips[0]}",
+                    f"{len(self.skips)} updates within {WINDOW} steps were skipped, the first at step {self.skips[0]}, the last because "
+                    f"{reason}",
                     self.skips[0],
                     state.samples,
                 )
+
+    def _reason(self, update: Update) -> str:
+        if not update.finite:
+            return "it was not finite"
+        middle, spread = self.spikes.normal()
+        return (
+            f"its loss is a spike: {(update.loss - middle) / spread:.1f} times the spread of {spread:.3g} above the median of {middle:.4g} "
+            f"(train.spike_zscore={self.spikes.threshold:g})"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -141,7 +141,12 @@ class TrainBatches:
 
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
-        return max(1, self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed)))
+        return self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed))
+
+    def input_tokens(self, samples_consumed: int) -> int:
+        """Tokens that the model reads in that step, over all ranks, padding among them."""
+        stage = self.stage(samples_consumed)
+        return self.global_batch * stage.rows_per_sample * stage.reader.sequence_length
 
 
 class GlobalBatch(NamedTuple):

@@ -68,6 +68,19 @@ def test_a_skipped_spike_changes_nothing():
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_a_batch_without_targets_changes_neither_weights_nor_optimizer(optimizer):
+    strategy = single_rank(small_model(), TRAIN.model_copy(update={"optimizer": optimizer}))
+    rows = torch.randint(0, 61, (2, 14))
+    step(strategy, rows)  # so that moments are not zero
+    before = {name: tensor.clone() for name, tensor in strategy.tensors().items()}
+    masked = [(inputs, torch.full_like(labels, -100)) for inputs, labels in batches(rows, 2)]
+    stop = lambda: True  # noqa: E731
+    result = optimizer_step(strategy, GlobalBatch(masked, 0), 1.0, lambda loss: False, stop, OneRank())
+    assert result.skipped and result.stop_requested
+    assert all(torch.equal(tensor, before[name]) for name, tensor in strategy.tensors().items())
+
+
 def test_gates_have_a_group_and_a_rate_of_their_own():
     optimizer = build_optimizer(small_model(), TRAIN)
     assert set_learning_rate(optimizer, TRAIN, 110, 4) == 5e-4

@@ -67,6 +67,32 @@ def test_off_by_default_and_silent_until_enough_was_seen():
     assert young.is_spike(1.1) and not young.is_spike(1.002), "equal losses do not make every difference a spike"
 
 
+@pytest.mark.parametrize("usual", [[0.0, 0.0, 2.0], [1e-7, 2e-7, 2.0], [0.5, 0.5, 0.5, 3.0]])
+def test_losses_that_are_mostly_alike_make_no_spike_of_the_others(usual):
+    spikes = SpikeDetector(6.0)
+    for loss in usual * ENOUGH:
+        spikes.add(loss)
+    assert not spikes.is_spike(max(usual) + 0.5) and spikes.is_spike(50.0)
+
+
+def test_steps_without_targets_are_no_losses_and_no_skips(caplog):
+    fp16 = policy(fp16=True)
+    for step in (1, 2, 3):
+        result = StepResult(Update(math.nan, math.nan, False, True), 0, 0, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
+        fp16.on_step_end(TrainState(step=step), result)
+    assert (fp16.spikes.losses, fp16.skips, fp16.scaler.scale, fp16.without_targets) == ([], [], None, 3)
+    assert len(caplog.records) == 1
+
+
+def test_the_reason_of_a_skip_is_named(spikes, caplog):
+    limited = policy(max_skips=1)
+    limited.spikes = spikes
+    end_step(limited, 1, 9.0, skipped=True)
+    assert "spike" in caplog.text and "finite" not in caplog.text
+    with pytest.raises(Diverged, match="not finite"):
+        end_step(limited, 2, math.nan, skipped=True)
+
+
 def test_an_update_skipped_by_an_overflow_does_not_count():
     fp16 = policy(fp16=True)
     end_step(fp16, 5)
