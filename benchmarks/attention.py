@@ -14,9 +14,11 @@ to benchmarks/results/attention-<device>.json.
     .venv/bin/python benchmarks/attention.py --backends [--precisions fp32 bf16] [--threads 1 2] [--rounds 7] [--lengths 64 …]
 
 What decides the rule for environment.attention_backend (tasks/patch_environment/plan.py): forward and backward pass of the functions
-of model.backends alone, with `blocked` in both of its forms, in the shapes that a run has. Functions take turns; a ratio is that of two
-neighbours. A shape is decided where the ratios of all rounds have the same sign. Each shape is a process of its own. The rows of
-this processor, precision, number of threads and lengths in the same file are replaced, under "backends".
+of model.backends alone, with `blocked` in both of its forms, in the shapes that a run has. In a round each function has CALLS turns, of
+which its fastest counts: what interrupts a turn is not the function's. A shape is decided where the ratios of all rounds have the same
+sign. Each shape is a process of its own. The rows of this processor, precision, number of threads and lengths in the same file are
+replaced, under "backends". On a machine that is not quiet, run it under `chrt -f 1`: after each turn it lets other programs have the time
+that Linux reserves for them, so that they do not interrupt a turn.
 """
 
 import argparse
@@ -108,6 +110,8 @@ HEADS_OF_MODELS = ((8, 4, 32), (8, 4, 64), (12, 12, 64))
 TOKENS = 2048
 WITH_DOCUMENTS = ((512, 100), (2048, 100), (2048, 700))
 FORMS = ("sdpa", "blocked", "recomputed")
+CALLS = 3
+RESERVED = 0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
 
 
 def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
@@ -143,8 +147,12 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     del results
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
     for _ in range(rounds):
-        for form in FORMS:
-            seconds[form].append(run(form)[0])
+        calls: dict[str, list[float]] = {form: [] for form in FORMS}
+        for form in FORMS * CALLS:
+            calls[form].append(run(form)[0])
+            time.sleep(RESERVED * calls[form][-1])
+        for form, times in calls.items():
+            seconds[form].append(min(times))
     return seconds
 
 

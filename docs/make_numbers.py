@@ -16,6 +16,8 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import parameters
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.plan import BLOCKED_TOKENS
+from infini_llama.tasks.records.plan import Precision
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -58,14 +60,15 @@ def machine(name: str) -> str:
     content = result(name)
     content = content[0] if isinstance(content, list) else content
     row = next(iter(content.get("rows", [])), content)
-    facts = content.get("machine") or {"platform": row.get("platform"), "cores": row.get("threads")}
+    facts = content.get("machine") or {"platform": row.get("platform"), "cores": row.get("cores") or row.get("threads")}
     facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": content["cores"]}
     cpu = facts.get("cpu") or facts.get("processor") or next(iter(content.get("backends", [{}]))).get("processor")
     cpu = cpu["model"] if isinstance(cpu, dict) else cpu
     load = facts.get("load_at_the_end") or facts.get("load") or content.get("load") or row.get("load")
-    load = load[0] if load and isinstance(load[0], list) else load
+    loads: list[Any] = [load] if isinstance(load, float) else load or []
+    loads = loads[0] if loads and isinstance(loads[0], list) else loads
     known = [cpu, facts.get("cores") and f"{facts['cores']} cores", str(facts["platform"]).partition("-with")[0]]
-    return ", ".join([*filter(None, known), *([f"load {load[0]:.1f}"] if load else [])])
+    return ", ".join([*filter(None, known), *([f"load {loads[0]:.1f}"] if loads else [])])
 
 
 def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) -> tuple[float, float, float]:
@@ -114,31 +117,51 @@ def training_ratios(mode: str, peer: str, allocator: str) -> str:
 
 
 SETTINGS = {
-    "precision=bf16 alone": "bf16",
-    "GLIBC_TUNABLES alone": "glibc that keeps freed memory",
+    "sdpa": "`attention_backend: sdpa`",
+    "blocked": "`attention_backend: blocked`",
+    "system allocator": "`allocator: system`",
+    "one thread per worker": "a worker per core",
+    "compile whole": "`train.compile: whole`",
 }
 
 
 def environment_settings() -> str:
-    found = result("environment.json")["tokens_per_second"]
+    """Speed of the default plan over that of a plan with one other setting."""
+    found = {row["vocabulary"]: row["tokens_per_second"] for row in result("environment.json")["rows"]}
 
-    def ratio(name: str, vocabulary: str) -> str:
-        pairs = zip(found[vocabulary][name], found[vocabulary]["tune: off"], strict=True)
-        return spread(here / off for here, off in pairs)
+    def ratio(name: str, speeds: dict[str, list[float]]) -> str:
+        pairs = zip(speeds["default"], speeds.get(name, ()), strict=False)
+        return spread(default / other for default, other in pairs) if name in speeds else ""
 
-    rows = [[label, *(ratio(name, vocabulary) for vocabulary in found)] for name, label in SETTINGS.items()]
-    head = ["setting", *(f"vocabulary {int(vocabulary):,}" for vocabulary in found)]
+    measured = [name for name in SETTINGS if any(name in speeds for speeds in found.values())]
+    rows = [[SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())] for name in measured]
+    head = ["instead", *(f"vocabulary {vocabulary:,}" for vocabulary in found)]
     return table(head, rows, "environment.py", "environment.json")
 
 
+HEADS = {(8, 4, 32): "8 heads of 32, 4 of keys", (8, 4, 64): "8 heads of 64, 4 of keys", (12, 12, 64): "12 heads of 64"}
+FORMS = {"blocked": "kept", "recomputed": "computed again"}
+
+
 def attention_backends() -> str:
-    by_length: dict[int, list[str]] = {}
+    cells: dict[tuple[int, int, int], dict[tuple[Any, ...], str]] = {}
     for row in result("attention-cpu.json")["backends"]:
-        cells = by_length.setdefault(row["length"], [])
-        cells += [spread(attention_ratios(row, form)) for form in ("blocked", "recomputed")]
-    heads = ["8 heads of 32, 4 of keys", "8 heads of 64, 4 of keys", "12 heads of 64"]
-    head = ["tokens per sequence", *(f"{name}: {form}" for name in heads for form in ("kept", "computed again"))]
-    rows = [[f"{length:,}", *cells] for length, cells in by_length.items()]
+        line = cells.setdefault((row["threads"], row["document"], row["length"]), {})
+        heads = (row["heads"], row["kv_heads"], row["head_size"])
+        line |= {(heads, form): spread(attention_ratios(row, form)) for form in FORMS}
+    head = [
+        "threads",
+        "tokens per sequence",
+        *(f"{name}: {form}" for name in HEADS.values() for form in FORMS.values()),
+    ]
+    rows = [
+        [
+            str(threads),
+            f"{length:,}{f' of documents of {document}' if document else ''}",
+            *(cells[threads, document, length].get((heads, form), "") for heads in HEADS for form in FORMS),
+        ]
+        for threads, document, length in sorted(cells)
+    ]
     return table(head, rows, "attention.py --backends", "attention-cpu.json")
 
 
@@ -148,15 +171,40 @@ def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
 
 
 def blocked_range() -> str:
-    rows = [row for row in result("attention-cpu.json")["backends"] if row["length"] == 512]
-    ratios = [median(attention_ratios(row, "blocked")) for row in rows]
-    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+    """Medians of the shapes for which a plan uses `blocked` with its weights kept."""
+    ratios = [
+        median(attention_ratios(row, "blocked"))
+        for row in result("attention-cpu.json")["backends"]
+        if not row["document"] and is_blocked(row["precision"], row["threads"], row["length"])
+    ]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def is_blocked(precision: Precision, threads: int, length: int) -> bool:
+    first, last = BLOCKED_TOKENS.get((precision, threads, True), (1, 0))
+    return first <= length <= last
+
+
+def infini_steps() -> str:
+    """Step of Infini-attention over that of local attention."""
+    rows = result("infini_step.json")["rows"]
+    cells = [
+        [
+            f"{row['size']}, {row['segment']}",
+            str(row["threads"]),
+            f"{median(row['seconds']['infini']):.2f}",
+            spread(own / local for own, local in zip(row["seconds"]["infini"], row["seconds"]["local"], strict=True)),
+        ]
+        for row in rows
+    ]
+    head = ["model, tokens per segment", "threads", "seconds per step", "relative to local attention"]
+    return table(head, cells, "infini_step.py", "infini_step.json")
 
 
 def chunked_loss() -> str:
     runs = result("loss.json")["runs"]
 
-    def cell(variant: dict[str, Any]) -> str:
+    def cell(variant: list[dict[str, Any]]) -> str:
         return f"{1000 * median(run['seconds'] for run in variant):,.0f} ms, {median(run['bytes'] for run in variant) / 1e6:,.0f} MB"
 
     names = dict.fromkeys(name for found in runs.values() for name in found)

@@ -41,7 +41,7 @@ class EnvironmentConfig(Section):
     attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = exact(
         default="auto",
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
-        "if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be faster and its weights fit into memory; "
+        "if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be faster; "
         "otherwise sdpa.",
     )
     allocator: Literal["auto", "system", "glibc"] = exact(

@@ -36,16 +36,21 @@ SET_BY_TORCHRUN = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: steps are
-# 1.15 times as fast (benchmarks/results/environment.json).
+# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
+# "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
-# Tokens of a row or segment, from and to, at which attention by `blocked` with its softmax weights kept is faster on a CPU than by sdpa.
-# At 512 in fp32 no stored round disagrees (benchmarks/results/attention-cpu.json); at other lengths rounds disagree about the sign, and
-# for bf16 none is stored.
-BLOCKED_TOKENS: dict[Precision, tuple[int, int]] = {"fp32": (512, 512)}
+# Tokens of a row or segment, from and to, at which attention by `blocked` is faster than by sdpa on a CPU, by precision, threads of a
+# worker and whether the softmax weights are kept: in every round of every shape without documents that
+# benchmarks/results/attention-cpu.json has, which tests/contracts compares. What is not here is slower, undecided or not measured.
+BLOCKED_TOKENS: dict[tuple[Precision, int, bool], tuple[int, int]] = {
+    ("fp32", 1, True): (512, 1024),
+    ("fp32", 1, False): (512, 512),
+    ("fp32", 2, True): (256, 1024),
+    ("fp32", 2, False): (512, 512),
+}
 
 
 def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
@@ -142,8 +147,9 @@ class Planner:
         gpus, workers = self.workers(device)
         precision = self.precision(device, gpus)
         has = estimate.memory_per_worker(facts, gpus, workers)
+        threads = self.threads(workers)
         no_space = self._why_weights_do_not_fit(device, workers, precision, has)
-        backend = self.attention_backend(device, precision, no_space)
+        backend = self.attention_backend(device, precision, threads, no_space)
         keeps_weights = backend == "blocked" and not no_space
         if backend == "blocked":
             self.record("keep_attention_weights", keeps_weights, no_space or "they fit into memory by the estimate")
@@ -173,7 +179,7 @@ class Planner:
             allocator=self.allocator(device),
             compile=self.compile(device),
             loss_chunk=self.loss_chunk(device, micro * config.data.sequence_length // self.train.context_parallel),
-            threads=self.threads(workers),
+            threads=threads,
             distributed_backend=self.distributed_backend(device),
             port=settings.master_port,
             micro_batch_size=micro,
@@ -278,7 +284,7 @@ class Planner:
         def rule() -> tuple[Precision, str]:
             if gpus and not without:
                 return "bf16", "every GPU used has bf16"
-            if device == "cpu" and cpu.bf16:  # 1.8 times the speed of fp32 (benchmarks/results/environment.json)
+            if device == "cpu" and cpu.bf16:
                 return "bf16", f"this processor multiplies bf16 ({'AMX' if cpu.amx else 'vector units'})"
             return "fp32", "exact and available everywhere"
 
@@ -289,7 +295,7 @@ class Planner:
 
         return self.choose("precision", self.settings.precision, rule, fault)
 
-    def attention_backend(self, device: Device, precision: Precision, no_space: str) -> str:
+    def attention_backend(self, device: Device, precision: Precision, threads: int, no_space: str) -> str:
         """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa.
 
         no_space: of `_why_weights_do_not_fit`.
@@ -299,7 +305,7 @@ class Planner:
 
         def rule() -> tuple[str, str]:
             if device == "cpu":
-                return self._attention_on_cpu(precision, no_space)
+                return self._attention_on_cpu(precision, threads, no_space)
             if precision != "bf16":
                 reason = f"flash attention is tried in bf16 only, and this run's precision is {precision}"
             elif head_size not in FLASH_HEAD_SIZES:
@@ -324,20 +330,19 @@ class Planner:
 
         return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
 
-    def _attention_on_cpu(self, precision: Precision, no_space: str) -> tuple[str, str]:
+    def _attention_on_cpu(self, precision: Precision, threads: int, no_space: str) -> tuple[str, str]:
         """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
         tokens = estimate.attended_tokens(self.config)
-        first, last = BLOCKED_TOKENS.get(precision, (1, 0))
-        where = f"at {tokens:,} tokens in {precision}"
+        where = f"at {tokens:,} tokens in {precision} with {threads} thread(s)"
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
         if self.train.document_masking:
             return "sdpa", "blocked is not faster for short documents"
-        if not first <= tokens <= last:
-            return "sdpa", f"blocked is not known to be faster {where}"
-        if no_space:
-            return "sdpa", f"blocked is faster only with its softmax weights kept, and {no_space}"
-        return "blocked", f"faster than sdpa {where}"
+        first, last = BLOCKED_TOKENS.get((precision, threads, not no_space), (1, 0))
+        if first <= tokens <= last:
+            return "blocked", f"faster than sdpa {where}"
+        without = f", and cannot keep its softmax weights: {no_space}" if no_space else ""
+        return "sdpa", f"blocked is not known to be faster {where}{without}"
 
     def _why_weights_do_not_fit(self, device: Device, workers: int, precision: Precision, has: int) -> str:
         """Why `blocked` cannot keep its softmax weights for the backward pass; "" where it can.
