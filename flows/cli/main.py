@@ -119,6 +119,14 @@ def _hints(unknown: list[str]) -> str:
     return "".join(hints)
 
 
+def _current_folder_is_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  pathlib's is the same call
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def explain(error: BaseException) -> tuple[int, str]:
     """Exit code and one sentence for whatever ended a command."""
     if isinstance(error, PipelineError):
@@ -136,6 +144,8 @@ def explain(error: BaseException) -> tuple[int, str]:
             f"no permission to use {path} ({os.strerror(error.errno)}); change it, or name another folder "
             "(runtime.home, INFINI_LLAMA_HOME, --output)."
         )
+    if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
+        return ConfigError.exit_code, "the current folder has been removed; change to one that exists."
     words = next(iter(str(error).splitlines()), "").rstrip(".")
     return (
         ExitCode.UNEXPECTED,

@@ -40,6 +40,13 @@ def test_a_terminal_without_a_character_shows_an_escape(monkeypatch):
     assert main(["help"]) == 0
 
 
+def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert command("run", "run.yaml").returncode == 64
+
+
 def output(result: Result) -> str:
     """The last line on stderr, after seeing that no traceback is there."""
     assert "Traceback" not in result.stderr
