@@ -132,8 +132,10 @@ def headline(run: RunReader) -> dict[str, str]:
     """The most important numbers that the run has."""
     results, last = run.results, run.validated[-1] if run.validated else None
     loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
-    speed, mfu, wall = results.tokens_per_second, results.mfu, results.seconds
+    speed, mfu, wall, before = results.tokens_per_second, results.mfu, results.seconds, run.before_training
     numbers = {
+        "validation loss before the first step": before
+        and ("not finite" if before.loss is None else f"{before.loss:.4f}"),
         "training loss, nats per token": None if loss is None else f"{loss:.4f}",
         "validation loss, nats per token": last and measured(last),
         "best validation loss": None if best is None else f"{best:.4f}",

@@ -110,6 +110,11 @@ class RunReader:
     def validated(self) -> list[ValidationLine]:
         return [line for line in self.metrics if isinstance(line, ValidationLine)]
 
+    @property
+    def before_training(self) -> ValidationLine | None:
+        """What the weights were before the first step, of a run that starts from those of a model."""
+        return next((line for line in self.validated if line.step == 0), None)
+
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
         """Those whose line can be read, with a warning where attempts that have ended have none."""
@@ -221,7 +226,7 @@ class RunReader:
             ends = {
                 attempt.step for attempt in self.attempts if attempt.kind == "done"
             }  # whose texts are in the result
-            validated = {line.step for line in self.validated if line.step < self.step}
+            validated = {line.step for line in self.validated if 0 < line.step < self.step}
             _warn_of_missing(self.folder.samples, "text of step", validated - ends - {line.step for line in written})
         texts = self.result.samples if self.result else ()
         return written + [SampleLine(step=self.step, text=text) for text in texts]
@@ -261,7 +266,9 @@ class RunReader:
             steps_without_targets=sum(line.targets == 0 for line in self.trained),
             train_loss=next((line.loss for line in reversed(self.trained) if line.loss is not None), None),
             validation_loss=last.loss if last else None,
-            best_validation_loss=min((line.loss for line in self.validated if line.loss is not None), default=None),
+            best_validation_loss=min(
+                (line.loss for line in self.validated if line.loss is not None and line.step), default=None
+            ),
             bits_per_byte=last.bits_per_byte if last else None,
             step_seconds=step_seconds,
             tokens_per_second=read / step_seconds if step_seconds else None,

@@ -112,6 +112,9 @@ def validation_set(
 class Evaluation(Callback):
     """Measures the validation loss every `train.eval_steps` and after the last step, into the train state and the metrics.
 
+    A run that starts from the weights of a model also measures them before its first step, into the metrics alone: they are no
+    checkpoint of this run.
+
     Attributes:
         last_step: the last one after which was evaluated.
     """
@@ -131,23 +134,29 @@ class Evaluation(Callback):
         self.interval, self.last_step = Interval(train.eval_steps, ranks), -1
 
     def on_train_start(self, state: TrainState) -> None:
+        if self.train.init_from and state.step == 0:
+            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation  # by an attempt before
+            if not self.ranks.sum(float(is_measured))[0]:
+                self._measure(0)
         self.interval.start(state)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        if not self.interval.is_due(state) and state.step < self.max_steps:
-            return
-        self.heartbeat.beat("evaluate", state.step)
+        if self.interval.is_due(state) or state.step >= self.max_steps:
+            if (loss := self._measure(state.step)) is not None:
+                state.record_validation(loss)
+            self.last_step = state.step
+
+    def _measure(self, step: int) -> float | None:
+        """The validation loss, which is also written into the metrics; None without targets. A collective call."""
+        self.heartbeat.beat("evaluate", step)
         started = time.perf_counter()
         norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
         with eager(self.strategy.compiled), norms.observed(self.strategy.model):
             validation = self.validation.measure(self.strategy.module, self.ranks)
-        if validation.loss is not None:
-            state.record_validation(validation.loss)
-        self.last_step = state.step
         if self.metrics.writer:
             line = ValidationLine(
                 kind="validation",
-                step=state.step,
+                step=step,
                 evaluation_time=time.perf_counter() - started,
                 loss=validation.loss,
                 bits_per_byte=validation.bits_per_byte,
@@ -156,3 +165,4 @@ class Evaluation(Callback):
             if norms.sums:
                 line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)
             self.metrics.writer.validation(line)
+        return validation.loss

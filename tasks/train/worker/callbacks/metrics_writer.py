@@ -22,7 +22,7 @@ from infini_llama.configs.reading import JsonObject, changed, dotted
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.record_files import with_checksum
 
@@ -185,9 +185,14 @@ def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters."""
+    """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters.
+
+    Attributes:
+        has_validation: metrics.jsonl had a validation when it was opened.
+    """
 
     def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
+        self.has_validation = any(isinstance(line, ValidationLine) for line in read_metrics(RunFolder(run_dir)))
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
         self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, RunFolder(run_dir).id

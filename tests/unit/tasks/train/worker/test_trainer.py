@@ -5,11 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.summary import TrainingResult
+from infini_llama.tasks.report.run import headline
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.train.resolve import claim_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
@@ -87,6 +90,21 @@ def test_a_resumed_run_saves_what_the_uninterrupted_run_does(train):
     assert kept(whole) == [12, 10, 9, 5, 3] and kept(cut) == [12, 10, 9, 7, 5, 3]
     results = [run.read(TrainingResult, run.result) for run in (whole, cut)]
     assert results[0] == results[1]
+
+
+def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_path):
+    export(train("one", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}).path, tmp_path / "model", "latest", "float32", "5GB")
+    given = {"init_from": str(tmp_path / "model"), "early_stopping_patience": 2, "save_total_limit": 9}
+    losses = {0: 1.0, 3: 6.0, 6: 6.5, 9: 7.0}
+    run = train("two", losses, stop_after=2, **given)
+    checkpoints.remove(checkpoints.checkpoint_path(run.checkpoints, 2))
+    cut_metrics(run, 0)  # as after a kill before the first checkpoint
+    train("two", {step: loss for step, loss in losses.items() if step}, **given)
+    assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [*losses.items()]
+    assert kept(run) == [9, 5, 3] and pointed(run) == "step-00000003"
+    assert RunReader(run.path).results.best_validation_loss == 6.0
+    assert list(headline(RunReader(run.path)).items())[0] == ("validation loss before the first step", "1.0000")
+    assert all(line.step for line in RunReader(run.path.with_name("one")).validated)
 
 
 @pytest.mark.parametrize("lost", ["removed", "damaged"])
