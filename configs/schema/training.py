@@ -146,7 +146,7 @@ class TrainingConfig(Section):
     eval_steps: Interval = free(
         default=100,
         description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
-        "saved at every new lowest validation loss.",
+        "saved at every new lowest validation loss. A run with train.init_from is also evaluated before its first step.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = exact(
         default=None,

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config, refuse_as_new
@@ -24,6 +25,7 @@ from infini_llama.configs.schema import ModelConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
 from infini_llama.model.config import Attention
+from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder, tokenizer_of
@@ -70,6 +72,12 @@ def folder_of(model: str, revision: str | None) -> Path:
         ) from None
 
 
+TASK_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
+TASK_STEPS = 600
+KEY = 99_999
+JITTER = 4_194_304.0  # 60 times the segments of a million tokens, see docs/infini-attention.md
+
+
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}
 LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
@@ -112,6 +120,8 @@ def write_configuration(
     refuse_as_new(output)
     folder = open_model(path)
     mapping = configuration_of(folder, attention, segment_length, heads)
+    if "memory_layers" in mapping["model"] and heads is not None:
+        mapping = with_task(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config(mapping)
@@ -126,6 +136,48 @@ def write_configuration(
         attention=config.model.attention,
         untrained_loss=math.log(folder.config.vocab_size),
     )
+
+
+def with_task(mapping: JsonObject, tokenizer: Tokenizer) -> JsonObject:
+    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to 12 segments,
+    the same in natural text, and ordinary text beside them, without which the language is lost.
+    """
+    length = TASK_SEGMENTS * ModelConfig.model_validate(mapping["model"]).segment_length
+    around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
+    filler, least = (len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around))
+    most = max(1, (length - least) // filler)
+    files, task = mapping["data"]["files"], {"loss_on": "answer", "answer_after": QUESTION}
+    in_text = {"documents": 6000, "repetitions": max(1, 2 * most // 3), "filler": "files"}  # its words have more tokens
+    sources = [
+        {"name": "numbers", "source": "passkey", "passkey": {"documents": 6000, "repetitions": most}} | task,
+        {"name": "numbers-in-text", "source": "passkey", "files": files, "passkey": in_text} | task,
+        {"name": "english", "files": files},
+    ]
+    for source, weight in zip(sources, (0.5, 0.4, 0.1), strict=True):
+        source["weight"] = weight
+    data = {
+        "sources": sources,
+        "sequence_length": length,
+        "packing": "best_fit",
+        "tokenizer": mapping["data"]["tokenizer"],
+    }
+    train = {
+        "max_steps": TASK_STEPS,
+        "global_batch_size": 4,  # small, so that most steps learn from answers alone
+        "micro_batch_size": 4,
+        "document_masking": True,
+        "learning_rate": 4e-4,
+        "gate_learning_rate": 0.003,
+        "lr_schedule": "wsd",
+        "warmup_steps": 20,
+        "eval_steps": 100,
+        "save_steps": 50,
+    }
+    return {
+        "data": data,
+        "model": mapping["model"] | {"memory_write_jitter": JITTER},
+        "train": mapping["train"] | train,
+    }
 
 
 def open_model(path: Path) -> Folder:

@@ -17,6 +17,9 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import write_configuration
+from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
+from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
@@ -297,3 +300,19 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dat
     with pytest.raises(ConfigError, match=f"data.tokenizer.path={path}"):
         initial = InitialWeights(path=str(path), digest="", vocab_size=0)
         refuse_unlike(initial, run.require_lineage().model, dataset)
+
+
+def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, tmp_path):
+    run, _ = run_of(attention="softmax")
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    heads = HeadScores(model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2)
+    write_configuration(tmp_path / "out", tmp_path / "start.yaml", "infini", 64, heads)
+    config = load_config(tmp_path / "start.yaml")
+    assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
+    assert config.train.frozen_layers == 1 and config.model.memory_write_jitter > 1e6
+    numbers, in_text, english = config.data.sources
+    assert numbers.loss_on == in_text.loss_on == "answer" and english.loss_on == "all"
+    tokenizer = load(config.data.tokenizer)
+    longest = max(PasskeyTexts(200, numbers.passkey.repetitions), key=len)
+    tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
+    assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64

@@ -103,7 +103,7 @@ def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_
     assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [*losses.items()]
     assert kept(run) == [9, 5, 3] and pointed(run) == "step-00000003"
     assert RunReader(run.path).results.best_validation_loss == 6.0
-    assert list(headline(RunReader(run.path)).items())[0] == ("validation loss before the first step", "1.0000")
+    assert next(iter(headline(RunReader(run.path)).items())) == ("validation loss before the first step", "1.0000")
     assert all(line.step for line in RunReader(run.path.with_name("one")).validated)
 
 
