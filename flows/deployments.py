@@ -39,6 +39,7 @@ from infini_llama.tasks.train.task import GPU_LIMIT
 
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
 ZOMBIES = "infini-llama: silent runs are crashed"
+CANCELLED = "infini-llama: silent runs that are cancelling are cancelled"
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def deploy(
 
     Args:
         gpus: how many GPUs all runs together may hold at a time; None: no limit is set.
-        silent_for: a run without a heartbeat, or that does not start, is marked as crashed after this time.
+        silent_for: a run without an event for this long is ended.
 
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
@@ -171,10 +172,11 @@ def deploy(
             _create_work_pool(client, pool)
         if gpus is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, gpus)
-        _write_automation(client, silent_for)
+        for automation in _automations(silent_for):
+            _write_automation(client, automation)
         names = [_write_deployment(client, deployment) for deployment in deployments]
     limits = [] if gpus is None else [GPU_LIMIT]
-    return {"deployments": names, "work_pools": pools, "limits": limits, "automations": [ZOMBIES]}
+    return {"deployments": names, "work_pools": pools, "limits": limits, "automations": [ZOMBIES, CANCELLED]}
 
 
 def _digest(content: object) -> str:
@@ -192,40 +194,49 @@ def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
         client.create_work_pool(pool)
 
 
-def _write_automation(client: SyncPrefectClient, silent_for: timedelta) -> None:
-    """A run whose events stop before its end is marked as crashed: its machine is gone, or the process is stuck."""
+def _automations(silent_for: timedelta) -> list[AutomationCore]:
+    """A run whose events stop before its end is ended: its machine is gone, or the process is stuck.
+
+    Prefect's rules let a run that is cancelling only be cancelled, so there are two.
+    """
     flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
-    starting = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "InfrastructurePending")}
     seconds = f"{silent_for.total_seconds():.0f} s"
-    zombies = AutomationCore(
-        name=ZOMBIES,
-        description=f"A run of {pretrain.name} that is pending or running, without an event for {seconds}, is marked as crashed.",
-        trigger=EventTrigger(
-            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=flow,
-            after={"prefect.flow-run.heartbeat", *starting},
-            expect={"prefect.flow-run.*"},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=silent_for,
+
+    def automation(name: str, after: Sequence[str], state: StateType, message: str) -> AutomationCore:
+        return AutomationCore(
+            name=name,
+            description=f"A run of {pretrain.name} without an event for {seconds} is {state.value.lower()}.",
+            trigger=EventTrigger(
+                match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+                match_related=flow,
+                after={f"prefect.flow-run.{event}" for event in after},
+                expect={"prefect.flow-run.*"},
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=silent_for,
+            ),
+            actions=[ChangeFlowRunState(state=state, name=state.value.title(), force=False, message=message)],
+        )
+
+    active = ["heartbeat", "Pending", "Submitting", "InfrastructurePending"]
+    again = "Retry starts the run again, from the newest checkpoint if it has one."
+    return [
+        automation(ZOMBIES, active, StateType.CRASHED, f"No heartbeat for {seconds}. {again}"),
+        automation(
+            CANCELLED, ["Cancelling"], StateType.CANCELLED, f"No heartbeat for {seconds} while cancelling. {again}"
         ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                name="Crashed",
-                force=False,
-                message=f"No heartbeat for {seconds}. Retry starts the run again, from the newest checkpoint if it has one.",
-            )
-        ],
-    )
-    stored = client.read_automations_by_name(ZOMBIES)
+    ]
+
+
+def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    stored = client.read_automations_by_name(automation.name)
     if not stored:
-        client.create_automation(zombies)
+        client.create_automation(automation)
     elif (
-        stored[0].description != zombies.description
+        stored[0].description != automation.description
     ):  # the only setting is in it; a rewritten one forgets what it watches
-        client.update_automation(stored[0].id, zombies.model_copy(update={"enabled": stored[0].enabled}))
+        client.update_automation(stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled}))
 
 
 def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:

@@ -146,15 +146,18 @@ def test_a_silent_run_is_marked_as_crashed(house):
     assert "No heartbeat" in json.dumps(ended["state"])
 
 
-def test_a_run_that_does_not_start_is_marked_as_crashed_and_gives_its_slot_back(house):
+@pytest.mark.parametrize("states", [("PENDING",), ("PENDING", "CANCELLING")])
+def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     """Its worker, on another machine, is gone: this machine has no process of it, and never had."""
     command = [sys.executable, "-c", DEPLOY, str(house.config), "35"]
     subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
     limit = "v2/concurrency_limits/filter"
     before = [one["active_slots"] for one in house.post(limit)]
     run = house.create_run(state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}})
-    house.post(f"flow_runs/{run}/set_state", state={"type": "PENDING"}, force=False)
-    assert [one["active_slots"] for one in house.post(limit)] != before
-    ended = house.wait_for(run, "CRASHED", seconds=200)
+    for state in states:
+        house.post(f"flow_runs/{run}/set_state", state={"type": state})
+    assert house.state(run) == states[-1] and [one["active_slots"] for one in house.post(limit)] != before
+    ended = house.wait_for(run, "CRASHED", "CANCELLED", seconds=200)
+    assert ended["state_type"] == ("CRASHED" if states == ("PENDING",) else "CANCELLED")
     assert "No heartbeat" in json.dumps(ended["state"])
     assert [one["active_slots"] for one in house.post(limit)] == before
