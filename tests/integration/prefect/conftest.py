@@ -26,6 +26,9 @@ from support.laboratory import COMMAND, CONFIG, processes_of
 from support.services import POSTGRES, free_port, postgres
 
 ROOT = Path(__file__).parents[3]
+LONGEST = (
+    900  # seconds that a test waits for what should happen: it ends one that hangs, and is no promise on a busy machine
+)
 DATABASE = "postgres" if os.environ.get("INFINI_TEST_POSTGRES") else "sqlite"
 DEPLOY = """
 import sys
@@ -56,6 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration/prefect" in str(item.path):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(2 * LONGEST))
 
 
 @dataclass
@@ -111,7 +115,7 @@ class House:
     def begin_server(self) -> None:
         python = (sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port))
         process = self.begin("server", *python)
-        self.wait(lambda: self._answers() or process.poll() is not None, 180, "the server does not answer")
+        self.wait(lambda: self._answers() or process.poll() is not None, "the server does not answer")
 
     def _answers(self) -> bool:
         try:
@@ -124,15 +128,15 @@ class House:
         log = self.home / "serve.log"
         before = log.read_text().count("ready;") if log.exists() else 0
         self.begin("serve", COMMAND, "serve", str(self.config), *(options or ("--limit", "2")))
-        self.wait(lambda: log.read_text().count("ready;") > before, 240, "the worker does not come up")
+        self.wait(lambda: log.read_text().count("ready;") > before, "the worker does not come up")
 
     def end(self, name: str, number: signal.Signals = signal.SIGINT) -> None:
         process = self.processes.pop(name)
         process.send_signal(number)
         process.wait(120)
 
-    def wait(self, true: Callable[[], object], seconds: float, otherwise: str) -> None:
-        deadline = time.monotonic() + seconds
+    def wait(self, true: Callable[[], object], otherwise: str) -> None:
+        deadline = time.monotonic() + LONGEST
         while not true():
             assert time.monotonic() < deadline, "\n".join([otherwise, *self.logs()])
             time.sleep(0.3)
@@ -209,8 +213,8 @@ class House:
     def state(self, run: str) -> str:
         return self.get(run)["state_type"]
 
-    def wait_for(self, run: str, *states: str, seconds: float = 200) -> dict:
-        self.wait(lambda: self.state(run) in states, seconds, f"the run never was {states}: {self.get(run)['state']}")
+    def wait_for(self, run: str, *states: str) -> dict:
+        self.wait(lambda: self.state(run) in states, f"the run never was {states}: {self.get(run)['state']}")
         return self.get(run)
 
     def step(self, name: str) -> int:
@@ -218,7 +222,7 @@ class House:
         return checkpoints.latest_step(self.home / "runs" / name / "checkpoints")
 
     def wait_for_step(self, name: str, step: int) -> None:
-        self.wait(lambda: self.step(name) >= step, 200, f"{name} never reached step {step}")
+        self.wait(lambda: self.step(name) >= step, f"{name} never reached step {step}")
 
     def attempts(self, name: str) -> list[AttemptRecord]:
         return read_attempts(RunFolder(self.home / "runs" / name))
@@ -254,7 +258,7 @@ class Served(House):
 
     def headers(self) -> dict[str, str]:
         """With the token that the server asks for, as docs/prefect.md shows it."""
-        self.wait(self._answers, 240, "the server does not answer")
+        self.wait(self._answers, "the server does not answer")
         token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()["token"]
         return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
 
@@ -268,7 +272,7 @@ class Served(House):
                 return False
             return "state_type" in answers[-1]
 
-        self.wait(answered, 240, "the server does not answer")
+        self.wait(answered, "the server does not answer")
         return answers[-1]
 
     def states(self, run: str) -> list[str]:

@@ -60,7 +60,7 @@ def overdue(server, days: int) -> list[str]:
 def test_deploying_again_and_serving_again_change_nothing(server):
     server.ours("deploy", str(server.config), "--gpus", "2")
     switch(server, "nightly", False)
-    server.wait(lambda: len(server.runs()) >= 3, 120, "the scheduler makes no runs of the weekly schedule")
+    server.wait(lambda: len(server.runs()) >= 3, "the scheduler makes no runs of the weekly schedule")
     before = stored(server)
     server.ours("deploy", str(server.config), "--gpus", "2")
     assert stored(server) == before
@@ -105,9 +105,7 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
     late = overdue(server, 4)
     assert len(late) >= 3
     server.begin_worker()
-    final = {
-        server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED", seconds=300)["id"]: run for run in late
-    }
+    final = {server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED")["id"]: run for run in late}
     assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + ["COMPLETED"]
     assert len(list((server.home / "runs").iterdir())) == 1, "only one of them has begun"
     messages = [server.get(run)["state"]["message"] for run in late[:-1]]
@@ -133,6 +131,6 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     if "serve" not in server.processes:
         server.begin_worker()
     run = server.create_run(stored["id"], parameters={"changes": changes})
-    ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=300)
+    ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
     assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", ended["state"]
     assert (server.home / "runs/by-prefect-yaml/summary.json").exists()

@@ -27,7 +27,7 @@ def crashed(house, name: str, folder) -> str:
 
 
 def resumed(house, name: str, run: str) -> None:
-    assert house.wait_for(run, "COMPLETED", "CRASHED", seconds=240)["state_type"] == "COMPLETED"
+    assert house.wait_for(run, "COMPLETED", "CRASHED")["state_type"] == "COMPLETED"
     assert [one.from_step for one in house.attempts(name)] == [0, 20]
     assert house.step(name) == 60 and not house.processes_of_run(name)
 
@@ -69,7 +69,7 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
 def assert_continues(house, run: str, name: str) -> None:
     """Resume a suspended run: its second attempt starts at the step of the first one's end. The run is then cancelled."""
     house.post(f"flow_runs/{run}/resume")
-    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, 90, "it does not go on")
+    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, "it does not go on")
     first = house.attempts(name)[0].step
     house.wait_for_step(name, first + 1)
     house.cli("flow-run", "cancel", run)
@@ -88,12 +88,12 @@ def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
         house.end("serve")
         start = (sys.executable, "-m", "prefect", "worker", "start", "--pool", "infini-llama", "--type", "process")
         house.begin("worker", *start)
-        house.wait(lambda: workers(house), 60, "no worker")
+        house.wait(lambda: workers(house), "no worker")
     before = workers(house)
     run = house.submit(name, *LONG)
     house.wait_for_step(name, 20)
     house.suspend(run)
-    house.wait(lambda: house.attempts(name), 60, "training does not end")
+    house.wait(lambda: house.attempts(name), "training does not end")
     assert [command for command in processes_of(house.marker).values() if ".engine" in command], "still ending"
     assert_continues(house, run, name)
     assert workers(house) == before, "a worker has exited"
@@ -107,8 +107,8 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     house.wait_for_step("suspended", 20)
     later = datetime.now(UTC) + timedelta(days=1)
     house.suspend(run)
-    house.wait(lambda: not house.processes_of_run("suspended"), 60, "its workers go on")
-    house.wait(lambda: house.attempts("suspended"), 60, "how they ended is not written down")
+    house.wait(lambda: not house.processes_of_run("suspended"), "its workers go on")
+    house.wait(lambda: house.attempts("suspended"), "how they ended is not written down")
     (attempt,) = house.attempts("suspended")
     assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     assert house.state(run) == "PAUSED"
@@ -139,7 +139,7 @@ def test_a_silent_run_is_marked_as_crashed(house):
     for pid in flow:
         os.kill(pid, signal.SIGSTOP)
     try:
-        ended = house.wait_for(run, "CRASHED", "COMPLETED", seconds=200)
+        ended = house.wait_for(run, "CRASHED", "COMPLETED")
     finally:
         for pid in flow:
             os.kill(pid, signal.SIGCONT)
@@ -157,7 +157,7 @@ def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     for state in states:
         house.post(f"flow_runs/{run}/set_state", state={"type": state})
     assert house.state(run) == states[-1] and [one["active_slots"] for one in house.post(limit)] != before
-    ended = house.wait_for(run, "CRASHED", "CANCELLED", seconds=200)
+    ended = house.wait_for(run, "CRASHED", "CANCELLED")
     assert ended["state_type"] == ("CRASHED" if states == ("PENDING",) else "CANCELLED")
     assert "No heartbeat" in json.dumps(ended["state"])
     assert [one["active_slots"] for one in house.post(limit)] == before

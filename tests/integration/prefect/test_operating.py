@@ -83,7 +83,7 @@ def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(deploy
     browser.fill(FIELD, "pressed")
     browser.click("button", "Submit")
     wanted = {"flow_runs": {"deployment_id": {"any_": [deployment]}}}
-    deployed.wait(lambda: deployed.runs(**wanted), 60, "no run began")
+    deployed.wait(lambda: deployed.runs(**wanted), "no run began")
     (run,) = deployed.runs(**wanted)
     httpx.delete(f"{deployed.api}/flow_runs/{run['id']}", timeout=30).raise_for_status()
     sent = run["parameters"]["changes"]
@@ -111,7 +111,7 @@ def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
     for name in ("first", "second"):
         changes = {"name": name, "max_steps": 6, "train": {"save_steps": 2}}
         runs[name] = deployed.create_run(parameters={"changes": changes})
-        ended = deployed.wait_for(runs[name], "COMPLETED", "FAILED", "CRASHED", seconds=300)
+        ended = deployed.wait_for(runs[name], "COMPLETED", "FAILED", "CRASHED")
         assert ended["state_type"] == "COMPLETED", ended["state"]
     logs = deployed.post("logs/filter", logs={"flow_run_id": {"any_": [runs["first"]]}}, limit=200)
     text = "\n".join(line["message"] for line in logs)
@@ -162,7 +162,7 @@ def test_a_notification_is_sent_for_ends(deployed):
             state = {"type": state, "message": 'with "quotes"'}
             httpx.post(f"{deployed.api}/flow_runs/{run}/set_state", json={"state": state, "force": True}, timeout=30)
         with contextlib.suppress(AssertionError):
-            deployed.wait(lambda: len(received) >= 3, 120, "no POST")
+            deployed.wait(lambda: len(received) >= 3, "no POST")
         hook.shutdown()
     texts = sorted(one["text"].split(": ", 1)[1] for one in received)
     assert texts == [f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")]

@@ -31,7 +31,6 @@ def limited(tmp_path_factory) -> Iterator[House]:
         yield house
 
 
-@pytest.mark.timeout(1500)
 def test_a_run_trains_through_an_outage_and_keeps_its_slot(limited):
     run = limited.submit("through")
     limited.wait_for_step("through", 20)

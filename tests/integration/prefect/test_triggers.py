@@ -13,7 +13,7 @@ def test_submit_in_a_browser_runs_and_logs_its_milestones(house, browser):
     browser.wait_for("learning_rate")
     browser.fill(FIELD, "pressed")
     browser.click("button", "Submit")
-    house.wait(lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}), 90, "no run of that name began")
+    house.wait(lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}), "no run of that name began")
     (run,) = house.runs(flow_runs={"name": {"any_": ["pressed"]}})
     assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
     cards = house.artifacts(run["id"])
@@ -53,7 +53,7 @@ def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
         return house.runs(flow_runs={"name": {"like_": "by-cron-"}, "state": {"type": {"any_": ["COMPLETED"]}}})
 
     try:
-        house.wait(by_cron, 200, "no run by cron was completed")
+        house.wait(by_cron, "no run by cron was completed")
     finally:
         httpx.patch(address, json={"active": False}, timeout=30).raise_for_status()
     run = by_cron()[0]
