@@ -2,6 +2,7 @@
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError, PipelineError
@@ -137,17 +138,22 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineRes
                 if delay is None:
                     raise
                 time.sleep(delay)
-        evaluations = None
-        if config.evaluate.after_training:
+        evaluations = exported = None
+        if config.evaluate.measurements:
             from infini_llama.tasks.evaluate.stage import evaluate_trained  # with torch, only needed here
 
             evaluations = evaluate_trained(summary.paths.run, config.evaluate)
-        return finish(summary, evaluations)
+        if config.evaluate.exports:
+            from infini_llama.tasks.export.exporting import export_trained  # the same
+
+            exported = export_trained(summary.paths.run)
+        return finish(summary, evaluations, exported)
 
 
-def finish(summary: RunSummary, evaluations: Evaluations | None) -> PipelineResult:
+def finish(summary: RunSummary, evaluations: Evaluations | None, exported: Path | None) -> PipelineResult:
     """Write the page and the loss curve of a run that has ended, unless they are there and still true; returns its result."""
-    if not summary.already_finished or evaluations is not None or not summary.paths.report.exists():
+    is_changed = not summary.already_finished or evaluations is not None or exported is not None
+    if is_changed or not summary.paths.report.exists():
         with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
             write_report(summary.paths.run)
-    return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations})
+    return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations, "export": exported})

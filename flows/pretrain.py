@@ -101,12 +101,16 @@ def pretrain(
                 ended(f"Training {done}: {summary.steps:,} steps.")
             if not summary.already_finished:
                 log.info("run %s is finished: %d steps", name, summary.steps)
-            evaluations = None
-            if config.evaluate.after_training:
+            evaluations = exported = None
+            if config.evaluate.measurements:
                 from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
 
                 evaluations = evaluate(summary.paths.run, config.evaluate)
-            return finish(summary, evaluations).to_json()
+            if config.evaluate.exports:
+                from infini_llama.tasks.export.task import export  # the same
+
+                exported = export(summary.paths.run)
+            return finish(summary, evaluations, exported).to_json()
 
 
 def _crash_tasks_of_killed_process() -> None:

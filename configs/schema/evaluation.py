@@ -1,4 +1,4 @@
-"""What is measured of the trained model at the end of a run."""
+"""What is measured of the trained model at the end of a run, and whether it is exported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from infini_llama.configs.schema.section import Section, free
 class EvaluationConfig(Section):
     """What is measured of the trained model at the end of a run."""
 
-    after_training: list[Literal["perplexity", "passkey"]] = free(
+    after_training: list[Literal["perplexity", "passkey", "export"]] = free(
         default_factory=list,
-        description="Evaluations after training: perplexity (on the validation sequences), passkey (retrieval). An "
-        "Infini-Llama is evaluated with and without memory. Empty: none.",
+        description="What follows training: perplexity (on the validation sequences), passkey (retrieval), export (a folder for "
+        "transformers, export in the run's folder). The newest checkpoint is used. An Infini-Llama is evaluated with and without memory. "
+        "Empty: nothing.",
     )
     sequences: Annotated[int, Field(ge=1)] | None = free(
         default=None, description="Number of validation sequences for perplexity. null: all."
@@ -24,3 +25,13 @@ class EvaluationConfig(Section):
         default_factory=list,
         description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
     )
+
+    @property
+    def measurements(self) -> list[Literal["perplexity", "passkey"]]:
+        """What is measured after training."""
+        return [kind for kind in self.after_training if kind != "export"]
+
+    @property
+    def exports(self) -> bool:
+        """Whether the model is exported after training."""
+        return "export" in self.after_training

@@ -200,7 +200,7 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
         ConfigError, DataError: as `evaluate` and `find_passkeys` do.
     """
     results: dict[str, Perplexity | PasskeyRetrieval] = {}
-    for kind in config.after_training:
+    for kind in config.measurements:
         request = _request(run_dir, config)
         if (before := _measured_before(run_dir, kind, request)) is not None:
             log.info("%s of %s was already measured", kind, request.checkpoint)

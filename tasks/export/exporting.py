@@ -1,6 +1,7 @@
 """A run's model as a folder that Hugging Face's programs open: weights, configuration, tokenizer, model card."""
 
 import json
+import logging
 import re
 import shutil
 from importlib.metadata import version
@@ -13,22 +14,26 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from infini_llama import model
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, disk_full_as
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.card import Exported, ModelFacts, model_card
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
+from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
+from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
-from infini_llama.tasks.storage.artifacts import staging, sync
+from infini_llama.tasks.storage.artifacts import EXPORT, commit, is_complete, read_manifest, remove, staging, sync
 from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
+log = logging.getLogger("infini_llama.export")
 INDEX = "model.safetensors.index.json"
+SHARD_SIZE = "5GB"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,26 +55,64 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staged = staging(output)
+    try:
+        record = write_model(run_dir, staged, checkpoint, dtype, max_shard_size)
+        publish(staged, output)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    return changed(record, path=str(output))
+
+
+def export_trained(run_dir: Path) -> Path:
+    """Writes `export` in the folder of the run: the newest checkpoint as `export` writes it, unless it is there already.
+
+    It is an artifact whose key is the checkpoint's digest: complete or not there, replaced as a whole, and mirrored.
+
+    Raises:
+        DataError: checkpoint or tokenizer is damaged.
+        PipelineError: no space left.
+    """
+    chosen, output = find_checkpoint(run_dir, "latest"), RunFolder(run_dir).export
+    key = read_manifest(chosen, checkpoints.KIND).digest
+    if is_complete(output, EXPORT, key):
+        log.info("%s was already exported", chosen.name)
+        return output
+    for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
+        shutil.rmtree(left)
+    staged = staging(output)
+    try:
+        with disk_full_as(f"the export in {output}"):
+            write_model(run_dir, staged, chosen.name, "float32", SHARD_SIZE)
+            if is_complete(output, EXPORT):  # of a checkpoint before
+                remove(output)
+            commit(staged, output, EXPORT, {"key": key})
+        log.info("%s was exported to %s", chosen.name, output)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    return output
+
+
+def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_shard_size: str) -> Exported:
+    """Writes weights, configuration, tokenizer and card into `folder`; see `export`."""
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights = {
         name: (tensor if hf.is_gate(name) else tensor.to(DTYPES[dtype])).contiguous()
         for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
     }
-    beyond = hf.beyond_llama(model.config)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staged = staging(output)
-    try:
-        files = write_weights(weights, staged, max_shard_size, facts)
-        write_config(staged, model.config, dtype, end_of_text_of(run_dir))
-        write_tokenizer(staged, dataset_of(run_dir), tokenizer, end_of_text_of(run_dir), model.config)
-        (staged / "README.md").write_text(model_card(facts, model.config, dtype, beyond), encoding="utf-8")
-        publish(staged, output)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+    beyond, end = hf.beyond_llama(model.config), end_of_text_of(run_dir)
+    initial = RunFolder(run_dir).require_lineage().init_from
+    kept = initial.conversation if initial else Conversation()
+    files = write_weights(weights, folder, max_shard_size, facts)
+    write_config(folder, model.config, dtype, end, kept)
+    write_tokenizer(folder, dataset_of(run_dir), tokenizer, end, model.config, kept)
+    (folder / "README.md").write_text(model_card(facts, model.config, dtype, beyond), encoding="utf-8")
     return Exported(
-        path=str(output),
+        path=str(folder),
         run=facts.run,
         step=facts.step,
         parameters=facts.parameters,
@@ -151,10 +194,16 @@ def order_metadata(file: Path) -> None:
         opened.write(ordered)
 
 
-def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int) -> None:
-    """config.json and generation_config.json, and the code where Hugging Face's Llama cannot express the model."""
+def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int, kept: Conversation) -> None:
+    """config.json and generation_config.json, and the code where Hugging Face's Llama cannot express the model.
+
+    Args:
+        kept: of the model that the run started from: generation settings and end tokens.
+    """
     # A document follows an end-of-text token in training, so that is also what a text begins with.
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": None}
+    every = [*dict.fromkeys((end_of_text, *kept.end_tokens))]
+    texts = {"bos_token_id": end_of_text, "eos_token_id": every if len(every) > 1 else end_of_text}
+    ends = texts | {"pad_token_id": None}
     # `dtype` is for transformers 5, `torch_dtype` for all other readers.
     types = {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
     if hf.beyond_llama(config):
@@ -163,14 +212,27 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
     else:
         described = hf.config_to_hf(config)
     _write_json(folder / "config.json", described | ends | types)
-    _write_json(folder / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+    _write_json(folder / "generation_config.json", kept.generation | texts)
 
 
-def write_tokenizer(folder: Path, dataset: Path, tokenizer: Tokenizer, end_of_text: int, config: LlamaConfig) -> None:
-    """tokenizer.json as the dataset has it, and what Hugging Face's classes want to know beside it."""
+def write_tokenizer(
+    folder: Path,
+    dataset: Path,
+    tokenizer: Tokenizer,
+    end_of_text: int,
+    config: LlamaConfig,
+    kept: Conversation,
+) -> None:
+    """tokenizer.json as the dataset has it, and what Hugging Face's classes want to know beside it.
+
+    Args:
+        kept: of the model that the run started from: chat template, and the tokens that it may name.
+    """
     (folder / TOKENIZER).write_bytes(read_file(dataset, TOKENIZER))
     end = tokenizer.id_to_token(end_of_text)
-    special = {"bos_token": end, "eos_token": end}
+    special = {"bos_token": end, "eos_token": end} | kept.special_tokens
+    if kept.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(kept.chat_template, encoding="utf-8")
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -2,9 +2,9 @@
 
 from typing import Self
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from infini_llama.configs.reading import changed
+from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import TextSummary
@@ -44,12 +44,28 @@ class LineageDataset(Record):
     curriculum: tuple[LineageStage, ...] | None = None
 
 
+class Conversation(Record):
+    """How a Hugging Face folder's model generates and is talked to, which an export of the run keeps.
+
+    Attributes:
+        end_tokens: IDs that end a text, of its config.json and generation_config.json.
+        generation: its generation_config.json.
+        special_tokens: of its tokenizer_config.json, where it has a chat template, which may name them.
+    """
+
+    end_tokens: tuple[int, ...] = ()
+    generation: JsonObject = Field(default_factory=dict)
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = Field(default_factory=dict)
+
+
 class InitialWeights(Record):
     """The Hugging Face folder that a run starts from. digest: of its configuration and weights."""
 
     path: str
     digest: str
     vocab_size: int
+    conversation: Conversation = Conversation()
 
 
 class Lineage(Record):

@@ -142,11 +142,13 @@ class RunSummary(TrainingResult):
 
 
 class PipelineResult(RunSummary):
-    """The result of a pipeline: the summary, and the results of evaluate.after_training where it names a measurement."""
+    """The result of a pipeline: the summary, and what evaluate.after_training names: measurements and the exported folder."""
 
     evaluations: Evaluations | None = None
+    export: Path | None = None
 
     def to_json(self) -> JsonObject:
-        """JSON-serializable fields; without `evaluations` if there are none."""
-        evaluations = {} if self.evaluations is None else {"evaluations": self.evaluations.to_json()}
-        return self.model_dump(mode="json", exclude={"evaluations"}) | evaluations
+        """JSON-serializable fields; without `evaluations` and `export` if there are none."""
+        after = {} if self.evaluations is None else {"evaluations": self.evaluations.to_json()}
+        after |= {} if self.export is None else {"export": str(self.export)}
+        return self.model_dump(mode="json", exclude={"evaluations", "export"}) | after

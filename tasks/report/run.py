@@ -42,6 +42,7 @@ from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
 from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.run_reader import RunReader
+from infini_llama.tasks.storage.artifacts import EXPORT, is_complete
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.report")
@@ -68,8 +69,9 @@ def write_report(path: Path) -> tuple[Path, Path]:
     run = RunReader(path)
     for kind in run.missing_evaluations:
         log.warning(
-            "%s has no %s result, although evaluate.after_training lists it. Unless it is being measured, run the same command again.",
-            run.folder.evaluations,
+            "%s has no %s of its newest checkpoint, although evaluate.after_training lists it. Unless it is being made, run the same "
+            "command again.",
+            run.path,
             kind,
         )
     report = path / "report.html"
@@ -324,4 +326,6 @@ def _places(path: Path) -> str:
         "logs of the workers": path / "logs",
         "TensorBoard": f"tensorboard --logdir {shlex.quote(str(path / 'tensorboard'))}",
     }
+    if is_complete(path / EXPORT, EXPORT):
+        places["export for transformers"] = path / EXPORT
     return bullets(f"{name}: {code(place)}" for name, place in places.items())

@@ -20,6 +20,7 @@ from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.storage.artifacts import (
+    EXPORT,
     MANIFEST,
     Damaged,
     check,
@@ -236,6 +237,7 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
                 if not _of_another(mirror, run):
                     for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
                         _keep(mirror, run, checkpoint.path, KIND)
+                    _keep(mirror, run, run / "export", EXPORT)
                     if last:
                         _records(mirror, run)
                     _delete_pruned(mirror, run)

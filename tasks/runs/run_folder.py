@@ -59,6 +59,7 @@ class RunFolder:
     path: Path
 
     checkpoints = _Entry("checkpoints")
+    export = _Entry("export")
     lineage = _Entry("lineage.json")
     environment = _Entry("environment.json")
     attempts = _Entry("attempts.jsonl")

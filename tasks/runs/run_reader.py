@@ -37,7 +37,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_metrics,
     size_of,
 )
-from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import EXPORT, Damaged, is_complete, read_dataset, read_row_table
 from infini_llama.tasks.storage.locks import lock_holder
 from infini_llama.tasks.storage.record_files import SHOWN, read_lines
 
@@ -209,13 +209,14 @@ class RunReader:
 
     @property
     def missing_evaluations(self) -> list[JsonValue]:
-        """Kinds that evaluate.after_training lists and that are not measured of the checkpoint of the finished run."""
+        """What evaluate.after_training lists and is not there for the checkpoint of the finished run."""
         listed = dotted(self.config).get("evaluate.after_training")
         if not self.result or not isinstance(listed, list):
             return []
         newest = self.committed[0].digest
         lines = [line for line in self.evaluations if line.asked and line.asked.digest == newest]
         measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines]
+        measured += [EXPORT] if is_complete(self.folder.export, EXPORT, newest) else []
         return [kind for kind in listed if kind not in measured]
 
     @cached_property

@@ -34,7 +34,8 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
-FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 3}
+EXPORT = "export"
+FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READ_AT_ONCE = 2**21  # bytes
@@ -103,7 +104,7 @@ def commit(
         staged: a folder from `staging`, with every file written.
         target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
             anything else that has this name is moved aside.
-        kind: what the artifact is: unit, dataset, chunks or checkpoint.
+        kind: what the artifact is: unit, dataset, chunks, checkpoint or export.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
         checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.

@@ -18,6 +18,7 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -115,6 +116,37 @@ def open_folder(path: Path) -> Folder:
     except ValueError as error:
         raise ConfigError(f"{path}: its tensors do not match its {CONFIG}: {error}.") from None
     return folder
+
+
+def conversation_of(folder: Folder) -> Conversation:
+    """Chat template, generation settings and end tokens in the files beside the weights.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    files = {name: folder.path / name for name in (CONFIG, GENERATION, "tokenizer_config.json")}
+    stated, generation, tokens = (_json(file) if file.is_file() else {} for file in files.values())
+    ends: list[int] = []
+    for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
+        ends += [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)]
+    file, inside = folder.path / "chat_template.jinja", tokens.get("chat_template")
+    template = file.read_text(encoding="utf-8") if file.is_file() else inside if isinstance(inside, str) else None
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    special = {name: token for name in names if isinstance(token := _content(tokens.get(name)), str)}
+    kept = {
+        name: value for name, value in generation.items() if name not in ("_from_model_config", "transformers_version")
+    }
+    return Conversation(
+        end_tokens=tuple(dict.fromkeys(ends)),
+        generation=kept,
+        chat_template=template,
+        special_tokens=special if template else {},
+    )
+
+
+def _content(token: object) -> object:
+    """The text of a token, which tokenizer_config.json states as it is or as an object."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _refuse_ids_beyond(file: Path, stated: JsonObject, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.dataset_files import read_tokenizer
-from infini_llama.tasks.storage.hf_folder import TOKENIZER, Folder, open_folder, tokenizer_of
+from infini_llama.tasks.storage.hf_folder import TOKENIZER, Folder, conversation_of, open_folder, tokenizer_of
 
 log = logging.getLogger("infini_llama.train")
 # May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.
@@ -45,7 +45,12 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         log.warning("train.init_from=%s no longer exists; the run continues from its checkpoints.", init_from)
         return before
     folder = open_folder(Path(init_from))
-    return InitialWeights(path=str(folder.path), digest=folder.digest(), vocab_size=folder.config.vocab_size)
+    return InitialWeights(
+        path=str(folder.path),
+        digest=folder.digest(),
+        vocab_size=folder.config.vocab_size,
+        conversation=conversation_of(folder),
+    )
 
 
 def check_start(config: PipelineConfig) -> None:

@@ -11,9 +11,13 @@ from transformers.utils import logging as their_logging
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.generate import generate
-from infini_llama.tasks.export.exporting import export
+from infini_llama.tasks.export.exporting import export, export_trained
+from infini_llama.tasks.runs.checkpoints import committed, read_state
 from infini_llama.tasks.runs.load import load_run
-from infini_llama.tasks.storage.artifacts import Damaged, file_checksum
+from infini_llama.tasks.runs.mirror import Mirror
+from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, is_complete
+from infini_llama.tasks.storage.tensors import model_tensors
+from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 
 their_logging.disable_progress_bar()
 
@@ -266,3 +270,27 @@ def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
     with pytest.raises(Damaged, match="step-00000016"):
         exported(run, tmp_path / "copy", checkpoint="step-00000016")
     assert exported(run, tmp_path / "latest").step == 7
+
+
+def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a_whole(run_of, tmp_path):
+    run, model = run_of(attention="infini")
+    folder = export_trained(run)
+    assert folder == run / "export" and is_complete(folder, "export", committed(run / "checkpoints")[0].digest)
+    theirs = opened(folder, trust_remote_code=True)
+    ids = torch.randint(0, 300, (1, 30))
+    assert torch.equal(theirs(ids).logits, model(ids))
+    written = (folder / "manifest.json").stat()
+    assert export_trained(run) == folder and (folder / "manifest.json").stat() == written
+    mirror = Mirror(str(tmp_path / "mirror"), run.parents[1])
+    assert mirror.keep(folder, "export") > 0 and mirror.has(folder)
+
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    state = read_state(committed(run / "checkpoints")[0].path)
+    state.step = 8
+    save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
+    assert export_trained(run) == folder and not mirror.has(folder)
+    assert torch.equal(opened(folder, trust_remote_code=True)(ids).logits, model(ids))
+    assert [path.name for path in run.glob("*export*")] == ["export"]
+    (folder / "config.json").unlink()
+    assert is_complete(export_trained(run), "export")

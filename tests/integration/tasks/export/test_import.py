@@ -7,11 +7,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
-from transformers import LlamaForCausalLM
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
@@ -316,3 +318,27 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     longest = max(PasskeyTexts(200, numbers.passkey.repetitions), key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
+
+
+def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(theirs, run_of, tmp_path):
+    path, _ = theirs()
+    words = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab()
+    first, last = sorted(words, key=words.__getitem__)[5:7]
+    (path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": {"content": last}})
+    )
+    generation = {"do_sample": True, "temperature": 0.6, "eos_token_id": [words[last], 9]}
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    folder = RunFolder(run_of(attention="softmax")[0])
+    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    shutil.rmtree(path)  # it is no longer needed
+    export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
+    messages = [{"role": "user", "content": "green sky"}]
+    said = AutoTokenizer.from_pretrained(tmp_path / "out").apply_chat_template(messages, tokenize=False)
+    assert said == f"{first}green sky{last}"
+    kept = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert kept.temperature == 0.6 and set(kept.eos_token_id) == {0, 2, words[last], 9}
+    assert set(AutoConfig.from_pretrained(tmp_path / "out").eos_token_id) == {0, 2, words[last], 9}
