@@ -38,8 +38,9 @@ from typing import Any
 import torch
 
 from infini_llama.model.backends import causal_attention
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.gpu_probe import TOLERANCE
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.patch_environment.machine import cpu
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 LONG, SHORT_AND_LONG = [2048, 4096, 8192, 16384, 32768], [64, 128, 256, 512, 1024, 2048, 4096, 8192]

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.machine import Machine
+from infini_llama.tasks.patch_environment.machine import cpu
 from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 

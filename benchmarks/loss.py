@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from agreement import require_close
 
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.machine import Machine
+from infini_llama.tasks.patch_environment.machine import cpu
 from infini_llama.tasks.patch_environment.plan import GLIBC_TUNABLES
 
 TOKENS, WIDTH = 2048, 256

@@ -29,9 +29,9 @@ from agreement import require_equal
 
 from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
-from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, describe_split
+from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, WrittenSplit, describe_split
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import write_shard
+from infini_llama.tasks.preprocess.tokens.shards import token_counts, write_shard
 from infini_llama.tasks.storage.artifacts import commit
 
 LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
@@ -45,9 +45,11 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         (folder / split).mkdir(parents=True)
         values = choose.integers(1, 32768, count).astype(np.uint16)
         lengths = np.full(count // LENGTH, LENGTH)
-        write_shard(folder / split / "data-00000.arrow", values[: lengths.sum()], lengths.tolist())
-        shard = WrittenShard(f"{split}/data-00000.arrow", "", len(lengths), int(lengths.sum()), 0, "")
-        facts[split] = describe_split(folder / split, 32768, [shard], has_prompts=False).model_dump(
+        values = values[: lengths.sum()]
+        write_shard(folder / split / "data-00000.arrow", values, lengths.tolist())
+        shard = WrittenShard(f"{split}/data-00000.arrow", "", len(lengths), len(values), 0, LENGTH, LENGTH, "")
+        written = WrittenSplit([shard], token_counts(values, 32768))
+        facts[split] = describe_split(folder / split, written, has_prompts=False).model_dump(
             mode="json", exclude_defaults=True
         )
         table = build_table({"": lengths}, "concat", LENGTH)

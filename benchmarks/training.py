@@ -38,7 +38,8 @@ from agreement import require_close
 from training_peer import LENGTH, ROWS, SIZES
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.machine import Machine
+from infini_llama.tasks.patch_environment.machine import cpu
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan

@@ -67,12 +67,16 @@ class DataConfig(TextConfig):
         "its own order.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
-    num_workers: Annotated[int, Field(ge=1, le=256)] = free(
-        default=1, description="Number of processes that read and tokenize. The dataset does not depend on it."
+    num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = free(
+        default="auto",
+        description="Number of parts of the text that are read and tokenized at once: by threads of one process, or where there are "
+        "more or the text is of a format that Python reads (json, csv, tsv, a Hugging Face dataset), by as many processes. auto: as the "
+        "usable cores, the free memory and the amount of text allow; with dask and ray the workers of the cluster. The dataset does "
+        "not depend on it.",
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",
-        description="local: processes on this machine. dask, ray: workers of the cluster that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS "
+        description="local: this machine. dask, ray: workers of the cluster that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS "
         "names, otherwise of a temporary one of data.num_workers workers on this machine (extras of the same names). The dataset "
         "does not depend on it.",
     )

@@ -28,6 +28,7 @@ from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention, parameters
 from infini_llama.tasks.export.importing import configuration_of, folder_of, open_model, parameters_of
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.estimate import (
     bytes_of_plan,
     describe,
@@ -35,7 +36,6 @@ from infini_llama.tasks.patch_environment.estimate import (
     memory_per_worker,
     model_of,
 )
-from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of

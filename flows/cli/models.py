@@ -114,7 +114,7 @@ def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | 
         return None
     from infini_llama.tasks.evaluate.heads import measure_heads
     from infini_llama.tasks.export.importing import parameters_of
-    from infini_llama.tasks.patch_environment.machine import Machine, memory
+    from infini_llama.tasks.machine import Machine, memory
 
     need, have = 5 * parameters_of(folder), memory(Machine()).available  # fp32, and what one layer computes
     if need > have:

@@ -15,6 +15,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import find, home_folder, resolved
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.run_folder import RunFolder
 
@@ -53,12 +54,17 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.pipeline import dataset_to_continue
     from infini_llama.tasks.estimate.run import estimate, plan_of
-    from infini_llama.tasks.preprocess.stage import lookup
+    from infini_llama.tasks.preprocess.stage import Preparation
     from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
     folder = RunFolder.of(config.runtime).path
-    dataset = dataset_to_continue(config) or lookup(config.data, home)
+    dataset, chosen = dataset_to_continue(config), list[Choice]()
+    if dataset is None:
+        preparation = Preparation(config.data, home)
+        dataset = preparation.lookup()
+        workers = preparation.corpus.choose_workers().choice
+        chosen = [workers] if workers and dataset is None else []
     run = RunReader(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -70,9 +76,16 @@ def dry_run(config: PipelineConfig) -> Answer:
     planned = plan_of(config).masked()
     plan = planned.to_json()
     estimated = estimate(config)
-    record: JsonObject = {"config": shown, "plan": plan, "estimate": estimated.to_json(), "cached": cached}
+    preparing: list[JsonValue] = [choice.to_json() for choice in chosen]
+    record: JsonObject = {
+        "config": shown,
+        "chosen": preparing,
+        "plan": plan,
+        "estimate": estimated.to_json(),
+        "cached": cached,
+    }
     simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
-    choices: list[JsonValue] = [choice.to_json() for choice in planned.choices]
+    choices: list[JsonValue] = [*preparing, *(choice.to_json() for choice in planned.choices)]
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (
         configuration,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
-from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.patches import explain
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 

@@ -10,9 +10,9 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import estimate
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
 from infini_llama.tasks.patch_environment.patches import needed_patches
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
-    Choice,
     Compile,
     Device,
     EnvironmentPlan,

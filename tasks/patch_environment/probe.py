@@ -10,9 +10,9 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
 from infini_llama.tasks.patch_environment.machine import (
-    Machine,
     compilers,
     cpu,
     disk,
@@ -20,8 +20,6 @@ from infini_llama.tasks.patch_environment.machine import (
     is_port_free,
     load,
     loopback_fault,
-    memory,
-    usable_cores,
     versions,
 )
 from infini_llama.tasks.records.machine import MachineFacts

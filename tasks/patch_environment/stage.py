@@ -12,8 +12,8 @@ from typing import Literal
 from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.reading import JsonValue
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
-from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import explicit, resolve
 from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun

@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
@@ -36,7 +37,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     place_of,
 )
 from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, verify_or_remove
-from infini_llama.tasks.preprocess.workers import Job, prepare_parts
+from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.records.record import Record
@@ -102,6 +103,7 @@ class Corpus:
     Attributes:
         sources: in the order of their documents.
         not_text: files that are not read.
+        workers: that `prepare` had.
 
     Raises:
         DataError: nothing matches, or a folder cannot be read.
@@ -119,6 +121,7 @@ class Corpus:
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = KnownParts(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
+        self.workers: Workers | None = None
 
     @property
     def parts(self) -> list[Part]:
@@ -127,6 +130,10 @@ class Corpus:
             *chain.from_iterable(source.held_out for source in self.sources),
             *chain.from_iterable(source.mixed for source in self.sources),
         ]
+
+    def choose_workers(self) -> Workers:
+        """Those that prepare all parts, where no unit is in the store."""
+        return choose_workers(self.data, self.parts, Machine())
 
     @property
     def size(self) -> int:
@@ -164,27 +171,35 @@ class Corpus:
         self.reports[part] = report
         self.earlier_reports.remember(part, report)
 
-    def prepare(self, recipe: Recipe) -> None:
-        """Writes the units that are not in the store or do not verify there, by `data.num_workers` processes or a cluster.
+    def prepare(self, recipe: Recipe, checksums: bool = False) -> None:
+        """Writes the units that are not in the store or do not verify there, by `data.num_workers` workers.
+
+        Args:
+            checksums: as of `verify_or_remove`.
 
         Raises:
             DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
         """
         self.recall()
-        missing = [part for part in self.parts if not self._is_prepared(part, recipe)]
+        missing = [part for part in self.parts if not self._is_prepared(part, recipe, checksums)]
         if len(missing) < len(self.parts):
             log.info(
                 "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
             )
+        self.workers = choose_workers(self.data, missing, Machine())
+        if missing and (choice := self.workers.choice):
+            log.info("%s: %s (%s)", choice.setting, choice.value, choice.reason)
         done, total = 0, sum(part.size for part in missing)
-        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data):
+        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data, self.workers):
             self._remember(part, report)
             done += part.size
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
 
-    def _is_prepared(self, part: Part, recipe: Recipe) -> bool:
-        report = self.reports.get(part)
-        return report is not None and all(verify_or_remove(recipe, unit.name) for unit in report.units)
+    def _is_prepared(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
+        if (report := self.reports.get(part)) is None:
+            return False
+        verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
+        return all(verified)
 
     def units_by_source(self) -> list[SourceUnits]:
         """The units of each source as the keys take them; all parts are known."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
@@ -141,7 +142,7 @@ class Preparation:
             reference = self.lookup()
             if reference is None:
                 resolve_device(self.data.device, self.data.packing)  # a missing one is refused before the work
-                tokenized = self._tokenize()
+                tokenized = self._tokenize(repair)
                 planned = self._planned()
                 # The same text at other places has the same dataset, and another lock around its preparation.
                 with _locked(locks / f"dataset-{planned.key[:12]}.lock"):
@@ -207,8 +208,8 @@ class Preparation:
             except Damaged as fault:
                 log.warning("%s It was moved to %s.", fault, move_aside(path))
 
-    def _tokenize(self) -> _Tokenized:
-        """Writes the units that are missing."""
+    def _tokenize(self, repair: bool) -> _Tokenized:
+        """Writes the units that are missing, and with `repair` those of which a byte is wrong."""
         data, corpus, checks = self.data, self.corpus, self.home / "engine-checks"
         tokenizer = corpus.tokenizer()
         eos = end_of_text(tokenizer, data.tokenizer)
@@ -216,14 +217,14 @@ class Preparation:
         engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
         recipe = recipe_for(self.home, tokenizer, eos, engine)
         try:
-            corpus.prepare(recipe)
+            corpus.prepare(recipe, repair)
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
             refuse(tokenizer, checks, str(fault))
             remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine)
-            corpus.prepare(recipe)
+            corpus.prepare(recipe, repair)
         return _Tokenized(tokenizer, recipe, engine)
 
     def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenized) -> list[str]:
@@ -259,26 +260,28 @@ class Preparation:
         has_prompts = any(unit.has_prompts for unit in units)
         staged = staging(folder)
         try:
-            written = write_splits(units, selection, staged, has_prompts)
+            tokenizer = tokenized.tokenizer
+            size = tokenizer.get_vocab_size()
+            written = write_splits(units, selection, staged, size, has_prompts)
             for split in SPLITS:
-                if not written[split]:
+                if not written[split].shards:
                     log_left_out(left_out)
                     kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
                     raise self._too_few(split, kept)
-            tokenizer = tokenized.tokenizer
             (staged / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(staged / "token_bytes.npy", token_bytes(tokenizer))
-            size = tokenizer.get_vocab_size()
             content = DatasetContent(
                 vocab_size=size,
                 dtype=dtype_for(size).name,
                 eos_id=tokenized.recipe.eos,
                 text_yields_special_tokens=False,
-                train=describe_split(staged / "train", size, written["train"], has_prompts),
-                validation=describe_split(staged / "validation", size, written["validation"], has_prompts),
+                train=describe_split(staged / "train", written["train"], has_prompts),
+                validation=describe_split(staged / "validation", written["validation"], has_prompts),
                 lossless=is_lossless(tokenizer),
                 loss_on="answer" if has_prompts else "all",
             )
+            choice = self.corpus.workers.choice if self.corpus.workers else None
+            workers: dict[str, Any] = {"workers": choice} if choice else {}
             meta = DatasetMeta(
                 **describe(data).to_json(),  # pyright: ignore[reportArgumentType]
                 key=planned.key,
@@ -288,8 +291,9 @@ class Preparation:
                 tokenizers=tokenizers_library.__version__,
                 engine=tokenized.engine,
                 recipe=tokenized.recipe.folder.name,
+                **workers,
             )
-            checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split]}
+            checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split].shards}
             commit(staged, folder, "dataset", meta.to_json(), content.to_json(), checksums)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes

@@ -1,4 +1,8 @@
-"""Preparation of all parts of the text: in this process, in several of this machine, or by the workers of a Dask or Ray cluster.
+"""Preparation of all parts of the text: by threads of this process, by several of this machine, or by those of a Dask or Ray cluster.
+
+Threads need no second start of Python. They share the engine, which encodes outside of Python's lock, as hashing and the disk do; parsing
+and what else Python does takes about a quarter of the time, so that more than MOST_THREADS would wait for one another. Where Python itself
+reads the text, and for more workers, there are processes.
 
 A cluster's workers see the home folder through a shared filesystem. A unit has a temporary name until it is complete and renamed, so a
 worker that was given up for lost cannot damage what its successor wrote: both write the same bytes.
@@ -10,8 +14,7 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,9 +25,16 @@ from multiprocessing.connection import wait as wait_for
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.tokens.parts import Filters, Part, PartReader, PartReport
+from infini_llama.tasks.formatting import in_bytes
+from infini_llama.tasks.machine import Machine, memory, usable_cores
+from infini_llama.tasks.preprocess.tokens.parts import UNIT_BYTES, Filters, Part, PartReader, PartReport, never
 from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, write_unit
+from infini_llama.tasks.records.choice import Choice
 
+MOST_THREADS = 4
+WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
+WORKER_MEMORY = 2**29  # bytes: the text and tokens of a unit, and in a process the interpreter and an engine
+ADDRESSES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 AHEAD = 4  # parts submitted beyond one per worker
 LOSSES = 3  # workers of a cluster that may die at one part before the build fails
 PACKAGES = ("infini-llama", "tokenizers", "gigatoken", "pyarrow", "numpy", "msgspec", "xxhash", "python")
@@ -53,15 +63,70 @@ class Pool:
     lost: tuple[type[Exception], ...]
 
 
-def prepare_part(job: Job, part: Part) -> PartReport:
+@dataclass(frozen=True)
+class Workers:
+    """How many parts are prepared at once.
+
+    Attributes:
+        count: 0: as many as the cluster has.
+        choice: None where data.num_workers says it.
+    """
+
+    count: int
+    are_threads: bool
+    choice: Choice | None
+
+
+def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) -> Workers:
+    """The workers for the preparation of these parts."""
+    text = sum(map(_text_bytes, parts))
+    is_read_by_python = 2 * sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python) > text
+    if data.num_workers != "auto":
+        count = min(data.num_workers, max(1, len(parts)))
+        are_threads = count == 1 or (count <= MOST_THREADS and not is_read_by_python)
+        return Workers(count, are_threads and data.engine == "local", None)
+    if os.environ.get(ADDRESSES.get(data.engine, "")):
+        return Workers(0, False, _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}"))
+    cores, available = usable_cores(machine), memory(machine).available
+    limits = [
+        (cores, f"{cores} usable core(s)"),
+        (len(parts), f"{len(parts)} part(s) of text"),
+        (
+            available // WORKER_MEMORY,
+            f"{in_bytes(available)} of free memory, of which a worker takes {in_bytes(WORKER_MEMORY)}",
+        ),
+    ]
+    by_text = text // WORTH_A_PROCESS, f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
+    by_lock = MOST_THREADS, "more threads would wait for one another, and there is too little text for more processes"
+    processes = min((*limits, by_text), key=lambda limit: limit[0])
+    has_processes = data.engine != "local" or is_read_by_python or processes[0] > MOST_THREADS
+    most, reason = processes if has_processes else min((*limits, by_lock), key=lambda limit: limit[0])
+    count = max(1, most)
+    are_threads = data.engine == "local" and (count == 1 or not has_processes)
+    kind = ("thread" if count == 1 else "threads") if are_threads else ("process" if count == 1 else "processes")
+    return Workers(count, are_threads, _choice(f"{count} {kind}", reason))
+
+
+def _choice(value: str, reason: str) -> Choice:
+    return Choice(setting="data.num_workers", value=value, reason=reason)
+
+
+def _text_bytes(part: Part) -> int:
+    """Bytes to read; about as many as a unit has where a range does not say it."""
+    return part.size or (UNIT_BYTES if part.span else 0)
+
+
+def prepare_part(job: Job, part: Part, should_stop: Callable[[], bool] = never) -> PartReport:
     """Reads a part and writes those of its units that are missing or damaged."""
-    reader = PartReader(part, job.filters)
+    reader = PartReader(part, job.filters, should_stop)
     for documents in reader.units():
-        write_unit(job.recipe, documents)
+        write_unit(job.recipe, documents, should_stop)
     return reader.report()
 
 
-def prepare_parts(job: Job, parts: Sequence[Part], data: DataConfig) -> Iterator[tuple[Part, PartReport]]:
+def prepare_parts(
+    job: Job, parts: Sequence[Part], data: DataConfig, workers: Workers
+) -> Iterator[tuple[Part, PartReport]]:
     """Each part and what was read of it, in any order.
 
     Raises:
@@ -69,14 +134,16 @@ def prepare_parts(job: Job, parts: Sequence[Part], data: DataConfig) -> Iterator
         PipelineError: a worker was killed, or differs from this machine; finished units are kept.
         EngineDiffers: a fast engine gave other ids than the reference.
     """
-    count = min(data.num_workers, len(parts))
-    if data.engine == "local" and count < 2:
-        yield from ((part, prepare_part(job, part)) for part in parts)
-        return
     if not parts:
         return
-    pools = {"local": lambda: _processes(job, count), "dask": lambda: _dask(job, data), "ray": lambda: _ray(job, data)}
-    with pools[data.engine]() as pool:
+    match data.engine:
+        case "dask":
+            opened = _dask(job, data, workers.count)
+        case "ray":
+            opened = _ray(job, data, workers.count)
+        case "local":
+            opened = (_threads if workers.are_threads else _processes)(job, workers.count)
+    with opened as pool:
         waiting = iter(parts)
         pending = {pool.submit(part): part for part in islice(waiting, pool.size + AHEAD)}
         while pending:
@@ -94,9 +161,22 @@ def prepare_parts(job: Job, parts: Sequence[Part], data: DataConfig) -> Iterator
 
 
 @contextmanager
+def _threads(job: Job, count: int) -> Iterator[Pool]:
+    """`count` threads of this process; if the block raises, they end within a batch of text, and are waited for."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(count, "preprocess") as executor:
+        try:
+            yield Pool(count, lambda part: executor.submit(prepare_part, job, part, stop.is_set), (BrokenExecutor,))
+        except BaseException:
+            stop.set()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
 def _processes(job: Job, count: int) -> Iterator[Pool]:
     """`count` processes with an equal share of the cores; if the block raises, they end at once, in the middle of their parts."""
-    threads = max(1, len(os.sched_getaffinity(0)) // count) if hasattr(os, "sched_getaffinity") else 1
+    threads = max(1, usable_cores(Machine()) // count)
     spawn = multiprocessing.get_context("spawn")
     try:
         spawn.Lock()
@@ -108,7 +188,7 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
     reading_end, writing_end = spawn.Pipe(duplex=False)
     with ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads, reading_end)) as executor:
         try:
-            yield Pool(count, lambda part: executor.submit(prepare_part, job, part), (BrokenProcessPool,))
+            yield Pool(count, lambda part: executor.submit(prepare_part, job, part), (BrokenExecutor,))
         except BaseException:
             writing_end.close()
             raise
@@ -152,43 +232,43 @@ def _version(name: str) -> str:
 
 
 @contextmanager
-def _dask(job: Job, data: DataConfig) -> Iterator[Pool]:
-    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `data.num_workers` processes started for this build."""
+def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
+    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `count` processes started for this build."""
     with _installed(data):
         distributed, config = import_module("distributed"), import_module("dask").config
-    local = {"n_workers": data.num_workers, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    local = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
     with config.set({"distributed.scheduler.allowed-failures": LOSSES - 1}):
         try:
             client = distributed.Client(
-                **({} if os.environ.get("DASK_SCHEDULER_ADDRESS") else local), timeout=30, set_as_default=False
+                **({} if os.environ.get(ADDRESSES["dask"]) else local), timeout=30, set_as_default=False
             )
         except OSError as fault:
-            raise _silent("DASK_SCHEDULER_ADDRESS", fault) from None
+            raise _silent(ADDRESSES["dask"], fault) from None
         with client, client.get_executor(pure=False) as executor:
             driver_versions, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
             yield Pool(
-                max(size, data.num_workers),
+                max(size, count),
                 lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
                 (distributed.KilledWorker,),
             )
 
 
 @contextmanager
-def _ray(job: Job, data: DataConfig) -> Iterator[Pool]:
-    """The Ray cluster that RAY_ADDRESS names, or one of `data.num_workers` CPUs started for this build."""
+def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
+    """The Ray cluster that RAY_ADDRESS names, or one of `count` CPUs started for this build."""
     with _installed(data):
         ray = import_module("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    local = {"address": "local", "num_cpus": data.num_workers, "include_dashboard": False}
+    local = {"address": "local", "num_cpus": count, "include_dashboard": False}
     try:
         context = ray.init(
-            **({} if os.environ.get("RAY_ADDRESS") else local),
+            **({} if os.environ.get(ADDRESSES["ray"]) else local),
             log_to_driver=False,
             configure_logging=False,
             namespace="infini-llama",
         )
     except ConnectionError as fault:
-        raise _silent("RAY_ADDRESS", fault) from None
+        raise _silent(ADDRESSES["ray"], fault) from None
     with context:
         driver_versions, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import BySplit, LeftOut, RowCosts, RowTableContent
 from infini_llama.tasks.records.record import Record
 
@@ -173,6 +174,7 @@ class DatasetSummary(Record):
     """The content of a dataset, for people.
 
     Attributes:
+        workers: that built it, if they were chosen.
         sources: by name, if data.sources has several.
         chunks: row tables by name.
         samples: training rows as text.
@@ -188,6 +190,7 @@ class DatasetSummary(Record):
     vocab_size: int
     dtype: str
     bytes_on_disk: int
+    workers: Choice | None = None
     splits: BySplit[SplitSummary]
     sources: dict[str, SourceSummary] = Field(default_factory=dict)
     chunks: dict[str, RowTableSummary]

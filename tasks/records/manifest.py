@@ -4,6 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeInt
 
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.record import Record
 
 Content = TypeVar("Content")
@@ -66,11 +67,13 @@ class MetaRecord(Record):
 
 
 class UnitSplit(Record):
-    """Size of one split of a unit; `bytes`: of text."""
+    """Size of one split of a unit, and of its documents in tokens, 0 where it has none; `bytes`: of text."""
 
     documents: int
     tokens: int
     bytes: int
+    shortest_document: int
+    longest_document: int
 
 
 class UnitContent(ContentRecord):
@@ -225,6 +228,7 @@ class DatasetMeta(Provenance):
         data: the configuration's section as it was when the dataset was built.
         infini_llama, tokenizers: versions.
         recipe: of the units that it was made of.
+        workers: how many of them were chosen, and why; None where data.num_workers says it.
     """
 
     key: str = ""
@@ -234,6 +238,7 @@ class DatasetMeta(Provenance):
     tokenizers: str = ""
     engine: EngineChoice | None = None
     recipe: str = ""
+    workers: Choice | None = None
 
 
 class SourceRows(Record):

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import masked
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.record import Record
 
@@ -58,14 +59,6 @@ class PinnedSettings(Record):
     def world_size(self) -> int:
         """Worker processes over all nodes."""
         return self.nproc_per_node * self.nnodes
-
-
-class Choice(Record):
-    """A setting that the configuration leaves open, its value, and the reason for it."""
-
-    setting: str
-    value: str
-    reason: str
 
 
 class EnvironmentPlan(PinnedSettings):

@@ -25,6 +25,7 @@ from infini_llama.tasks.document import (
 from infini_llama.tasks.formatting import Cells, in_bytes, in_words, packed, side_by_side
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import (
     DatasetRef,
     DatasetSummary,
@@ -67,7 +68,14 @@ def describe(path: Path) -> DatasetSummary:
         left_out=meta.left_out,
         samples=_samples(path, tables[0].name) if tables else (),
     )
+    if meta.workers:
+        summary = changed(summary, workers=meta.workers)
     return changed(summary, sources=_sources(meta.sources, content)) if meta.sources else summary
+
+
+def built(created: str, workers: Choice | None) -> str:
+    """When a dataset was built, and by which workers, if they were chosen."""
+    return f"{created} by {workers.value} ({workers.reason})" if workers else created
 
 
 def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:
@@ -145,7 +153,7 @@ def dataset_document(
     lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
     sources = [{"source": name} | source.model_dump(by_alias=True) for name, source in dataset.sources.items()]
     parts = (
-        f"{cell(dataset.source)}, built {cell(dataset.created)}",
+        f"{cell(dataset.source)}, built {cell(built(dataset.created, dataset.workers))}",
         facts(headline),
         *section("Checks", *(_checks(verified) if verified else ())),
         *section("Splits", table(side_by_side({name: _numbers(split) for name, split in splits.items()}))),

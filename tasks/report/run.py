@@ -40,6 +40,7 @@ from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, Samp
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
+from infini_llama.tasks.report.dataset import built
 from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import EXPORT, is_complete
@@ -277,7 +278,7 @@ def data_card(run: RunReader) -> Cells:
         "vocabulary": f"{content.vocab_size:,} tokens, {width:.2f} bytes each",
         "unigram entropy": f"{content.validation.unigram_entropy_bits * NATS_PER_BIT:.3f} nats per token (validation)",
         "sequences": f"{rows.sequence_length:,} tokens, {rows.strategy}",
-        "built": tokens.created,
+        "built": built(tokens.created, tokens.meta.workers),
         "digest": tokens.digest,
     }
 

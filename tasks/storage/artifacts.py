@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -35,7 +35,7 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 EXPORT = "export"
-FORMAT_VERSIONS = {"unit": 1, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
+FORMAT_VERSIONS = {"unit": 2, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READ_AT_ONCE = 2**21  # bytes
@@ -226,8 +226,11 @@ def _fields_of(file: Path) -> JsonObject:
     return fields
 
 
-def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> AnyManifest:
-    """The manifest, once every file is there at its size (and, with `checksums`, with its bytes) and no other file is, but hidden ones.
+def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | None = None) -> AnyManifest:
+    """The manifest, once every file is there at its size and no other file is, but hidden ones.
+
+    Args:
+        checksums: whether the files' bytes are read and compared; or the names of those that are.
 
     Raises:
         Damaged: names the first file that differs.
@@ -235,11 +238,12 @@ def check(path: Path, kind: str, checksums: bool, key: str | None = None) -> Any
     manifest = read_manifest(path, kind, key)
     for name, expected in manifest.files.items():
         file = path / name
+        is_read = checksums if isinstance(checksums, bool) else name in checksums
         if file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing.")
         with readable(file):
             size = file.stat().st_size
-            checksum = file_checksum(file) if checksums and size == expected.size else expected.checksum
+            checksum = file_checksum(file) if is_read and size == expected.size else expected.checksum
         if size != expected.size:
             raise Damaged(f"{file} has {size} bytes; its manifest says {expected.size}.")
         if checksum != expected.checksum:

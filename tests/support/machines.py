@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.machine import Machine
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord
 from infini_llama.tasks.runs.run_folder import RunFolder

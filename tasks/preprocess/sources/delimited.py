@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
@@ -11,25 +11,38 @@ from typing import IO
 
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import named_column
-from infini_llama.tasks.preprocess.sources.texts import Fault, Records, Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Unreadable, are_short, in_batches
 
 READ = 2**16  # bytes at once
-Row = tuple[int, list[str]]  # number of its first line, from 1, and its fields
+Block = tuple[int, str]  # number of its first line, from 1, and whole lines
+Rows = tuple[
+    Sequence[int], list[list[str]]
+]  # the number of each one's first line, and its fields; none of a blank line
 Reopen = Callable[[], AbstractContextManager[IO[bytes]]]
+FIELD = r'(?:[^"\t]*+|"[^"\t]*+(?:""[^"\t]*+)*+")'
+FIELDS = re.compile(
+    rf"{FIELD}(?:\t{FIELD})*+"
+)  # a record with quotes as syntax, and as many fields with quotes as text
+NEEDLESS = re.compile(
+    r'(?:^|\t)"[^",\t]++"(?=\t|$)'
+)  # around what needs none; FOR_COMMA: what needs them in Excel alone
+FOR_COMMA = re.compile(r'(?:^|\t)"[^",\t]*+,[^"\t]*+"(?=\t|$)')
+DOUBLED_WITHIN = re.compile(r'[^"\t](?:"")+[^"\t]')
+BARE_COMMA = re.compile(r'(?:^|\t)[^",\t]*+,')
 TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')
 DOUBLED = re.compile(r'[^"](?:"")+[^"]')  # not at an edge, where """ begins and ends texts of some languages
 
 
-def read_csv(stream: IO[bytes], text_column: str) -> Records:
+def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
     """The texts of a CSV file.
 
     Raises:
         Unreadable: it has no such column, or a quote or character that makes no sense; the line is named.
     """
-    return _texts(_rows(_lines(stream), ",", is_quoted=True), text_column)
+    return _texts(_rows(_blocks(stream), ",", lambda: True), text_column)
 
 
-def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Records:
+def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Iterator[Batch]:
     """The texts of a TSV file.
 
     Args:
@@ -38,71 +51,105 @@ def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Records:
     Raises:
         Unreadable: as of `read_csv` and `quotes_are_syntax`.
     """
-    return _texts(_tsv_rows(_lines(stream), text_column, reopen), text_column)
+
+    def are_syntax() -> bool:
+        with reopen() as again:
+            return quotes_are_syntax(_blocks(again), text_column)
+
+    return _texts(_rows(_blocks(stream), "\t", are_syntax), text_column)
 
 
-def _tsv_rows(lines: Iterator[str], text_column: str, reopen: Reopen) -> Iterator[Row]:
-    first_quote: list[str] = []  # the line with it
-
-    def until_quote() -> Iterator[str]:
-        for line in lines:
-            if '"' in line:
-                first_quote.append(line)
-                return
-            yield line
-
-    before = 0
-    for line, row in _rows(until_quote(), "\t", is_quoted=False):
-        before = line
-        yield line, row
-    if first_quote:
-        with reopen() as stream:
-            is_quoted = quotes_are_syntax(_lines(stream), text_column)
-        for line, row in _rows(chain(first_quote, lines), "\t", is_quoted):
-            yield before + line, row
+def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
+    first_lines, first_rows = next(table, ([0], [list[str]()]))
+    column, width = named_column(first_rows[0], text_column), len(first_rows[0])
+    for numbers, rows in chain([(first_lines[1:], first_rows[1:])], table):
+        if set(map(len, rows)) == {width} and are_short(batch := [row[column] for row in rows]):
+            yield batch
+            continue
+        yield from in_batches(
+            row[column] if len(row) == width else Fault(f"has {len(row)} fields instead of {width} in line {number}")
+            for number, row in zip(numbers, rows, strict=True)
+            if row
+        )
 
 
-def _texts(rows: Iterator[Row], text_column: str) -> Records:
-    _, header = next(rows, (0, list[str]()))
-    column = named_column(header, text_column)
-    for line, row in rows:
-        if len(row) == len(header):
-            yield row[column]
-        elif row:
-            yield Fault(f"has {len(row)} fields instead of {len(header)} in line {line}")
+def _rows(blocks: Iterator[Block], delimiter: str, are_syntax: Callable[[], bool]) -> Iterator[Rows]:
+    """The rows of blocks, several at a time. A line in which no quote is syntax is a row, which needs no reader of quotes.
+
+    Args:
+        are_syntax: whether quotes are; asked at the first one.
+    """
+    is_quoted: bool | None = None
+    for number, text in blocks:
+        if is_quoted is not False and (quote := text.find('"')) >= 0:
+            if is_quoted is None:
+                start = 1 + max(text.rfind("\n", 0, quote), text.rfind("\r", 0, quote))  # of the line with the quote
+                if start:
+                    before = _plain_rows(number, text[:start], delimiter)
+                    number, text = number + len(before[0]), text[start:]
+                    yield before
+                is_quoted = are_syntax()
+            if is_quoted:
+                yield from _quoted_rows(number, text, blocks, delimiter)
+                continue
+        yield _plain_rows(number, text, delimiter)
 
 
-def _rows(lines: Iterable[str], delimiter: str, is_quoted: bool) -> Iterator[Row]:
+def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.removesuffix("\n").split("\n")
+    return range(number, number + len(lines)), [line.split(delimiter) if line else [] for line in lines]
+
+
+def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
+    """The rows of a block with quotes, and of those behind it until a row ends where a block does."""
     csv.field_size_limit(texts.LONGEST_RECORD)
-    quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    rows, line = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), 1
+    given = yielded = 0  # lines
+
+    def lines() -> Iterator[str]:
+        nonlocal given
+        for _, block in chain([(first, text)], blocks):
+            of_block = list(io.StringIO(block, newline=""))
+            given += len(of_block)
+            yield from of_block
+
+    numbers, rows, number = list[int](), list[list[str]](), first
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
-        for row in rows:
-            yield line, row
-            line = rows.line_num + 1
+        for row in reader:
+            numbers.append(number)
+            rows.append(row)
+            number = first + reader.line_num
+            if reader.line_num == given:
+                break
+            if given > yielded:  # a row is open across blocks, perhaps at the end of each one
+                yield numbers, rows
+                numbers, rows, yielded = [], [], given
     except csv.Error as error:
-        raise Unreadable(f"is damaged in the record that begins in line {line} ({error})") from None
+        yield numbers, rows
+        raise Unreadable(f"is damaged in the record that begins in line {number} ({error})") from None
+    yield numbers, rows
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """The lines with their ends: line feeds, carriage returns, or both."""
-    before = 0  # lines
+def _blocks(stream: IO[bytes]) -> Iterator[Block]:
+    """Lines with their ends, about READ bytes at a time: line feeds, carriage returns, or both."""
+    number = 1
     while data := stream.read(READ):
         if not data.endswith(b"\n"):
             data += stream.readline(texts.LONGEST_RECORD + 1)
         if len(data) > texts.LONGEST_RECORD and len(data.rpartition(b"\n")[2]) > texts.LONGEST_RECORD:
-            line = before + _count(data) + 1
-            raise Unreadable(f"has a line longer than {texts.LONGEST_RECORD:,} bytes (line {line})")
+            raise Unreadable(f"has a line longer than {texts.LONGEST_RECORD:,} bytes (line {number + _count(data)})")
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
             good = data[: error.start]
             start = max(good.rfind(b"\n"), good.rfind(b"\r")) + 1
             raise Unreadable(
-                f"is not UTF-8 in line {before + _count(good) + 1} (byte {error.start - start} of it)"
+                f"is not UTF-8 in line {number + _count(good)} (byte {error.start - start} of it)"
             ) from None
-        yield from io.StringIO(text, newline="")
-        before += _count(data)
+        yield number, text
+        number += _count(data)
 
 
 def _count(data: bytes) -> int:
@@ -110,7 +157,7 @@ def _count(data: bytes) -> int:
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
-def quotes_are_syntax(lines: Iterable[str], text_column: str) -> bool:
+def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
     """Whether the quotes of a TSV are those that pandas, Excel and other writers of tables put around fields; else they are text.
 
     Quotes are syntax only if each stands at a field's edge, or is doubled within quotes. If so, what is a record in one reading alone,
@@ -122,12 +169,26 @@ def quotes_are_syntax(lines: Iterable[str], text_column: str) -> bool:
         Unreadable: some quotes are syntax only, and others text only; or nothing decides. Lines are named.
     """
     seen, record, names, width = _Evidence(), None, list[str](), 0
-    for number, line in enumerate(lines, 1):
+
+    def is_plain(first: int, text: str) -> bool:
+        if record or not names or '"' in text:
+            return False
+        if not seen.bare_comma and (comma := text.find(",")) >= 0:
+            seen.bare_comma = first + _count(text[:comma].encode())
+        return True
+
+    of_interest = (block for block in blocks if not is_plain(*block))
+    for number, line in chain.from_iterable(
+        enumerate(io.StringIO(text, newline=""), first) for first, text in of_interest
+    ):
         line = line.rstrip("\r\n")
         if record is None and '"' not in line:
             names = names or line.split("\t")
             width = width or len(names)
             seen.bare_comma = seen.bare_comma or ("," in line and number)
+            continue
+        if record is None and names and width == len(names) and FIELDS.fullmatch(line):
+            seen.add_plain(line, number)
             continue
         if not names:
             names = line.split("\t")
@@ -260,6 +321,14 @@ class _Evidence:
     either_end: int = 0
     all_numbers: int = 0
     some_numbers: int = 0
+
+    def add_plain(self, line: str, number: int) -> None:
+        """Take a line that is a record in both readings, with as many fields."""
+        self.doubled = self.doubled or ('""' in line and bool(DOUBLED_WITHIN.search(line)) * number)
+        self.needless = self.needless or bool(NEEDLESS.search(line)) * number
+        if "," in line:
+            self.for_comma = self.for_comma or bool(FOR_COMMA.search(line)) * number
+            self.bare_comma = self.bare_comma or bool(BARE_COMMA.search(line)) * number
 
     def add(self, record: _Record, is_record: bool, text_place: int) -> None:
         """Take a whole record.

@@ -29,6 +29,7 @@ READER_VERSION = 1  # raised where a file that was read before has other texts n
 PLAIN = ("txt", "md", "rst", "py")
 RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
 BINARY = ("parquet", "arrow")
+BY_PYTHON = ("json", "csv", "tsv")  # read by modules of Python, which hold its lock
 ARCHIVES = (".tar", ".tgz", ".zip")
 READ_AHEAD = 2**20
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
@@ -36,8 +37,10 @@ MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}  # the fi
 MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
-def format_of(name: str) -> str | None:
-    """The format by the file's name, without the compression; None for a name that says none."""
+def format_of(name: str, form: str = "auto") -> str | None:
+    """The format by the file's name, without the compression, unless `form` says it; None for a name that says none."""
+    if form != "auto":
+        return form
     parts = name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
@@ -74,9 +77,9 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
             case "json":
                 yield from in_batches(read_json(stream, text_column))
             case "csv":
-                yield from in_batches(read_csv(stream, text_column))
+                yield from read_csv(stream, text_column)
             case "tsv":
-                yield from in_batches(read_tsv(stream, text_column, partial(_content, path, form)))
+                yield from read_tsv(stream, text_column, partial(_content, path, form))
             case _:
                 yield from in_batches(_plain(stream))
 
@@ -111,7 +114,7 @@ def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span
 
 
 def _format(path: Path | RemoteFile, form: str) -> str:
-    return format_of(path.name) or "txt" if form == "auto" else form
+    return format_of(path.name, form) or "txt"
 
 
 def _compression(path: Path | RemoteFile) -> str:

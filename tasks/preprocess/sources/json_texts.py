@@ -9,7 +9,16 @@ from typing import IO, Any
 import msgspec
 
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Span, Unreadable, in_batches, text_of
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Fault,
+    Records,
+    Span,
+    Unreadable,
+    are_short,
+    in_batches,
+    text_of,
+)
 
 
 def read_json(stream: IO[bytes], text_column: str) -> Records:
@@ -63,13 +72,16 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
             place = _line(stream, first, number)
             yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
             continue
-        lines = block.split(b"\n")
-        if (records := _parsed_together(lines, text_column)) is not None:
-            yield from in_batches(iter(records))
+        records = _parsed_together(block, text_column)
+        if records is None:
+            named = enumerate(block.split(b"\n"), number + 1)
+            each = ((line, partial(_line, stream, first, place)) for place, line in named)
+            yield from in_batches(_parsed(line, text_column, name) for line, name in each if line.strip())
+        elif are_short(records):
+            yield records
         else:
-            named = ((line, partial(_line, stream, first, place)) for place, line in enumerate(lines, number + 1))
-            yield from in_batches(_parsed(line, text_column, name) for line, name in named if line.strip())
-        number += len(lines)
+            yield from in_batches(iter(records))
+        number += block.count(b"\n") + 1
 
 
 def _skip_line(stream: IO[bytes]) -> int:
@@ -118,14 +130,20 @@ def _line(stream: IO[bytes], first: int, number: int) -> str:
     return f"line {number}"
 
 
-def _parsed_together(lines: list[bytes], text_column: str) -> list[str] | None:
-    """The texts of lines each of which is an object with text; None where one is not."""
-    decode = _decoder(text_column).decode
+def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
+    """The texts of lines each of which is an object with text; None where one is not.
+
+    The decoder takes white space between values for a line's end, and a line's end within a value for white space. No JSON value has
+    "}", a line's end and "{" one after the other: where each line begins and ends like that, each has an object or several.
+    """
+    lines = block.count(b"\n") + 1
+    if not (block.startswith(b"{") and block.endswith(b"}")) or block.count(b"}\n{") != lines - 1:
+        return None
     try:
-        records = [decode(line).text for line in lines]
+        records = [record.text for record in _decoder(text_column).decode_lines(block)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return records if set(map(type, records)) == {str} else None
+    return records if len(records) == lines and set(map(type, records)) == {str} else None
 
 
 @lru_cache(maxsize=8)

@@ -99,6 +99,11 @@ class TextFile:
         )
 
     @property
+    def is_read_by_python(self) -> bool:
+        """Whether most of its reading is done by Python itself, which threads do not speed up."""
+        return bool(self.dataset or self.made) or formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
+
+    @property
     def has_times(self) -> bool:
         """Whether it is a file on a disk, whose `stamp` has its times: modified, and the inode changed."""
         return not self.made and not self.dataset and isinstance(self.path, Path)

@@ -39,9 +39,15 @@ Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the firs
 AT_ONCE = 1024  # records
 
 
+def are_short(texts: Iterable[str]) -> bool:
+    """Whether each of these texts is one document by its number of characters, whatever they are."""
+    return max(map(len, texts), default=0) <= min(LONGEST_DOCUMENT // 4, LONGEST_WORD)
+
+
 def pieces(text: str) -> Iterator[str | Fault]:
     """The text, or several where it is longer than a document may be; a Fault for one that no tokenizer can take in parts."""
-    if len(text) * 4 <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
+    size = len(text) if text.isascii() else len(text) * 4  # bytes at most
+    if size <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
         yield _with_blanks(text)
         return
     while data:

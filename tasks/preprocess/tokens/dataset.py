@@ -16,6 +16,7 @@ import numpy as np
 
 from infini_llama.tasks.preprocess.tokens.shards import (
     PROMPTS,
+    dtype_for,
     entropy_bits,
     map_prompts,
     map_shard,
@@ -24,7 +25,8 @@ from infini_llama.tasks.preprocess.tokens.shards import (
 )
 from infini_llama.tasks.preprocess.tokens.units import Unit
 from infini_llama.tasks.records.manifest import SPLITS, Shard, SourceStats, SplitContent
-from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
+from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum
+from infini_llama.tasks.storage.dataset_files import repairable
 
 TOGETHER = 2**23  # documents whose hashes are sorted at once
 
@@ -109,50 +111,75 @@ class SourceUnit:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A shard in the folder of a dataset; `bytes`: of its text."""
+    """A shard in the folder of a dataset; `bytes`: of its text; shortest, longest: of its documents, in tokens."""
 
     file: str
     source: str
     documents: int
     tokens: int
     bytes: int
+    shortest: int
+    longest: int
     checksum: str
 
 
+@dataclass
+class WrittenSplit:
+    """The shards of a split in order, and how often each token occurs in them, int64 [vocab]."""
+
+    shards: list[WrittenShard]
+    counts: np.ndarray
+
+
 def write_splits(
-    units: Sequence[SourceUnit], selection: Selection, folder: Path, has_prompts: bool
-) -> dict[str, list[WrittenShard]]:
+    units: Sequence[SourceUnit], selection: Selection, folder: Path, vocab_size: int, has_prompts: bool
+) -> dict[str, WrittenSplit]:
     """Writes the shards of both splits below `folder`, in the order of the units.
 
     Args:
-        selection: of these units.
+        selection: of these units. No token is read of a unit of which it keeps all or no documents, unless prompts are added.
         has_prompts: whether the shards have a column with the tokens of each document's prompt: 0 where its unit has no prompts.
+
+    Raises:
+        Damaged: a stream that is to be copied is not what its unit says.
     """
-    written = dict[str, list[WrittenShard]]()
+    written = dict[str, WrittenSplit]()
     for split in SPLITS:
         (folder / split).mkdir()
-        written[split] = []
+        written[split] = WrittenSplit([], np.zeros(vocab_size, dtype=np.int64))
         for source_unit, kept in zip(units, selection.kept[split], strict=True):
             if kept.any():
-                file = f"{split}/data-{len(written[split]):05d}.arrow"
-                written[split].append(_write(source_unit, split, kept, folder / file, has_prompts))
+                _write(source_unit, split, kept, folder, written[split], has_prompts)
     return written
 
 
-def _write(source_unit: SourceUnit, split: str, kept: np.ndarray, path: Path, has_prompts: bool) -> WrittenShard:
-    file = f"{split}/{path.name}"
-    stream, facts = source_unit.unit.stream(split), source_unit.unit.manifest.content[split]
+def _write(
+    source_unit: SourceUnit, split: str, kept: np.ndarray, folder: Path, written: WrittenSplit, has_prompts: bool
+) -> None:
+    unit, file = source_unit.unit, f"{split}/data-{len(written.shards):05d}.arrow"
+    stream, path, facts = unit.stream(split), folder / file, unit.manifest.content[split]
+    checksum, size = unit.manifest.files[stream.name].checksum, facts.bytes
+    shortest, longest = facts.shortest_document, facts.longest_document
     if kept.all() and source_unit.has_prompts == has_prompts:
         _link(stream, path)
-        checksum = source_unit.unit.manifest.files[stream.name].checksum
-        return WrittenShard(file, source_unit.source, facts.documents, facts.tokens, facts.bytes, checksum)
-    offsets, values = map_shard(stream)
-    lengths = np.diff(offsets)
-    tokens = values[np.repeat(kept, lengths)]
-    prompts = map_prompts(stream) if source_unit.has_prompts else np.zeros(len(lengths), dtype=np.int64)
-    write_shard(path, tokens, lengths[kept], prompts[kept] if has_prompts else None)
-    size = int(source_unit.unit.documents(split)["bytes"][kept].sum())
-    return WrittenShard(file, source_unit.source, int(kept.sum()), len(tokens), size, file_checksum(path))
+        occurring, count = unit.counts(), facts.tokens
+        written.counts[occurring["token"]] += occurring[split]
+    else:
+        with repairable():
+            if file_checksum(stream) != checksum:
+                raise Damaged(f"{stream} does not have the bytes its manifest says (checksum differs).")
+        offsets, values = map_shard(stream)
+        lengths = np.diff(offsets)
+        tokens, lengths = values[np.repeat(kept, lengths)], lengths[kept]
+        prompts = map_prompts(stream)[kept] if source_unit.has_prompts else np.zeros(len(lengths), dtype=np.int64)
+        write_shard(path, tokens, lengths, prompts if has_prompts else None)
+        written.counts += token_counts(tokens, len(written.counts))
+        size = int(unit.documents(split)["bytes"][kept].sum())
+        count, checksum = len(tokens), file_checksum(path)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+    written.shards.append(
+        WrittenShard(file, source_unit.source, int(kept.sum()), count, size, shortest, longest, checksum)
+    )
 
 
 def _link(stream: Path, path: Path) -> None:
@@ -163,20 +190,15 @@ def _link(stream: Path, path: Path) -> None:
         shutil.copyfile(stream, path)
 
 
-def describe_split(folder: Path, vocab_size: int, written: Sequence[WrittenShard], has_prompts: bool) -> SplitContent:
-    """Counts the tokens of a split's shards, and adds the files by which `datasets.load_from_disk` opens the folder.
+def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> SplitContent:
+    """Describes a split, and adds the files by which `datasets.load_from_disk` opens its folder. No shard is read.
 
     Args:
+        written: at least one shard.
         has_prompts: whether they have a column with the tokens of each document's prompt.
     """
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    shortest, longest, documents, tokens = 2**62, 0, 0, 0
-    shards, dtype = list[Shard](), ""
-    for shard in written:
-        offsets, values = map_shard(folder.parent / shard.file)
-        lengths, dtype = np.diff(offsets), values.dtype.name
-        counts += token_counts(values, vocab_size)
-        shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    documents, tokens, shards = 0, 0, list[Shard]()
+    for shard in written.shards:
         shards.append(
             Shard(
                 file=shard.file,
@@ -188,20 +210,21 @@ def describe_split(folder: Path, vocab_size: int, written: Sequence[WrittenShard
             )
         )
         documents, tokens = documents + shard.documents, tokens + shard.tokens
+    dtype = dtype_for(len(written.counts)).name
     feature = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "LargeList"}
     features: dict[str, object] = {"input_ids": feature}
     if has_prompts:
         features[PROMPTS] = {"dtype": "int64", "_type": "Value"}
-    _describe_for_datasets(folder, written, features)
+    _describe_for_datasets(folder, written.shards, features)
     return SplitContent(
         documents=documents,
         tokens=tokens,
-        bytes=sum(shard.bytes for shard in written),
+        bytes=sum(shard.bytes for shard in written.shards),
         shards=tuple(shards),
-        shortest_document=shortest,
-        longest_document=longest,
-        unigram_entropy_bits=entropy_bits(counts),
-        sources=_by_source(written),
+        shortest_document=min(shard.shortest for shard in written.shards),
+        longest_document=max(shard.longest for shard in written.shards),
+        unigram_entropy_bits=entropy_bits(written.counts),
+        sources=_by_source(written.shards),
     )
 
 

@@ -6,7 +6,7 @@ so that unchanged text is not read again.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space, portable
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Unreadable, batches
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
@@ -115,7 +115,8 @@ class Documents:
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
         digest.update(np.float64(self.held_out).tobytes() + lengths.tobytes())
-        digest.update(b"".join(self.texts))
+        for batch in batches(self.texts):
+            digest.update(b"".join(batch))
         return digest.hexdigest(16)
 
     def file_of(self, number: int) -> TextFile:
@@ -169,11 +170,24 @@ def _spans(file: TextFile) -> list[Span] | None:
         return None  # its reading says what is wrong
 
 
-class PartReader:
-    """Reads one part: documents of whole files wait until their unit is full; what is damaged, empty or too short is counted."""
+class Stopped(Exception):
+    """The work is not needed any more, because another part of it failed or a stop was requested."""
 
-    def __init__(self, part: Part, filters: Filters) -> None:
-        self.part, self.filters = part, filters
+
+def never() -> bool:
+    """The `should_stop` of work that ends only as a whole."""
+    return False
+
+
+class PartReader:
+    """Reads one part: documents of whole files wait until their unit is full; what is damaged, empty or too short is counted.
+
+    Args:
+        should_stop: asked between batches of text.
+    """
+
+    def __init__(self, part: Part, filters: Filters, should_stop: Callable[[], bool] = never) -> None:
+        self.part, self.filters, self.should_stop = part, filters, should_stop
         self.reports: list[UnitReport] = []
         self.waiting, self.files, self.size = list[bytes](), list[tuple[TextFile, int]](), 0
         self.records = self.empty = self.too_short = self.bad_records = self.bad_files = 0
@@ -186,6 +200,7 @@ class PartReader:
 
         Raises:
             DataError: something is damaged and is not to be skipped, or a file is not what it was when it was listed.
+            Stopped: `should_stop`.
         """
         for file, stamp in zip(self.part.files, self.part.stamps, strict=True):
             yield from self._file(file, stamp)
@@ -209,6 +224,8 @@ class PartReader:
         texts, size, first = list[bytes](), 0, None  # first: number of its first unit, where it has units of its own
         try:
             for batch in file.batches(self.part.span):
+                if self.should_stop():
+                    raise Stopped
                 documents = self._documents(batch, file)
                 together = sum(map(len, documents)) + len(documents) * PER_DOCUMENT
                 if size + together <= UNIT_BYTES:

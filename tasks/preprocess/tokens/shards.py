@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.manifest import Shard
+from infini_llama.tasks.storage.dataset_files import repairable
 
 PROMPTS = (
     "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (data.loss_on: answer)
@@ -123,7 +124,8 @@ def map_prompts(shard: Path) -> np.ndarray:
 
 def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:
     """Tokens of each document of a split, int64 [documents], in order."""
-    return np.concatenate([np.diff(map_shard(dataset / shard.file)[0]) for shard in shards])
+    with repairable():
+        return np.concatenate([np.diff(map_shard(dataset / shard.file)[0]) for shard in shards])
 
 
 def token_counts(values: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Units: the tokens of some documents, under a name that is a hash of their text, in the folder of a recipe.
 
     units/<recipe>/tokenizer.json
-    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, manifest.json
+    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, counts.npy, manifest.json
 
 A unit is written beside its name and renamed when it is whole. Resume after a kill, reuse after a file was added, repair, and several
 workers are one question: is there such a unit, and does it verify?
@@ -9,7 +9,8 @@ workers are one question: is there such a unit, and does it verify?
 
 import logging
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -25,9 +26,9 @@ from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
 from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
-from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents
-from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, write_shard
-from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest
+from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents, Stopped, never
+from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, token_counts, write_shard
+from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest, UnitSplit
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
     Damaged,
@@ -42,10 +43,15 @@ from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
+COUNTS = "counts.npy"
+TOKEN_COUNT = np.dtype(
+    [("token", "<u4"), *((split, "<u4") for split in SPLITS)]
+)  # how often a token occurs in each split
 TOKENIZER = "tokenizer.json"
 WORDS_BYTES = (
     2**28
 )  # of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes a word
+OPENING = threading.Lock()  # an engine for all threads
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,17 @@ def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice)
     return Recipe(folder, eos, engine.name)
 
 
-def verify_or_remove(recipe: Recipe, name: str) -> bool:
-    """Whether the unit is there with the bytes that its manifest states; all are read. A damaged one is deleted."""
+def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool:
+    """Whether the unit is there as its manifest states. A damaged one is deleted.
+
+    Args:
+        checksums: read its tokens, too. Else their files have the right sizes, and who reads tokens compares their checksums.
+    """
     folder = recipe.unit(name)
     if not folder.exists():
         return False
     try:
-        check(folder, "unit", checksums=True, key=name)
+        check(folder, "unit", checksums or (TABLE, COUNTS), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
         remove(folder)
@@ -92,10 +102,14 @@ def verify_or_remove(recipe: Recipe, name: str) -> bool:
     return True
 
 
-def write_unit(recipe: Recipe, documents: Documents) -> None:
-    """Encodes the documents and writes their unit, unless it is there.
+def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], bool] = never) -> None:
+    """Encodes the documents and writes their unit, unless it is there. Several threads may do so.
+
+    Args:
+        should_stop: asked between batches of text.
 
     Raises:
+        Stopped: `should_stop`.
         DataError: a text becomes a special token, or has no answer.
         EngineDiffers: a fast engine was caught with other ids than the reference's.
     """
@@ -107,30 +121,42 @@ def write_unit(recipe: Recipe, documents: Documents) -> None:
     table["hash"] = np.frombuffer(b"".join(map(xxh3_128_digest, documents.texts)), np.uint8).reshape(-1, 16)
     table["bytes"] = list(map(len, documents.texts))
     order = np.argsort(is_held_out(table["hash"], held_out), kind="stable")  # training documents first
-    stream = writer.encode(documents, order, table["bytes"])
+    stream = writer.encode(documents, order, table["bytes"], should_stop)
     table = table[order]
     count = len(order) - int(is_held_out(table["hash"], held_out).sum())
     lengths, prompts = stream.lengths(), stream.prompts()
     tokens = int(lengths[:count].sum())
     staged = staging(recipe.unit(name))
-    content = {}
+    content, counts = dict[str, object](), dict[str, np.ndarray]()
     for split, of_documents, of_tokens in (
         ("train", slice(0, count), slice(0, tokens)),
         ("validation", slice(count, None), slice(tokens, stream.filled)),
     ):
-        split_lengths = lengths[of_documents]
-        content[split] = {
-            "documents": len(split_lengths),
-            "tokens": int(split_lengths.sum()),
-            "bytes": int(table["bytes"][of_documents].sum()),
-        }
+        split_lengths, values = lengths[of_documents], stream.values[of_tokens]
+        content[split] = UnitSplit(
+            documents=len(split_lengths),
+            tokens=len(values),
+            bytes=int(table["bytes"][of_documents].sum()),
+            shortest_document=int(split_lengths.min(initial=len(values))),
+            longest_document=int(split_lengths.max(initial=0)),
+        ).to_json()
+        counts[split] = token_counts(values, writer.vocab_size)
         if len(split_lengths):
             split_prompts = None if prompts is None else prompts[of_documents]
-            write_shard(
-                staged / f"{split}.arrow", stream.values[: stream.filled][of_tokens], split_lengths, split_prompts
-            )
+            write_shard(staged / f"{split}.arrow", values, split_lengths, split_prompts)
     save_array(staged / TABLE, table)
+    save_array(staged / COUNTS, _occurring(counts))
     commit(staged, recipe.unit(name), "unit", {"key": name}, content)
+
+
+def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The tokens that occur, TOKEN_COUNT [tokens], of counts int64 [vocab] by split."""
+    tokens = np.flatnonzero(sum(counts.values(), np.zeros(1, np.int64)))
+    occurring = np.empty(len(tokens), TOKEN_COUNT)
+    occurring["token"] = tokens
+    for split in SPLITS:
+        occurring[split] = counts[split][tokens]
+    return occurring
 
 
 def is_held_out(hashes: np.ndarray, share: float) -> np.ndarray:
@@ -158,6 +184,10 @@ class Unit:
         count = self.manifest.content.train.documents
         return table[:count] if split == SPLITS[0] else table[count:]
 
+    def counts(self) -> np.ndarray:
+        """How often each token that occurs does, TOKEN_COUNT [tokens], in the order of their IDs."""
+        return np.load(self.folder / COUNTS, allow_pickle=False)
+
 
 def open_unit(recipe: Recipe, name: str) -> Unit:
     """The unit of this name.
@@ -168,13 +198,18 @@ def open_unit(recipe: Recipe, name: str) -> Unit:
     return Unit(recipe.unit(name), read_unit(recipe.unit(name), name))
 
 
-@lru_cache(maxsize=1)  # an engine has a hundred megabytes of words
 def _writer(recipe: Recipe) -> "_Writer":
+    with OPENING:
+        return _opened(recipe)
+
+
+@lru_cache(maxsize=1)  # an engine has a hundred megabytes of words
+def _opened(recipe: Recipe) -> "_Writer":
     return _Writer(recipe)
 
 
 class _Writer:
-    """What encodes the documents of a recipe in this process."""
+    """What encodes the documents of a recipe in the threads of this process, which share an engine and its words."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -182,20 +217,22 @@ class _Writer:
         self.engine: Encode = open_engine(recipe.engine, self.tokenizer)
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
-        self.stream = Stream(dtype_for(self.tokenizer.get_vocab_size()))
+        self.vocab_size = self.tokenizer.get_vocab_size()
+        self.of_thread = threading.local()
 
-    def encode(self, documents: Documents, order: np.ndarray, sizes: np.ndarray) -> Stream:
-        """The documents in this order, each with its end; the stream is used again for the next unit."""
-        self.stream.clear()
-        if self.encoded > WORDS_BYTES:
-            self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
-        self.encoded += int(sizes.sum())
+    def encode(
+        self, documents: Documents, order: np.ndarray, sizes: np.ndarray, should_stop: Callable[[], bool]
+    ) -> Stream:
+        """The documents in this order, each with its end; the stream is used again for the next unit of this thread."""
+        stream, engine = self._stream(), self._engine(int(sizes.sum()))
         mark = documents.answer_after.encode()
         for first, last in pairwise(_cuts(sizes[order])):
+            if should_stop():
+                raise Stopped
             numbers = order[first:last].tolist()
             batch = [documents.texts[number] for number in numbers]
             try:
-                ids, offsets, prompts = encode_answers(self.engine, batch, mark)
+                ids, offsets, prompts = encode_answers(engine, batch, mark)
             except ValueError:
                 number = next(number for number in numbers if mark not in documents.texts[number])
                 raise _without_answer(documents, number) from None
@@ -203,8 +240,24 @@ class _Writer:
                 place = int(is_special.argmax())
                 number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
                 raise self._special(documents.file_of(number), int(ids[place]))
-            self.stream.add(ids, offsets, self.recipe.eos, prompts)
-        return self.stream
+            stream.add(ids, offsets, self.recipe.eos, prompts)
+        return stream
+
+    def _stream(self) -> Stream:
+        """The empty stream of this thread."""
+        stream: Stream | None = getattr(self.of_thread, "stream", None)
+        if stream is None:
+            stream = self.of_thread.stream = Stream(dtype_for(self.vocab_size))
+        stream.clear()
+        return stream
+
+    def _engine(self, size: int) -> Encode:
+        """The engine for so many bytes more."""
+        with OPENING:
+            if self.encoded > WORDS_BYTES:
+                self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
+            self.encoded += size
+            return self.engine
 
     def _special(self, file: TextFile, token: int) -> DataError:
         return DataError(

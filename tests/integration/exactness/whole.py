@@ -12,7 +12,8 @@ import torch
 from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
 from integration.exactness.cover import FACTORS, WHOLE, name_of, pairwise_cover, possible
 
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
+from infini_llama.tasks.machine import Machine
+from infini_llama.tasks.patch_environment.machine import cpu
 from support.preloaded import Server
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/exactness.json"

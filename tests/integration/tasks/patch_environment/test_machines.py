@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.doctor import DoctorReport, doctor
 from infini_llama.tasks.patch_environment.gpus import gpus
-from infini_llama.tasks.patch_environment.machine import Machine
 from infini_llama.tasks.patch_environment.plan import resolve
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment

@@ -9,8 +9,10 @@ import pytest
 
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import corpus as corpus_module
+from infini_llama.tasks.preprocess import workers
 from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import units
+from infini_llama.tasks.preprocess.workers import MOST_THREADS
 from infini_llama.tasks.storage.artifacts import check
 from support.laboratory import inject
 from support.stages import finish_build, start_build
@@ -40,7 +42,12 @@ def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
     """A spawned worker imports the script once more: without the guard it would wait for its parent's lock."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    command = [sys.executable, str(script), data(num_workers=2).model_dump_json(), str(tmp_path / "home")]
+    command = [
+        sys.executable,
+        str(script),
+        data(num_workers=MOST_THREADS + 1).model_dump_json(),
+        str(tmp_path / "home"),
+    ]
     ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0 and "__main__" in ended.stderr
 
@@ -91,7 +98,7 @@ for step in range(1, 100_000, stride):
 
 
 def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, digests, small_parts):
-    settings = data()
+    settings = data(num_workers=2)
     expected = preprocess(settings, tmp_path / "whole")
     command = [sys.executable, "-c", KILLED, settings.model_dump_json(), str(tmp_path / "killed"), "17"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -104,18 +111,22 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, dige
         home = tmp_path / "killed" / step
         assert digests(home / "datasets") == whole
         assert temporaries(home / "datasets") == [] and not list(home.rglob("*.damaged-*"))
-        assert len(temporaries(home / "units")) <= 1  # of the unit that was being written; `gc` deletes it
+        assert (
+            len(temporaries(home / "units")) <= 3
+        )  # of two units and a note that were being written; `gc` deletes them
         check(home / expected.path, "dataset", checksums=True)
         assert lookup(settings, home) == changed(expected, built=[])
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_any_number_of_worker_processes_gives_the_same_bytes(data, corpus, tmp_path, digests, several, small_parts):
+def test_any_number_of_workers_gives_the_same_bytes(data, corpus, tmp_path, digests, several, small_parts, monkeypatch):
     sources = [{"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]} for digit in range(3)]
     given = {"files": [], "sources": sources} if several else {}
-    references = [preprocess(data(**given, num_workers=n), tmp_path / str(n)) for n in (1, 3)]
-    assert references[0] == references[1]
-    assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
+    expected = preprocess(data(**given, num_workers=1), tmp_path / "1")
+    for kind, most_threads in (("threads", 3), ("processes", 1)):
+        monkeypatch.setattr(workers, "MOST_THREADS", most_threads)
+        assert preprocess(data(**given, num_workers=3), tmp_path / kind) == expected
+        assert digests(tmp_path / kind / "datasets") == digests(tmp_path / "1" / "datasets")
 
 
 KILLED_AT_THE_FOURTH_UNIT = """
@@ -135,7 +146,7 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     whole = preprocess(data(), tmp_path / "whole")
     inject(tmp_path, "infini_llama.tasks.preprocess.tokens.units", KILLED_AT_THE_FOURTH_UNIT)
     home = tmp_path / "killed"
-    child = start_build(data(), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    child = start_build(data(num_workers=1), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     child.communicate(timeout=120)
     assert child.returncode == -9
     finished = sorted(home.glob("units/*/*/manifest.json"))
@@ -170,12 +181,13 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(data, tmp_path
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
-def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts):
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts, threads):
     (tmp_path / "text").mkdir()
     for number in range(120):
         (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
     settings = data(files=[str(tmp_path / "text" / "*")], num_workers=2, tokenizer={"vocab_size": 257})
-    child = start_build(settings, tmp_path / "home")
+    child = start_build(settings, tmp_path / "home", MOST_THREADS=threads)
     wait_until(lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json")))
     child.terminate()
     child.communicate(timeout=100)

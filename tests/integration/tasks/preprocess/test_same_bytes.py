@@ -18,7 +18,7 @@ from infini_llama.tasks.storage.artifacts import read_dataset
 from support.stages import finish_build, start_build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-KILLS = 10  # in each of the six cases
+KILLS = 10  # in each of the ten cases
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,10 @@ def tokenizer(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 4)])
 @pytest.mark.parametrize("engine", ["tokenizers", "gigatoken"])
 def test_engines_workers_and_kills_do_not_change_the_bytes(
-    data, digests, tokenizer, tmp_path, engine, workers, monkeypatch
+    data, digests, tokenizer, tmp_path, engine, workers, threads, monkeypatch
 ):
     if not find_spec(engine):
         pytest.skip(f"{engine} is not installed (infini-llama[fast])")
@@ -45,7 +45,7 @@ def test_engines_workers_and_kills_do_not_change_the_bytes(
     expected, whole = preprocess(plain, tmp_path / "plain"), digests(tmp_path / "plain" / "datasets")
 
     def start(home: Path) -> subprocess.Popen:
-        return start_build(settings, home, ENGINE=engine, RUN_BYTES="100000")
+        return start_build(settings, home, ENGINE=engine, RUN_BYTES="100000", MOST_THREADS=str(threads))
 
     def finish(home: Path) -> None:
         """Builds to the end, and finds every byte as it should be."""
@@ -58,7 +58,7 @@ def test_engines_workers_and_kills_do_not_change_the_bytes(
     started = time.monotonic()
     finish(tmp_path / "whole")
     seconds = time.monotonic() - started
-    choose, home, killed = random.Random(f"{engine} {workers}"), 0, 0
+    choose, home, killed = random.Random(f"{engine} {workers} {threads}"), 0, 0
     while killed < KILLS:
         child = start(tmp_path / str(home))
         time.sleep(choose.uniform(0, seconds / 3))

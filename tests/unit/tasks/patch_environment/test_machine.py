@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
-from infini_llama.tasks.patch_environment.machine import Machine, disk, memory, usable_cores
+from infini_llama.tasks.patch_environment.machine import disk
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
 from support.machines import FILES, with_driver

@@ -71,7 +71,8 @@ def foreign(folder: Path) -> None:
 
 DAMAGE = {
     "a flipped bit in the table": lambda unit: flip(unit / "documents.npy"),
-    "a flipped bit in the tokens": lambda unit: flip(unit / "train.arrow"),
+    "a flipped bit in the counts": lambda unit: flip(unit / "counts.npy"),
+    "missing tokens": lambda unit: os.truncate(unit / "train.arrow", 100),
     "a flipped bit in the manifest": lambda unit: flip(unit / "manifest.json"),
     "no manifest": lambda unit: (unit / "manifest.json").unlink(),
     "an empty table": lambda unit: os.truncate(unit / "documents.npy", 0),
@@ -90,6 +91,27 @@ def test_a_damaged_unit_is_not_used_for_another_dataset(data, built, tmp_path, d
         damage(unit)
         assert preprocess(data(deduplicate=True), copy) == expected and written == [unit.name], name
         assert digests(copy / expected.path) == digests(tmp_path / "elsewhere" / expected.path), name
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_wrong_tokens_of_units_are_found_where_they_are_read(
+    data, corpus, tmp_path, digests, dataset, written, deduplicate
+):
+    """By `verify` and training; by `preprocess` only where it copies them without the documents that are left out."""
+    text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "units"
+    shutil.copyfile(text / "text-001.txt", text / "text-000.txt")
+    settings = data(files=[f"{text}/*.txt"], tokenizer={"path": str(dataset / "tokenizer.json")})
+    preprocess(settings, home)
+    for stream in home.glob("units/*/*/*.arrow"):
+        flip(stream)
+    (text / "text-999.txt").write_text("an added file")
+    settings, before = changed(settings, deduplicate=deduplicate), set(written)
+    written.clear()
+    with pytest.raises(DataError, match=r"\.arrow .*--repair"):
+        verify(preprocess(settings, home), home, "deep")
+    assert len(written) == 1 and not before & set(written)
+    repaired, expected = preprocess(settings, home, repair=True), preprocess(settings, tmp_path / "elsewhere")
+    assert before & set(written) and digests(home / repaired.path) == digests(tmp_path / "elsewhere" / expected.path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])

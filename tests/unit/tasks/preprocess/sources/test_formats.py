@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources import compression, formats
+from infini_llama.tasks.preprocess.sources import compression, formats, json_texts
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
@@ -435,3 +435,35 @@ def test_a_cut_or_continued_arrow_stream_is_damaged(tmp_path, content):
     (tmp_path / "x.arrow").write_bytes(content)
     with pytest.raises(Unreadable):
         list(read(tmp_path / "x.arrow", "text"))
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        '{"text":"a"}',
+        '{"text":"b"}\n',
+        "{",
+        "}",
+        "\n",
+        "\r\n",
+        " ",
+        ",",
+        '"text":"c"',
+        '{"text":"}\\n{"}',
+        '{"n":{',
+        "}}",
+        "null",
+        '{"text":1}',
+    ]
+)
+
+
+@settings(max_examples=200)
+@given(fragments=st.lists(FRAGMENTS, max_size=8))
+@example(fragments=["{", "\n", '"text":"c"', "}", '{"text":"a"}'])  # two lines and two values, but not one in each
+def test_lines_that_are_parsed_together_are_those_parsed_one_by_one(tmp_path_factory, fragments):
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_text("".join(fragments), newline="")
+    together = list(read(path, "text"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_texts, "_parsed_together", lambda *_: None)
+        assert list(read(path, "text")) == together
