@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -68,7 +68,7 @@ def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, t
             "environment": environment,
         }
         config = PipelineConfig.model_validate(sections)
-        found[name] = (config, resolve(config, facts))
+        found[name] = (config, plan_environment(config, facts))
     return found
 
 

@@ -26,7 +26,7 @@ from training_peer import SIZES
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment.machine import Machine, cpu
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
@@ -99,7 +99,7 @@ def child(case: dict[str, Any], rounds: int) -> None:
 
 def measure(size: str, segment: int, threads: int, rounds: int, home: Path) -> dict[str, Any]:
     """The row of one case, in a process with the variables of its plan."""
-    plans = {kind: resolve(config_of(size, segment, threads, kind), probe(home)) for kind in KINDS}
+    plans = {kind: plan_environment(config_of(size, segment, threads, kind), probe(home)) for kind in KINDS}
     case = {"size": size, "segment": segment, "threads": threads}
     order = json.dumps(case | {"plans": {kind: plan.to_json() for kind, plan in plans.items()}})
     command = [sys.executable, __file__, "--rounds", str(rounds), "--child", order]

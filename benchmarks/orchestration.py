@@ -29,7 +29,7 @@ from agreement import require_equal
 
 from infini_llama.flows.server import api_for_serve
 from infini_llama.tasks.records.metrics import StartTime
-from infini_llama.tasks.runs.run_folder import read_resolved, write_resolved
+from infini_llama.tasks.runs.run_folder import read_attempt_plan, write_attempt_plan
 
 KINDS = ("first_step", "total", "cpu", "server_cpu")
 Case = Callable[[str], dict[str, Any]]
@@ -75,9 +75,9 @@ def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> 
     attempt = run / "logs" / "attempt-01"
     attempt.mkdir(parents=True)
     (run / "checkpoints").mkdir()
-    given = read_resolved(template)
+    given = read_attempt_plan(template)
     started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=given.started.machine)
-    write_resolved(attempt, given.model_copy(update={"run_dir": run, "started": started}))
+    write_attempt_plan(attempt, given.model_copy(update={"run_dir": run, "started": started}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command += [
         f"--nproc-per-node={given.plan.nproc_per_node}",

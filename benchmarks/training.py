@@ -40,7 +40,7 @@ from training_peer import LENGTH, ROWS, SIZES
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.machine import cpu
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
@@ -117,7 +117,7 @@ def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) 
         "environment": {"device": "cpu", "nproc_per_node": 1, "threads": threads},
         "runtime": {"home": str(home)},
     }
-    return resolve(PipelineConfig.model_validate(sections), probe(home))
+    return plan_environment(PipelineConfig.model_validate(sections), probe(home))
 
 
 def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path) -> dict[str, Any]:

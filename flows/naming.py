@@ -48,7 +48,7 @@ def find(name: str, *kinds: str) -> Path:
     )
 
 
-def resolved(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
+def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
     """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, the
     contents of train.deepspeed_config, and nothing of its deployment.
 

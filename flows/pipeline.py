@@ -10,7 +10,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
-from infini_llama.flows.naming import resolved
+from infini_llama.flows.naming import config_of_run
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
@@ -42,7 +42,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     Raises:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
-    settings = resolved(config)
+    settings = config_of_run(config)
     refuse_blocks(settings)
     check_requirements(settings)
     return verify_and_train(settings, preparation_for(settings).build()).to_json()

@@ -19,7 +19,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
-from infini_llama.flows.naming import resolved, run_name
+from infini_llama.flows.naming import config_of_run, run_name
 from infini_llama.flows.pipeline import finish, preparation_for
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
@@ -81,7 +81,7 @@ def pretrain(
     _crash_tasks_of_killed_process()
     config = with_schedule(config, schedules or {})
     config = with_changes(config, changes) if changes else config
-    config = resolved(config, due(config.runtime.name))
+    config = config_of_run(config, due(config.runtime.name))
     config = restored(with_blocks(config, _secret))
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)

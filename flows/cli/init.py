@@ -36,7 +36,7 @@ from infini_llama.tasks.patch_environment.estimate import (
     memory_per_worker,
     model_of,
 )
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of
@@ -409,7 +409,7 @@ def _fitted(
         train = mapping.get("train", {}) | {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
         config = PipelineConfig.model_validate(mapping | {"train": train, "runtime": {"home": home}})
         config = config.with_vocab_size(vocabulary)
-        plan = resolve(config, facts)
+        plan = plan_environment(config, facts)
         need, have = bytes_of_plan(config, plan), memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
         if fits(need, have):
             steps = max(20, tokens // (batch * length))

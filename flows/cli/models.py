@@ -153,7 +153,7 @@ def export(arguments: Namespace) -> Answer:
 def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.configs.loading import load_config, refuse_as_new
     from infini_llama.configs.schema.tokenizer import TokenizerConfig
-    from infini_llama.flows.naming import resolved
+    from infini_llama.flows.naming import config_of_run
     from infini_llama.tasks.estimate.run import estimate
     from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
     from infini_llama.tasks.formatting import in_bytes, in_words
@@ -166,7 +166,7 @@ def import_folder(arguments: Namespace) -> Answer:
     load(TokenizerConfig(path=str(model.path)))  # the whole check of a tokenizer, before any text is read
     heads = heads_to_read_memory(model, arguments.attention)
     imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, heads)
-    memory = estimate(resolved(load_config(output))).memory["total"]
+    memory = estimate(config_of_run(load_config(output))).memory["total"]
     record = imported.to_json() | {"memory": memory}
     shown = record | {"memory": f"{in_bytes(memory)} per worker", "untrained_loss": first_loss(imported.untrained_loss)}
     return record, (

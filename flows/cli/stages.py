@@ -14,14 +14,14 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
-from infini_llama.flows.naming import find, home_folder, resolved
+from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    config = resolved(load_config(arguments.config, arguments.overrides))  # once: a name may contain {time}
+    config = config_of_run(load_config(arguments.config, arguments.overrides))  # once: a name may contain {time}
     if arguments.dry_run:
         return dry_run(config)
     if joined := _joins(config):
@@ -102,9 +102,9 @@ def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.tasks.train.initial import check_start
 
     config = load_config(arguments.config, arguments.overrides)
-    home = resolved(config).runtime.home
+    home = config_of_run(config).runtime.home
     if config.train.init_from and Path(config.train.init_from).expanduser().exists():  # the weights may be elsewhere
-        check_start(resolved(config))
+        check_start(config_of_run(config))
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)
 
@@ -149,7 +149,7 @@ def doctor(arguments: Namespace) -> Answer:
 
     config, home = None, home_folder()
     if arguments.config is not None:
-        config = resolved(load_config(arguments.config, arguments.overrides))
+        config = config_of_run(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = doctor(config, home, against, strict=arguments.strict)
@@ -164,7 +164,7 @@ def estimate(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import estimate_text
     from infini_llama.tasks.estimate.run import estimate
 
-    record = estimate(resolved(load_config(arguments.config, arguments.overrides)))
+    record = estimate(config_of_run(load_config(arguments.config, arguments.overrides)))
     return record.to_json(), estimate_text(record)
 
 
@@ -174,7 +174,7 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
 
-    config = resolved(load_config(arguments.config, arguments.overrides))
+    config = config_of_run(load_config(arguments.config, arguments.overrides))
     if joined := _joins(config):
         return joined
     check_requirements(config)

@@ -12,7 +12,7 @@ from infini_llama.model.config import (
     parameters,
 )
 from infini_llama.tasks.patch_environment.estimate import bytes_of_plan, checkpoint_bytes, chunk_of, model_of
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
@@ -74,7 +74,7 @@ def estimate(config: PipelineConfig) -> Estimate:
 def plan_of(config: PipelineConfig) -> EnvironmentPlan:
     """The plan on this machine; where the configuration is for another machine, one of what it sets."""
     try:
-        return resolve(config, probe(config.runtime.home))
+        return plan_environment(config, probe(config.runtime.home))
     except ConfigError:
         settings, train = config.environment, config.train
         device = "cuda" if settings.device == "cuda" else "cpu"

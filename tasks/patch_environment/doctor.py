@@ -7,7 +7,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.patches import needed_patches
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
 from infini_llama.tasks.patch_environment.stage import Difference, Exactness, differences
@@ -79,7 +79,7 @@ def doctor(
     if config is not None:
         refusals = unmet(config)
         try:
-            plan = resolve(config, facts).masked()
+            plan = plan_environment(config, facts).masked()
             findings += plan.findings
         except ConfigError as refused:
             refusals = list(dict.fromkeys([*refused.problems, *refusals]))

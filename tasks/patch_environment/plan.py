@@ -53,7 +53,9 @@ BLOCKED_TOKENS: dict[tuple[Precision, int, bool], tuple[int, int]] = {
 }
 
 
-def resolve(config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
+def plan_environment(
+    config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None
+) -> EnvironmentPlan:
     """The plan of a run. What the configuration sets explicitly is taken or refused, never replaced.
 
     Args:

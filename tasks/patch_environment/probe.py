@@ -28,7 +28,7 @@ log = logging.getLogger("infini_llama.environment")
 
 
 def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | None = None) -> MachineFacts:
-    """Everything that `plan.resolve` decides by, and what is useful to know after a failure.
+    """Everything that `plan.plan_environment` decides by, and what is useful to know after a failure.
 
     Args:
         home: folder of datasets and runs.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from infini_llama.configs.deepspeed import read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.runs.run_folder import RunFolder
 
@@ -89,7 +89,7 @@ def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
         fields = read_json(config.train.deepspeed_config)
         if not fields or RunFolder.of(config.runtime).environment.exists():
             return []
-        plan = resolve(config, probe(home, config))
+        plan = plan_environment(config, probe(home, config))
         refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     except ConfigError as refused:
         return list(refused.problems)

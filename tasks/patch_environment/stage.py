@@ -15,7 +15,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.patches import needed_patches
-from infini_llama.tasks.patch_environment.plan import explicit, resolve
+from infini_llama.tasks.patch_environment.plan import explicit, plan_environment
 from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PatchedEnvironment, PinnedSettings
@@ -58,7 +58,7 @@ def patch_environment(
     require_temporary_folder()
     run = RunFolder.of(config.runtime)
     before = run.find(EnvironmentRecord, run.environment)
-    plan = resolve(config, facts, before and before.pinned)
+    plan = plan_environment(config, facts, before and before.pinned)
     if before is None:
         pinned = plan.pinned()
     else:

@@ -10,7 +10,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempts, read_resolved
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempt_plan, read_attempts
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.storage.record_files import read_lines, with_checksum
@@ -86,7 +86,7 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
 def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
     """One attempt; None for one that never started, or that cannot be counted."""
     try:
-        begun = read_resolved(folder)
+        begun = read_attempt_plan(folder)
     except (OSError, Damaged) as fault:
         log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None

@@ -18,10 +18,10 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.storage.artifacts import Damaged, readable
 from infini_llama.tasks.storage.files import write_atomic
@@ -78,8 +78,8 @@ class RunFolder:
     @property
     def id(self) -> str:
         """The run's id: that of lineage.json, unless its other records agree on another one; "" before the first record."""
-        resolved = [path for path in map(resolved_path, attempt_folders(self)) if path.exists()]
-        in_lineage, *others = map(_id_in, (self.lineage, *resolved[-1:], self.environment))
+        plans = [path for path in map(attempt_plan_path, attempt_folders(self)) if path.exists()]
+        in_lineage, *others = map(_id_in, (self.lineage, *plans[-1:], self.environment))
         others = [other for other in others if other]
         return in_lineage if in_lineage in others or not others else others[0]
 
@@ -132,8 +132,8 @@ class RunFolder:
         except Damaged as fault:
             for attempt_dir in reversed(attempt_folders(self)):
                 with suppress(Damaged):
-                    copy = read_resolved(attempt_dir).lineage
-                    log.warning("%s The copy in %s is used.", fault, resolved_path(attempt_dir))
+                    copy = read_attempt_plan(attempt_dir).lineage
+                    log.warning("%s The copy in %s is used.", fault, attempt_plan_path(attempt_dir))
                     return copy
             raise Damaged(
                 f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
@@ -267,20 +267,20 @@ def number_of(attempt_dir: Path) -> int:
     return int(attempt_dir.name.removeprefix("attempt-"))
 
 
-def resolved_path(attempt_dir: Path) -> Path:
+def attempt_plan_path(attempt_dir: Path) -> Path:
     """The file of an attempt with what its workers are given."""
-    return attempt_dir / "resolved.json"
+    return attempt_dir / "plan.json"
 
 
-def read_resolved(attempt_dir: Path) -> ResolvedRun:
+def read_attempt_plan(attempt_dir: Path) -> AttemptPlan:
     """What the workers of an attempt are given.
 
     Raises:
         Damaged: there is no such file, or it is not as it was written.
     """
-    return RunFolder(attempt_dir.parents[1]).read(ResolvedRun, resolved_path(attempt_dir))
+    return RunFolder(attempt_dir.parents[1]).read(AttemptPlan, attempt_plan_path(attempt_dir))
 
 
-def write_resolved(attempt_dir: Path, resolved: ResolvedRun) -> None:
+def write_attempt_plan(attempt_dir: Path, attempt: AttemptPlan) -> None:
     """Write what the workers of an attempt are given."""
-    RunFolder(attempt_dir.parents[1]).write(resolved_path(attempt_dir), resolved)
+    RunFolder(attempt_dir.parents[1]).write(attempt_plan_path(attempt_dir), attempt)

@@ -12,7 +12,7 @@ from pathlib import Path
 from infini_llama.configs.errors import ExitCode, PipelineError, no_space
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.formatting import best_effort
-from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import (
@@ -21,10 +21,10 @@ from infini_llama.tasks.runs.run_folder import (
     attempt_folders,
     cut_metrics,
     number_of,
+    read_attempt_plan,
     read_attempts,
-    read_resolved,
     remove_staging,
-    write_resolved,
+    write_attempt_plan,
 )
 from infini_llama.tasks.runs.signals import DeferredSignals
 from infini_llama.tasks.runs.status import read_statuses
@@ -48,7 +48,7 @@ def new_invocation() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
 
-def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
+def run_attempt(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
     """One torchrun, from its start to its end.
 
     Args:
@@ -60,51 +60,51 @@ def run_attempt(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callabl
         Busy: another process has taken the run; the workers were ended at once.
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
-    run, plan, settings = RunFolder(resolved.run_dir), resolved.plan, resolved.config.environment
+    run, plan, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
     # A request to stop is handled while the workers are watched; before and after, it would leave the attempt without a record.
     with DeferredSignals() as signals:
-        attempt_dir = prepare(resolved)
+        attempt_dir = prepare(attempt)
         try:
-            workers = start(attempt_dir, plan, settings, resolved.grace_period, [lock.fd for lock in locks])
+            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locks])
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
             outcome = Outcome("failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message)
-            record_attempt(resolved, attempt_dir, outcome)
+            record_attempt(attempt, attempt_dir, outcome)
             if is_refused:
                 return outcome
             raise
         if plan.nnodes > 1 and settings.launcher == "local":
             log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
-        evidence = supervise(resolved, workers, attempt_dir, each_poll, signals)
+        evidence = supervise(attempt, workers, attempt_dir, each_poll, signals)
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends
         outcome = outcome_of(evidence)
-        step = record_attempt(resolved, attempt_dir, outcome)
+        step = record_attempt(attempt, attempt_dir, outcome)
     if (ended := exception_of(outcome, evidence, run.path.name, step)) is not None:
         raise ended
     return outcome
 
 
-def prepare(resolved: ResolvedRun) -> Path:
+def prepare(attempt: AttemptPlan) -> Path:
     """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step."""
-    run = RunFolder(resolved.run_dir)
+    run = RunFolder(attempt.run_dir)
     remove_staging(run)
     # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable from here on: a command that is
     # killed before only repeats the attempt that fails, and decides again.
-    run.write(run.lineage, resolved.lineage)
+    run.write(run.lineage, attempt.lineage)
     number = record_killed_attempts(run) + 1
-    cut_metrics(run, resolved.from_step)
+    cut_metrics(run, attempt.from_step)
     attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     try:
-        write_resolved(attempt_dir, resolved)
+        write_attempt_plan(attempt_dir, attempt)
         (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # not zeros, which some filesystems do not store
     except OSError:
         shutil.rmtree(attempt_dir, ignore_errors=True)  # nothing was started, so there is no attempt to record
         raise
-    source = f"from {resolved.resume_from.name}" if resolved.resume_from else "from step 0"
-    log.info("attempt %d starts %s with %d worker(s)", number, source, resolved.plan.world_size)
+    source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
+    log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
     return attempt_dir
 
 
@@ -127,7 +127,7 @@ def record_killed_attempts(run: RunFolder) -> int:
             continue
         from_step: int | None = None
         with suppress(Damaged):
-            from_step = read_resolved(folder).from_step
+            from_step = read_attempt_plan(folder).from_step
         killed = AttemptRecord(
             attempt=number_of(folder),
             invocation=None,
@@ -140,16 +140,16 @@ def record_killed_attempts(run: RunFolder) -> int:
     return max(begun | recorded, default=0)
 
 
-def record_attempt(resolved: ResolvedRun, attempt_dir: Path, outcome: Outcome) -> int:
+def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) -> int:
     """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
-    run = RunFolder(resolved.run_dir)
+    run = RunFolder(attempt.run_dir)
     step = checkpoints.latest_step(run.checkpoints)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
-        invocation=resolved.invocation,
-        from_step=resolved.from_step,
+        invocation=attempt.invocation,
+        from_step=attempt.from_step,
         checkpoint_step=step,
-        seconds=time.time() - resolved.started.wall,
+        seconds=time.time() - attempt.started.wall,
         kind=outcome.kind,
         code=outcome.code,
         message=outcome.message,
@@ -169,7 +169,7 @@ def record_attempt(resolved: ResolvedRun, attempt_dir: Path, outcome: Outcome) -
 
 
 def supervise(
-    resolved: ResolvedRun,
+    attempt: AttemptPlan,
     workers: Workers,
     attempt_dir: Path,
     each_poll: Callable[[], None],
@@ -181,31 +181,31 @@ def supervise(
     stop_request: BaseException | None = None
     try:
         signals.release()
-        watch(resolved, workers, attempt_dir, each_poll)
+        watch(attempt, workers, attempt_dir, each_poll)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # another process writes what these workers would still write
         raise
     except Exception as raised:
         log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        stop_workers(resolved, workers)
+        stop_workers(attempt, workers)
         fault = raised
     except BaseException as raised:
-        stop_workers(resolved, workers)
+        stop_workers(attempt, workers)
         stop_request = raised
     finally:
         signals.hold()
         workers.end()
     code = workers.poll()
     assert code is not None  # it has ended
-    statuses = read_statuses(attempt_dir, resolved.plan.world_size)
+    statuses = read_statuses(attempt_dir, attempt.plan.world_size)
     return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
 
 
-def watch(resolved: ResolvedRun, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
+def watch(attempt: AttemptPlan, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
-    config, plan = resolved.config, resolved.plan
-    progress = Progress(RunFolder(resolved.run_dir), resolved.max_steps, config.train.logging_steps)
+    config, plan = attempt.config, attempt.plan
+    progress = Progress(RunFolder(attempt.run_dir), attempt.max_steps, config.train.logging_steps)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = plan.nnodes > 1 or config.environment.launcher == "srun"
     hangs = HangDetector(attempt_dir, plan.world_size, config.runtime.hang_timeout, after_rendezvous=waits)

@@ -22,10 +22,10 @@ from infini_llama.tasks.runs.exec_wrapper import LAUNCHER
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
+    attempt_plan_path,
     number_of,
+    read_attempt_plan,
     read_attempts,
-    read_resolved,
-    resolved_path,
 )
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, torchrun_environment
@@ -101,7 +101,7 @@ def _continues(code: int, is_led: bool) -> bool:
 
 def _open_attempt(run: RunFolder) -> Path | None:
     """The newest attempt, if its end is not on record."""
-    folders = [folder for folder in attempt_folders(run) if resolved_path(folder).exists()]
+    folders = [folder for folder in attempt_folders(run) if attempt_plan_path(folder).exists()]
     recorded = {record.attempt for record in read_attempts(run)}
     return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
 
@@ -131,18 +131,18 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     Raises:
         Preempted: this process was asked to stop.
     """
-    resolved = read_resolved(attempt_dir)
+    attempt = read_attempt_plan(attempt_dir)
     run = RunFolder(attempt_dir.parents[1])
-    command = torchrun(attempt_dir, resolved.plan, endpoint, is_host=False)
+    command = torchrun(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
-    process = spawn(command, output, node_environment(resolved.plan, endpoint), resolved.grace_period, [])
-    workers = Workers(process, attempt_dir, resolved.plan.world_size, resolved.plan.nnodes)
+    process = spawn(command, output, node_environment(attempt.plan, endpoint), attempt.grace_period, [])
+    workers = Workers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
             time.sleep(POLL_SECONDS)
     except BaseException as requested:
-        log.warning("stop requested; waiting up to %.0f s for a checkpoint", resolved.grace_period)
-        workers.stop(resolved.grace_period)
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", attempt.grace_period)
+        workers.stop(attempt.grace_period)
         raise Preempted(
             "this node received a stop signal and its workers have ended; run the same command to rejoin."
         ) from requested
@@ -157,14 +157,14 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     Raises:
         PipelineError: the node that hosts does not start within JOIN_TIMEOUT.
     """
-    resolved = read_resolved(attempt_dir)
-    plan = resolved.plan
+    attempt = read_attempt_plan(attempt_dir)
+    plan = attempt.plan
     is_host = variables.get("SLURM_NODEID", "0") == "0"
     if is_host:
         write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun(attempt_dir, plan, endpoint, is_host)
-    environment = torchrun_environment(node_environment(plan, endpoint), resolved.grace_period)
+    environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)
     environment[LAUNCHER] = str(os.getpid())
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN

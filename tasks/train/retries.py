@@ -10,19 +10,19 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.outcome import Outcome
-from infini_llama.tasks.train.resolve import plan_next_attempt
+from infini_llama.tasks.train.planning import plan_next_attempt
 
 LONGEST_DELAY = 600.0
 log = logging.getLogger("infini_llama.train")
 
 
-def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
+def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
     """The attempt that this stage makes after one that did not finish; None: it makes none.
 
     A preempted attempt resumes, one that ran out of memory with smaller micro-batches, and a diverged one from an older
@@ -30,19 +30,19 @@ def next_attempt(resolved: ResolvedRun, outcome: Outcome) -> ResolvedRun | None:
     """
     if outcome.code == ExitCode.PREEMPTED:
         log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
-        return plan_next_attempt(resolved)
+        return plan_next_attempt(attempt)
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
-        changed = _with_smaller_micro_batch(resolved)
+        changed = _with_smaller_micro_batch(attempt)
     elif outcome.code == ExitCode.DIVERGED and outcome.error is not None:
         log.warning("diverged: %s", outcome.message)
-        changed = _rolled_back(resolved, outcome.error)
+        changed = _rolled_back(attempt, outcome.error)
     else:
         changed = None
-    return None if changed is None else plan_next_attempt(resolved, changed)
+    return None if changed is None else plan_next_attempt(attempt, changed)
 
 
-def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
+def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
     """With half the micro-batch (or the next smaller size that divides a rank's share) for all further attempts of the run.
 
     Global batch and order of samples stay.
@@ -50,8 +50,8 @@ def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
     Returns:
         None if the micro-batch is one sequence already.
     """
-    train, now = resolved.config.train, resolved.micro_batch_size
-    share = train.global_batch_size // train.groups(resolved.plan.world_size)
+    train, now = attempt.config.train, attempt.micro_batch_size
+    share = train.global_batch_size // train.groups(attempt.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
         log.warning("the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory")
@@ -62,10 +62,10 @@ def _with_smaller_micro_batch(resolved: ResolvedRun) -> Lineage | None:
         smaller,
         now,
     )
-    return resolved.lineage.with_limit(smaller)
+    return attempt.lineage.with_limit(smaller)
 
 
-def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
+def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     """Back at the newest checkpoint from before the first skipped update, without the samples since.
 
     If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes back to the next older one, or
@@ -79,9 +79,9 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
     """
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
     run, limit, before = (
-        RunFolder(resolved.run_dir),
-        resolved.config.runtime.max_rollbacks,
-        resolved.lineage.skipped_samples,
+        RunFolder(attempt.run_dir),
+        attempt.config.runtime.max_rollbacks,
+        attempt.lineage.skipped_samples,
     )
     good, first = _newest_until(run, error.first_skip - 1)  # newer ones stay until it is certain that the run goes back
     if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
@@ -102,7 +102,7 @@ def _rolled_back(resolved: ResolvedRun, error: RankError) -> Lineage | None:
         skipped.first,
         skipped.end - 1,
     )
-    return resolved.lineage.skipping((*before, skipped))
+    return attempt.lineage.skipping((*before, skipped))
 
 
 def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from infini_llama.configs.errors import TrainFailed, disk_full_as
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -23,7 +23,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import run_attempt
 from infini_llama.tasks.train.outcome import error_of
-from infini_llama.tasks.train.resolve import claim_run, is_retry, plan_attempt
+from infini_llama.tasks.train.planning import claim_run, is_retry, plan_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.stopping import grace_period
 
@@ -71,8 +71,8 @@ def train(
             return changed(summary, already_finished=True)
         is_local = config.environment.launcher == "local"
         with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], poll) as gpus:
-            resolved = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
-            return attempts_until_finished(resolved, (lock, *gpus), poll)
+            attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
+            return attempts_until_finished(attempt, (lock, *gpus), poll)
 
 
 @contextmanager
@@ -102,20 +102,20 @@ def hold_run(
         yield lock, poll
 
 
-def attempts_until_finished(resolved: ResolvedRun, locks: Sequence[Lock], each_poll: Callable[[], None]) -> RunSummary:
+def attempts_until_finished(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable[[], None]) -> RunSummary:
     """Make attempts, each as the end of the one before it says, until the run is finished or this stage makes no other.
 
     Raises:
         as `train`.
     """
     while True:
-        outcome = run_attempt(resolved, locks, each_poll)
+        outcome = run_attempt(attempt, locks, each_poll)
         if outcome.kind == "done":
-            return write_summary(RunFolder(resolved.run_dir))
-        following = next_attempt(resolved, outcome)
+            return write_summary(RunFolder(attempt.run_dir))
+        following = next_attempt(attempt, outcome)
         if following is None:
             raise error_of(outcome)
-        resolved = following
+        attempt = following
 
 
 def write_summary(run: RunFolder) -> RunSummary:

@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 
 from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import MetricsLine, TrainLine, ValidationLine
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 from infini_llama.tasks.train.launch import Workers
@@ -39,7 +39,7 @@ def stop_seconds(lines: list[MetricsLine]) -> float:
     return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
-def stop_workers(resolved: ResolvedRun, workers: Workers) -> None:
+def stop_workers(attempt: AttemptPlan, workers: Workers) -> None:
     """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
 
     What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
@@ -48,7 +48,7 @@ def stop_workers(resolved: ResolvedRun, workers: Workers) -> None:
     requested = time.monotonic()
     while True:
         try:
-            grace = _grace_period_now(resolved)
+            grace = _grace_period_now(attempt)
             log.warning(
                 "stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace
             )
@@ -63,10 +63,10 @@ def stop_workers(resolved: ResolvedRun, workers: Workers) -> None:
                 return
 
 
-def _grace_period_now(resolved: ResolvedRun) -> float:
-    runtime = resolved.config.runtime
+def _grace_period_now(attempt: AttemptPlan) -> float:
+    runtime = attempt.config.runtime
     try:
-        return grace_period(RunFolder(resolved.run_dir), runtime)
+        return grace_period(RunFolder(attempt.run_dir), runtime)
     except (OSError, ValueError):  # metrics.jsonl cannot be read just now
         return runtime.grace_period
 

@@ -30,7 +30,7 @@ def test_an_empty_machine_resumes_the_run_bitwise(lab, uninterrupted, tmp_path):
     finally:
         shutil.rmtree(datasets, ignore_errors=True)
         shutil.move(tmp_path / "away", datasets)
-    given = sorted(lost.glob("logs/attempt-*/resolved.json"))
+    given = sorted(lost.glob("logs/attempt-*/plan.json"))
     assert '"resume_from": null' not in given[0].read_text()
     lab.assert_same("mirrored", calm)
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()

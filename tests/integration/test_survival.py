@@ -11,7 +11,7 @@ import time
 import pytest
 
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import read_resolved
+from infini_llama.tasks.runs.run_folder import read_attempt_plan
 from infini_llama.tasks.storage.artifacts import commit, staging
 from support.laboratory import SOFTMAX_2, Laboratory, inject
 from support.waiting import wait_until
@@ -136,7 +136,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
     assert (first.code, second.kind) == (71, "done")
     assert (first.error.phase, first.error.sample_rows) == ("start", None), "found before the first step"
     assert first.error.memory["most_resident"] > 10**7
-    assert read_resolved(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, "8 halved"
+    assert read_attempt_plan(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, "8 halved"
     assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"
 
 

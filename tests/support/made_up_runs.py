@@ -15,7 +15,7 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.resolve import claim_run
+from infini_llama.tasks.train.planning import claim_run
 from support.records import make_plan
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from infini_llama.configs.schema import DataConfig, ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 
 SPLIT = {"documents": 0, "tokens": 0, "bytes": 0, "unigram_entropy_bits": 4.0, "rows": 100}
 
@@ -56,7 +56,7 @@ def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | Non
     return Lineage(**(fields | changes))
 
 
-def make_resolved(run_dir: Path, config: PipelineConfig | None = None, **changes: Any) -> ResolvedRun:
+def make_attempt(run_dir: Path, config: PipelineConfig | None = None, **changes: Any) -> AttemptPlan:
     """An attempt at a run in `run_dir`; its dataset is not on disk, unless `changes` name one."""
     config, dataset = config or make_config(), changes.get("dataset") or make_dataset()
     fields: dict[str, Any] = {
@@ -69,4 +69,4 @@ def make_resolved(run_dir: Path, config: PipelineConfig | None = None, **changes
         "invocation": "mine",
         "grace_period": 1.0,
     }
-    return ResolvedRun(**(fields | changes))
+    return AttemptPlan(**(fields | changes))

@@ -31,10 +31,10 @@ def main() -> int:
 
     try:
         from infini_llama.tasks.patch_environment.patches import apply
-        from infini_llama.tasks.runs.run_folder import read_resolved
+        from infini_llama.tasks.runs.run_folder import read_attempt_plan
 
-        resolved = read_resolved(attempt_dir)
-        apply(resolved.plan.patches)
+        attempt = read_attempt_plan(attempt_dir)
+        apply(attempt.plan.patches)
         from infini_llama.tasks.train.worker.rank import run_rank
     except Exception as error:
         logging.exception("rank %d cannot start", rank)
@@ -42,7 +42,7 @@ def main() -> int:
         about = RankError(type=type(error).__name__, message=str(error), traceback=traceback.format_exc())
         write_status(attempt_dir, rank, "failed", code, error=about)
         return code
-    return run_rank(resolved, attempt_dir, rank)
+    return run_rank(attempt, attempt_dir, rank)
 
 
 if __name__ == "__main__":

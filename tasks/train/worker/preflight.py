@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.train.worker.data.loader import stages_of_run
@@ -44,20 +44,20 @@ VERSIONS = (
 ROWS = 64  # whose tokens are read
 
 
-def preflight(resolved: ResolvedRun) -> Store | None:
+def preflight(attempt: AttemptPlan) -> Store | None:
     """Run the checks; returns the store for the training's process group, None for a single rank.
 
     Raises:
         PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
         ConfigError, DataError: as `require_same_nodes`.
     """
-    rank, world_size, nnodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), resolved.plan.nnodes
+    rank, world_size, nnodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), attempt.plan.nnodes
     if world_size == 1:
         return None
-    seconds = preflight_seconds(resolved.config.environment.communication_timeout, nnodes)
+    seconds = preflight_seconds(attempt.config.environment.communication_timeout, nnodes)
     store = connect(rank, world_size, seconds)
     if nnodes > 1:
-        require_same_nodes(resolved, store)
+        require_same_nodes(attempt, store)
     sum_over_ranks(store, rank, world_size, seconds)
     return store
 
@@ -126,7 +126,7 @@ class NodeFacts(Record):
     fault: str = ""
 
 
-def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
+def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
     """Compare the nodes of an attempt; a collective call of all ranks, which raise the same.
 
     Raises:
@@ -136,39 +136,39 @@ def require_same_nodes(resolved: ResolvedRun, store: Store) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         number, host = int(os.environ[NODE]), socket.gethostname()
         try:
-            facts_here = NodeFacts(node=number, host=host, facts=facts(resolved))
+            facts_here = NodeFacts(node=number, host=host, facts=facts(attempt))
         except DataError as fault:
             facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
         store.set(f"facts-{number}", facts_here.model_dump_json())
-    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(resolved.plan.nnodes)]
+    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(attempt.plan.nnodes)]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))
     if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
         raise ConfigError("the nodes differ", unlike)
 
 
-def facts(resolved: ResolvedRun) -> dict[str, str]:
+def facts(attempt: AttemptPlan) -> dict[str, str]:
     """The state of this machine, by a name for people.
 
     Raises:
         DataError: the dataset is not here, or damaged.
     """
-    dataset = resolved.dataset_path
-    tables = [resolved.dataset.chunks, *(chunks for chunks, _ in resolved.shorter_rows)]
+    dataset = attempt.dataset_path
+    tables = [attempt.dataset.chunks, *(chunks for chunks, _ in attempt.shorter_rows)]
     return {
         "code of infini-llama": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset").digest,
         "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
-        "order and tokens of the first rows": first_rows_digest(resolved),
+        "order and tokens of the first rows": first_rows_digest(attempt),
     }
 
 
-def first_rows_digest(resolved: ResolvedRun) -> str:
+def first_rows_digest(attempt: AttemptPlan) -> str:
     """Digest of the run's first global batch: its row numbers, and the tokens of some of them as they are read here."""
-    train = resolved.config.train
-    first = stages_of_run(resolved)[0]
+    train = attempt.config.train
+    first = stages_of_run(attempt)[0]
     rows = first.rows(0, train.global_batch_size, train.seed)
     digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
     digest.update(first.reader.gather(rows[:ROWS]).astype("<i8").tobytes())

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from infini_llama.configs.errors import Diverged, ExitCode, PipelineError, no_space
-from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
 from infini_llama.tasks.runs.heartbeat import Heartbeat
@@ -74,23 +74,23 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
     )
 
 
-def run_rank(resolved: ResolvedRun, attempt_dir: Path, rank: int) -> int:
+def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     """Train; returns this rank's exit code after writing its status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor requests stacks by it
     ledger = None
     if rank == 0:
-        ledger = Ledger(attempt_dir / LEDGER, resolved.started, resolved.goodput)
+        ledger = Ledger(attempt_dir / LEDGER, attempt.started, attempt.goodput)
     heartbeat = Heartbeat(attempt_dir, rank, ledger)
-    if resolved.plan.nnodes > 1:
+    if attempt.plan.nnodes > 1:
         heartbeat.publish()
     write_status(attempt_dir, rank, "running", ExitCode.UNEXPECTED)
-    torch.set_num_threads(resolved.plan.threads)
+    torch.set_num_threads(attempt.plan.threads)
     try:
         stop = StopRequest()
-        timeout, plan = resolved.config.environment.communication_timeout, resolved.plan
-        ranks = Ranks(plan.device, plan.distributed_backend, timeout, preflight(resolved))
-        trainer = Trainer(resolved, ranks, stop, heartbeat)
+        timeout, plan = attempt.config.environment.communication_timeout, attempt.plan
+        ranks = Ranks(plan.device, plan.distributed_backend, timeout, preflight(attempt))
+        trainer = Trainer(attempt, ranks, stop, heartbeat)
         outcome = trainer.fit()
         code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED
         write_status(attempt_dir, rank, outcome, code, trainer.state.step)

@@ -13,7 +13,7 @@ import torch
 
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
@@ -67,24 +67,24 @@ class Trainer:
         checkpointer: saves and loads all of these.
     """
 
-    def __init__(self, resolved: ResolvedRun, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
-        train, plan = resolved.config.train, resolved.plan
-        self.resolved, self.ranks, self.stop, self.heartbeat = resolved, ranks, stop, heartbeat
+    def __init__(self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
+        train, plan = attempt.config.train, attempt.plan
+        self.attempt, self.ranks, self.stop, self.heartbeat = attempt, ranks, stop, heartbeat
         self.state = TrainState(
-            world_size=ranks.world_size, model=resolved.model.to_dict(), dataset=resolved.dataset.digest
+            world_size=ranks.world_size, model=attempt.model.to_dict(), dataset=attempt.dataset.digest
         )
-        model = build_model(resolved.model, train, plan, ranks.device)
-        if resolved.init_from:
-            load_pretrained(model, resolved.init_from)
+        model = build_model(attempt.model, train, plan, ranks.device)
+        if attempt.init_from:
+            load_pretrained(model, attempt.init_from)
         model.freeze(train.frozen_layers)  # before the strategy wraps it
         ranks.use_context_parallel(train.context_parallel)
-        self.strategy = build_strategy(model, train, plan.precision, resolved.micro_batch_size, ranks)
+        self.strategy = build_strategy(model, train, plan.precision, attempt.micro_batch_size, ranks)
 
         self.batches = TrainBatches(
-            stages_of_run(resolved),
+            stages_of_run(attempt),
             train.seed,
             train.global_batch_size,
-            resolved.micro_batch_size,
+            attempt.micro_batch_size,
             ranks.data_rank,
             ranks.data_world_size,
             train.document_masking,
@@ -95,31 +95,31 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        token_bytes = read_token_bytes(resolved.dataset_path)
+        token_bytes = read_token_bytes(attempt.dataset_path)
         held_out = TokenReader(
-            resolved.dataset_path, resolved.dataset.chunks, "validation", verify_on_read=resolved.verify_on_read
+            attempt.dataset_path, attempt.dataset.chunks, "validation", verify_on_read=attempt.verify_on_read
         )
-        validation = validation_set(held_out, token_bytes, train, resolved.micro_batch_size)
+        validation = validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(
-            resolved, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, resolved.max_steps)
+            attempt, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, attempt.max_steps)
         )
-        evaluation = Evaluation(self.strategy, validation, train, resolved.max_steps, ranks, self.metrics, heartbeat)
+        evaluation = Evaluation(self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,
-            Profiler(resolved.run_dir / "profile", train.profile_steps, ranks.rank),
+            Profiler(attempt.run_dir / "profile", train.profile_steps, ranks.rank),
             self.metrics,
             evaluation,
-            Samples(resolved, self.strategy, ranks, evaluation, self.metrics),
+            Samples(attempt, self.strategy, ranks, evaluation, self.metrics),
         ]
         self.checkpointer = Checkpointer(
-            resolved.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
+            attempt.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
         )
 
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
         self._warm_up()
-        self.checkpointer.load_into(self.state, self.resolved.resume_from)
+        self.checkpointer.load_into(self.state, self.attempt.resume_from)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
         stop_requested = False
@@ -144,13 +144,13 @@ class Trainer:
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
-        state, train = self.state, self.resolved.config.train
+        state, train = self.state, self.attempt.config.train
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
-        self.step_samples = state.samples = next_sample(state.samples, self.resolved.lineage.skipped_samples)
+        self.step_samples = state.samples = next_sample(state.samples, self.attempt.lineage.skipped_samples)
         # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
-        rate = set_learning_rate(self.strategy.optimizer, train, self.resolved.max_steps, state.step)
+        rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
         self._set_write_jitter(state.step)
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
@@ -169,7 +169,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run needs no further step."""
-        return self.state.is_finished(self.resolved.max_steps, self.resolved.config.train.early_stopping_patience)
+        return self.state.is_finished(self.attempt.max_steps, self.attempt.config.train.early_stopping_patience)
 
     def _warm_up(self) -> None:
         """One throw-away forward and backward, and with train.compile the comparison with eager execution.
@@ -178,7 +178,7 @@ class Trainer:
         uninterrupted one. All of this comes before the checkpoint is loaded: every attempt compares with the same initial weights, and
         DeepSpeed, which discards gradients by an update of rate 0 and zeroes the moments after it, would lose what was loaded.
         """
-        train, strategy = self.resolved.config.train, self.strategy
+        train, strategy = self.attempt.config.train, self.strategy
 
         self._set_write_jitter(0)
 
@@ -193,26 +193,26 @@ class Trainer:
         strategy.compiled = compile_if_it_agrees(
             strategy.module,
             strategy.model,
-            self.resolved.plan,
+            self.attempt.plan,
             train.compile_mode,
             first_batch,
             self.ranks,
-            self.resolved.run_dir,
+            self.attempt.run_dir,
         )
         self.heartbeat.beat("start")
 
     def _write_result(self) -> None:
         """Write result.json on the first rank: hashes of the state, and texts by the model. A collective call."""
-        resolved, step, tensors = self.resolved, self.state.step, self.strategy.tensors()
+        attempt, step, tensors = self.attempt, self.state.step, self.strategy.tensors()
         weights, moments = state_hash(tensors, "model."), state_hash(tensors, "optimizer.")
         model = self.strategy.to_plain_model()
         if model is not None:
-            run, samples = RunFolder(resolved.run_dir), tuple[str, ...]()
+            run, samples = RunFolder(attempt.run_dir), tuple[str, ...]()
             with best_effort(WHAT, ADVICE, repeated=True):
-                samples = tuple(sample.text for sample in samples_in_time(model, resolved, self.ranks.device))
+                samples = tuple(sample.text for sample in samples_in_time(model, attempt, self.ranks.device))
             result = TrainingResult(
                 steps=step,
-                stopped_early=resolved.config.train.early_stopping_patience if step < resolved.max_steps else None,
+                stopped_early=attempt.config.train.early_stopping_patience if step < attempt.max_steps else None,
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 weights_sha256=weights,
                 optimizer_sha256=moments,
@@ -223,14 +223,12 @@ class Trainer:
         self.ranks.barrier()
 
     def _set_write_jitter(self, step: int) -> None:
-        if (most := self.resolved.model.memory_write_jitter) > 1:
-            self.strategy.model.set_write_jitter(write_jitter(most, self.resolved.max_steps, step))
+        if (most := self.attempt.model.memory_write_jitter) > 1:
+            self.strategy.model.set_write_jitter(write_jitter(most, self.attempt.max_steps, step))
 
     def _following(self, samples: int) -> int:
         """Samples consumed before the step after the one that starts at `samples`."""
-        return next_sample(
-            samples + self.resolved.config.train.global_batch_size, self.resolved.lineage.skipped_samples
-        )
+        return next_sample(samples + self.attempt.config.train.global_batch_size, self.attempt.lineage.skipped_samples)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 from integration.exactness.cover import Cell
 
 from infini_llama.configs.loading import parse_config
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_resolved
-from infini_llama.tasks.train.resolve import claim_run, plan_attempt
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_attempt_plan
+from infini_llama.tasks.train.planning import claim_run, plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
 
@@ -122,17 +122,17 @@ class Bench:
         run.path.mkdir(parents=True, exist_ok=True)
         if cell["epoch"] not in self.references:
             self.references[cell["epoch"]] = preprocess(config.data, self.home)
-        plan = resolve(config, self.facts)
+        plan = plan_environment(config, self.facts)
         dataset = self.references[cell["epoch"]]
         lineage = claim_run(config, dataset, plan)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)
-        resolved = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
-        cut_metrics(run, resolved.from_step)
+        attempt = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
+        cut_metrics(run, attempt.from_step)
         attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         attempt_dir.mkdir(parents=True)
-        write_resolved(attempt_dir, resolved)
+        write_attempt_plan(attempt_dir, attempt)
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
         self.queue.setdefault(cell["world"], []).append(item)
 

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.runs.run_folder import read_resolved
+from infini_llama.tasks.runs.run_folder import read_attempt_plan
 from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.callbacks import step_metrics
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
@@ -53,11 +53,11 @@ def main() -> None:
     for item in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(item["attempt_dir"])
         Noted.file = folder / f"rows-{ranks.rank}.jsonl"
-        resolved = read_resolved(folder)
+        attempt = read_attempt_plan(folder)
         torch._dynamo.reset()
         try:
             stop = cast(trainer.StopRequest, StopAfter(item["stop_after"]))
-            one = trainer.Trainer(resolved, ranks, stop, Heartbeat(folder, ranks.rank))
+            one = trainer.Trainer(attempt, ranks, stop, Heartbeat(folder, ranks.rank))
             outcome = f"{one.fit()} {one.state.step}"
         except BaseException:
             outcome = traceback.format_exc()

@@ -11,7 +11,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DeploymentConfig
 from infini_llama.flows import naming, pipeline
 from infini_llama.flows.cli.main import main
-from infini_llama.flows.naming import home_folder, resolved, run_name
+from infini_llama.flows.naming import config_of_run, home_folder, run_name
 
 
 @pytest.fixture(params=["file", "file/below"])
@@ -22,7 +22,7 @@ def home(request, tmp_path):
 
 def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home"):
-        resolved(parse_config({"data": {"source": "python-stdlib"}, "runtime": {"home": home}}))
+        config_of_run(parse_config({"data": {"source": "python-stdlib"}, "runtime": {"home": home}}))
     monkeypatch.setenv("INFINI_LLAMA_HOME", home)
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
         home_folder()
@@ -65,6 +65,6 @@ def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path,
     monkeypatch.chdir(tmp_path)
     config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
     offered = {"deployment": {"concurrency_limit": 2}}
-    settings = resolved(parse_config(config | offered), datetime(2026, 1, 2, 12))
+    settings = config_of_run(parse_config(config | offered), datetime(2026, 1, 2, 12))
     assert (settings.runtime.name, settings.runtime.home) == ("a-2026-01-02", Path(tmp_path, "here"))
     assert settings.deployment == DeploymentConfig()

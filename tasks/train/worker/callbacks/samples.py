@@ -10,7 +10,7 @@ from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
-from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.runs.heartbeat import UNKNOWN
@@ -33,29 +33,29 @@ class Samples(Callback):
     """
 
     def __init__(
-        self, resolved: ResolvedRun, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
+        self, attempt: AttemptPlan, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
     ) -> None:
-        self.resolved, self.strategy, self.ranks = resolved, strategy, ranks
+        self.attempt, self.strategy, self.ranks = attempt, strategy, ranks
         self.evaluation, self.metrics = evaluation, metrics
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        train = self.resolved.config.train
+        train = self.attempt.config.train
         if train.sample_prompts == [] or self.evaluation.last_step != state.step:
             return
-        if state.is_finished(self.resolved.max_steps, train.early_stopping_patience):
+        if state.is_finished(self.attempt.max_steps, train.early_stopping_patience):
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
             with best_effort(WHAT, ADVICE, repeated=True):
-                self.metrics.writer.samples(state.step, samples_in_time(model, self.resolved, self.ranks.device))
+                self.metrics.writer.samples(state.step, samples_in_time(model, self.attempt, self.ranks.device))
         self.strategy.model.train()
         self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
-def samples_in_time(model: Llama, resolved: ResolvedRun, device: torch.device) -> list[Sample]:
+def samples_in_time(model: Llama, attempt: AttemptPlan, device: torch.device) -> list[Sample]:
     """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent."""
-    timeouts = resolved.config.environment.communication_timeout, UNKNOWN * resolved.config.runtime.hang_timeout
-    return sample_texts(model.to(device), resolved.dataset_path, resolved.config.train, min(timeouts) / 2)
+    timeouts = attempt.config.environment.communication_timeout, UNKNOWN * attempt.config.runtime.hang_timeout
+    return sample_texts(model.to(device), attempt.dataset_path, attempt.config.train, min(timeouts) / 2)
 
 
 def sample_texts(model: Llama, dataset: Path, train: TrainingConfig, seconds: float = math.inf) -> list[Sample]:

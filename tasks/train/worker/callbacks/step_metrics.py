@@ -16,8 +16,8 @@ from infini_llama.configs.reading import changed
 from infini_llama.model.config import flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import TrainLine
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.goodput import Ledger
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -48,32 +48,32 @@ class StepMetrics(Callback):
 
     def __init__(
         self,
-        resolved: ResolvedRun,
+        attempt: AttemptPlan,
         strategy: Strategy,
         batches: TrainBatches,
         ranks: Ranks,
         ledger: Ledger | None,
         gate_reach: float,
     ) -> None:
-        self.resolved, self.strategy, self.batches, self.ranks, self.ledger = resolved, strategy, batches, ranks, ledger
-        self.hook = load_hook(resolved.config.train.metrics_hook)
+        self.attempt, self.strategy, self.batches, self.ranks, self.ledger = attempt, strategy, batches, ranks, ledger
+        self.hook = load_hook(attempt.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
-        self.gate_warnings = GateWarnings(resolved.config.train, resolved.max_steps, gate_reach)
+        self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps, gate_reach)
         self.peak_flops, self.report_time = 0.0, 0.0
 
     def on_train_start(self, state: TrainState) -> None:
-        resolved, train = self.resolved, self.resolved.config.train
+        attempt, train = self.attempt, self.attempt.config.train
         if self.ranks.is_first:
-            active = reporters(train.report_to, resolved.run_dir, state.step, resolved.settings())
-            self.writer = MetricsWriter(resolved.run_dir, train.logging_steps, active)
-            if resolved.model.attention == "infini":
-                longest = read_dataset(resolved.dataset_path).content.train.longest_document
-                self.gate_warnings.at_start(resolved.model.segment_length, longest)
-        if resolved.model.attention == "infini":
+            active = reporters(train.report_to, attempt.run_dir, state.step, attempt.settings())
+            self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
+            if attempt.model.attention == "infini":
+                longest = read_dataset(attempt.dataset_path).content.train.longest_document
+                self.gate_warnings.at_start(attempt.model.segment_length, longest)
+        if attempt.model.attention == "infini":
             with self.strategy.full_parameters():
                 self.gate_warnings.ignore(gate_shares(self.strategy.model))
-        half = torch.float16 if resolved.plan.precision == "fp16" else torch.bfloat16
-        dtype = half if resolved.plan.precision != "fp32" else torch.float32
+        half = torch.float16 if attempt.plan.precision == "fp16" else torch.bfloat16
+        dtype = half if attempt.plan.precision != "fp32" else torch.float32
         peak = math.nan  # without a measurement on every rank there is no MFU
         with best_effort("the measurement of the peak of this processor, for MFU"):
             peak = peak_flops(self.ranks.device, dtype)
@@ -92,9 +92,9 @@ class StepMetrics(Callback):
             targets=result.targets,
             input_tokens=self.batches.input_tokens(result.samples) if result.targets else 0,
         )
-        if self.resolved.plan.precision == "fp16":
+        if self.attempt.plan.precision == "fp16":
             line = changed(line, loss_scale=result.loss_scale)
-        if state.step % self.resolved.config.train.logging_steps == 0:
+        if state.step % self.attempt.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
                 line = self._with_parameters(line)
         if self.writer:
@@ -111,7 +111,7 @@ class StepMetrics(Callback):
             self.writer.sync()
 
     def _with_parameters(self, line: TrainLine) -> TrainLine:
-        model, name = self.strategy.model, self.resolved.config.train.metrics_hook
+        model, name = self.strategy.model, self.attempt.config.train.metrics_hook
         values: dict[str, Any] = {"param_norm": parameter_norm(model)}
         if gates := gate_shares(model):
             values["gates"] = gates
@@ -126,7 +126,7 @@ class StepMetrics(Callback):
     def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
         length = self.batches.stage(result.samples).reader.sequence_length
         times, speed = result.times, line.input_tokens / result.times.step
-        flops = flops_per_token(self.strategy.model.config, length, self.resolved.config.train.frozen_layers) * speed
+        flops = flops_per_token(self.strategy.model.config, length, self.attempt.config.train.frozen_layers) * speed
         values: dict[str, Any] = {
             "step_time": times.step,
             "data_time": times.data,

@@ -12,7 +12,7 @@ import torch
 
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.resolved_run import ResolvedRun
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.train.worker.data.order import Part, mixed_rows, parts_of, sample_rows
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
@@ -77,16 +77,16 @@ def stages_of(
     return stages
 
 
-def stages_of_run(resolved: ResolvedRun) -> list[Stage]:
+def stages_of_run(attempt: AttemptPlan) -> list[Stage]:
     """`stages_of` with the dataset and the settings of a run."""
 
     def reader(chunks: str) -> TokenReader:
-        return TokenReader(resolved.dataset_path, chunks, "train", verify_on_read=resolved.verify_on_read)
+        return TokenReader(attempt.dataset_path, chunks, "train", verify_on_read=attempt.verify_on_read)
 
     return stages_of(
-        reader(resolved.dataset.chunks),
-        [(reader(chunks), end) for chunks, end in resolved.shorter_rows],
-        resolved.lineage.dataset.weights,
+        reader(attempt.dataset.chunks),
+        [(reader(chunks), end) for chunks, end in attempt.shorter_rows],
+        attempt.lineage.dataset.weights,
     )
 
 

@@ -18,7 +18,7 @@ from infini_llama.flows.cli.init import (
 )
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.sources import files_of
 from support.hub import write_llama
@@ -37,7 +37,7 @@ def begin_on(tmp_path):
         output = folder / f"{name}.yaml"
         record = write_new(output, [str(folder / "texts")], "softmax", folder / "home", Overrides(**overrides), machine)
         config = load_config(output)
-        return record, config, resolve(config, probe(folder / "home", config, machine))
+        return record, config, plan_environment(config, probe(folder / "home", config, machine))
 
     return write
 
@@ -85,7 +85,7 @@ def test_the_training_of_a_llama_is_continued_on_every_gpu(tmp_path, count):
     output, home = tmp_path / "my.yaml", tmp_path / "home"
     record = write_continuation(output, [str(tmp_path / "texts")], str(folder), None, home, Overrides(), machine)
     config = load_config(output)
-    plan = resolve(config, probe(home, config, machine))
+    plan = plan_environment(config, probe(home, config, machine))
     assert plan.nproc_per_node == record.workers == max(1, count)
     assert config.train.global_batch_size % (record.workers * plan.micro_batch_size) == 0
     assert (config.train.init_from, config.data.tokenizer.path) == (str(folder), str(folder))

@@ -26,7 +26,7 @@ from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
-from infini_llama.tasks.train.resolve import claim_run
+from infini_llama.tasks.train.planning import claim_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
 from support.records import make_plan
 

@@ -11,7 +11,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.doctor import DoctorReport, doctor
 from infini_llama.tasks.patch_environment.gpus import gpus
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
@@ -112,7 +112,7 @@ def test_no_compiler(tmp_path):
 def test_wrong_settings_are_refused_by_their_keys(tmp_path, requested, gpus, key):
     machine = lay_out(tmp_path, gpus=gpus)
     with pytest.raises(ConfigError) as refused:
-        resolve(settings(requested), probe(tmp_path, settings(requested), machine))
+        plan_environment(settings(requested), probe(tmp_path, settings(requested), machine))
     assert key in str(refused.value)
     answer = report(machine, tmp_path, environment=requested)
     assert answer.exit_code == 64 and json.dumps(answer.to_json())
@@ -125,8 +125,8 @@ def test_a_fixed_port_that_is_busy_is_refused(tmp_path):
         port = listener.getsockname()[1]
         requested = settings({"master_port": port})
         with pytest.raises(ConfigError, match=f"environment.master_port={port}"):
-            resolve(requested, probe(tmp_path, requested, lay_out(tmp_path)))
-    assert resolve(requested, probe(tmp_path, requested)).port == port
+            plan_environment(requested, probe(tmp_path, requested, lay_out(tmp_path)))
+    assert plan_environment(requested, probe(tmp_path, requested)).port == port
 
 
 GPUS = {"gpus": [{"name": "H100", "capability": [9, 0]}], "nccl": True}

@@ -21,7 +21,7 @@ from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_kil
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.processes import is_rank
 from infini_llama.tasks.train.retries import Retries
-from support.records import make_lineage, make_plan, make_resolved
+from support.records import make_attempt, make_lineage, make_plan
 
 # Ends by SIGTERM as a worker does, having said that it has saved.
 WORKER = """
@@ -61,7 +61,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
-        return run_attempt(make_resolved(run.path, config), (), each_poll)
+        return run_attempt(make_attempt(run.path, config), (), each_poll)
 
     return make
 
@@ -194,19 +194,19 @@ def full(*arguments: object) -> None:
 def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     attempt_dir = run.path / "logs" / "attempt-01"
     attempt_dir.mkdir(parents=True)
-    resolved = make_resolved(run.path)
+    attempt = make_attempt(run.path)
     (attempt_dir / RESERVE).write_bytes(bytes(10))
     append = {True: full, False: append_attempt}
     monkeypatch.setattr(
         "infini_llama.tasks.train.attempt.append_attempt",
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
-    record_attempt(resolved, attempt_dir, Outcome("failed", 70, "no space"))
+    record_attempt(attempt, attempt_dir, Outcome("failed", 70, "no space"))
     assert [record.message for record in read_attempts(run)] == ["no space"]
 
 
 def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_resolved", full)
+    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_attempt_plan", full)
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and read_attempts(run) == []
@@ -278,6 +278,6 @@ def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
 def test_a_port_in_use_is_retried_as_a_failed_worker_is(run):
     with socket.create_server(("", 0)) as taken:
         plan = make_plan(nnodes=2, port=taken.getsockname()[1], master_addr="127.0.0.1")
-        outcome = run_attempt(make_resolved(run.path, plan=plan), (), lambda: None)
+        outcome = run_attempt(make_attempt(run.path, plan=plan), (), lambda: None)
     assert outcome.code == 70 and str(plan.port) in read_attempts(run)[-1].message
     assert Retries(1, 0.0, lambda: 0).delay_after(error_of(outcome)) == 0.0

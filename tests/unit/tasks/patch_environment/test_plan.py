@@ -12,7 +12,7 @@ from infini_llama.configs.secrets import masked
 from infini_llama.model.config import parameters
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, checkpoint_bytes, model_of
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
 from support.machines import H100, T4, in_home, settings
@@ -30,19 +30,19 @@ def with_gpus(facts, gpus: list[dict]):
 
 
 def test_a_machine_without_gpu_trains_on_all_its_cores(laptop):
-    plan = resolve(settings(), laptop)
+    plan = plan_environment(settings(), laptop)
     assert (plan.device, plan.nproc_per_node, plan.threads) == ("cpu", 1, 8)
     assert (plan.precision, plan.distributed_backend, plan.micro_batch_size) == ("fp32", "gloo", 8)
     assert plan.env["OMP_NUM_THREADS"] == "8"
 
 
 def test_cores_are_divided_among_workers_and_never_zero(laptop):
-    assert resolve(settings({"nproc_per_node": 2}), laptop).threads == 4
-    assert resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=1)).threads == 1
+    assert plan_environment(settings({"nproc_per_node": 2}), laptop).threads == 4
+    assert plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=1)).threads == 1
 
 
 def test_four_gpus_get_a_worker_each_in_bf16(laptop):
-    plan = resolve(settings(), with_gpus(laptop, [H100] * 4))
+    plan = plan_environment(settings(), with_gpus(laptop, [H100] * 4))
     assert (plan.device, plan.nproc_per_node, plan.precision, plan.distributed_backend) == (
         "cuda",
         4,
@@ -54,18 +54,21 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 def test_layers_are_compiled_on_gpus_that_can(laptop):
     gpus = changed(laptop, gpus=[H100], nccl=True, versions=laptop.versions | {"triton": "3.7"})
     gpus = changed(gpus, compilers={"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"})
-    assert (resolve(settings(), gpus).compile, resolve(settings(), laptop).compile) == ("block", "off")
-    assert resolve(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
-    without = changed(gpus, compilers={"cc": None, "cxx": None})
-    assert resolve(settings(), without).compile == "off" and "C compiler" in resolve(settings(), without).reason(
-        "compile"
+    assert (plan_environment(settings(), gpus).compile, plan_environment(settings(), laptop).compile) == (
+        "block",
+        "off",
     )
+    assert plan_environment(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
+    without = changed(gpus, compilers={"cc": None, "cxx": None})
+    assert plan_environment(settings(), without).compile == "off" and "C compiler" in plan_environment(
+        settings(), without
+    ).reason("compile")
 
 
 def test_one_old_gpu_in_use_means_fp32(laptop):
     facts = with_gpus(laptop, [H100, T4])
-    assert resolve(settings(), facts).precision == "fp32"
-    assert resolve(settings({"nproc_per_node": 1}), facts).precision == "bf16"
+    assert plan_environment(settings(), facts).precision == "fp32"
+    assert plan_environment(settings({"nproc_per_node": 1}), facts).precision == "bf16"
 
 
 def test_the_loss_is_cut_where_the_logits_are_large(laptop):
@@ -73,17 +76,17 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     for vocab_size, expected in ((8192, 4096), (32_000, 1024), (128_256, 256), (4096, 0)):
         requested = settings().with_vocab_size(vocab_size)
         assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
-        assert resolve(requested, laptop).loss_chunk == expected
+        assert plan_environment(requested, laptop).loss_chunk == expected
     gpu = with_gpus(laptop, [H100])
-    assert resolve(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
-    assert resolve(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
-    assert resolve(settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
+    assert plan_environment(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
+    assert plan_environment(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
+    assert plan_environment(settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
 
 
 def largest_micro_batch(laptop, free, requested):
     """The micro-batch of two GPUs of 80 GiB, of which one has `free` bytes left."""
     gpus = [H100, H100 | {"free": free}]
-    return resolve(requested, changed(laptop, gpus=gpus, nccl=True)).micro_batch_size
+    return plan_environment(requested, changed(laptop, gpus=gpus, nccl=True)).micro_batch_size
 
 
 GQA = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -122,7 +125,7 @@ BF16 = {"model": "new", "bf16": True}
 def test_attention_on_a_cpu_is_the_faster_function(laptop, cpu, length, sections, expected):
     data = {"source": "python-stdlib", "sequence_length": length}
     sections = sections | {"model": {"hidden_size": 256} | GQA | sections.get("model", {})}
-    plan = resolve(
+    plan = plan_environment(
         PipelineConfig.model_validate({"data": data} | sections), changed(laptop, cpu={"model": "old"} | cpu, cores=2)
     )
     assert (plan.attention_backend, plan.keep_attention_weights) == expected
@@ -139,7 +142,7 @@ def test_the_micro_batch_is_that_of_the_chosen_backend(laptop):
         sections = {"data": data, "model": model, "train": train, "environment": environment}
         config = PipelineConfig.model_validate(sections)
         memory = changed(laptop.memory, available=available)
-        return config, resolve(config, changed(laptop, memory=memory, cores=2))
+        return config, plan_environment(config, changed(laptop, memory=memory, cores=2))
 
     config, roomy = plan_with(64 * 1024**3)
     assert (roomy.attention_backend, roomy.keep_attention_weights, roomy.micro_batch_size) == ("blocked", True, 16)
@@ -188,7 +191,7 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
         (None, 0, True),
     ):
         facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=required))
-        found = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]
+        found = [one for one in plan_environment(requested, facts).findings if one.name == "disk space for checkpoints"]
         assert bool(found) != fits
         if found:
             assert "for 9 checkpoints of" in found[0].value and "save_total_limit" in found[0].sentence
@@ -201,7 +204,9 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
     least = checkpoint_bytes(model_of(requested), requested.train)
     for free, severity in ((least, "warning"), (least - 12, "error")):
         facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0))
-        (found,) = [one for one in resolve(requested, facts).findings if one.name == "disk space for checkpoints"]
+        (found,) = [
+            one for one in plan_environment(requested, facts).findings if one.name == "disk space for checkpoints"
+        ]
         assert found.severity == severity
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
         if severity == "error":
@@ -212,7 +217,7 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
 
 
 def test_the_users_variables_win_over_the_plans(laptop):
-    plan = resolve(settings({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
+    plan = plan_environment(settings({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
     assert plan.env["OMP_NUM_THREADS"] == "3" and plan.env["MINE"] == "x"
     assert findings(plan).keys() == {"environment.env.OMP_NUM_THREADS"}, "that it replaces the plan's is noted"
 
@@ -230,20 +235,20 @@ def test_the_users_variables_win_over_the_plans(laptop):
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
     with pytest.raises(ConfigError, match="environment") as raised:
-        resolve(settings(environment), changed(laptop, gpus=gpus, nccl=bool(gpus)))
+        plan_environment(settings(environment), changed(laptop, gpus=gpus, nccl=bool(gpus)))
     assert words in str(raised.value)
 
 
 def test_every_impossible_setting_is_named_at_once(laptop):
     with pytest.raises(ConfigError) as raised:
-        resolve(settings({"device": "cuda", "distributed_backend": "nccl"}), laptop)
+        plan_environment(settings({"device": "cuda", "distributed_backend": "nccl"}), laptop)
     assert len(str(raised.value).splitlines()) == 3
 
 
 def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop, caplog):
     requested = settings(train={"global_batch_size": 8, "micro_batch_size": 8})
-    pinned = resolve(settings({"nproc_per_node": 2}), laptop).pinned()
-    assert resolve(requested, laptop, pinned).nproc_per_node == 1
+    pinned = plan_environment(settings({"nproc_per_node": 2}), laptop).pinned()
+    assert plan_environment(requested, laptop, pinned).nproc_per_node == 1
     assert "global_batch_size=8" in caplog.text
 
 
@@ -252,78 +257,85 @@ def findings(plan):
 
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
-    plan = resolve(settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
+    plan = plan_environment(
+        settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3)
+    )
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in plan.reason("nproc_per_node")
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
-    whole = resolve(settings(train={"global_batch_size": 24, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3))
+    whole = plan_environment(
+        settings(train={"global_batch_size": 24, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3)
+    )
     assert whole.nproc_per_node == 3 and "workers" not in findings(whole)
-    fewer = resolve(settings({"nproc_per_node": 2}), with_gpus(laptop, [H100] * 3))
+    fewer = plan_environment(settings({"nproc_per_node": 2}), with_gpus(laptop, [H100] * 3))
     assert findings(fewer)["workers"].severity == "note", "as it was requested"
 
 
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     new = changed(laptop, cpu={"model": "new", "bf16": True, "amx": True})
-    assert (resolve(settings(), laptop).precision, resolve(settings(), new).precision) == ("fp32", "bf16")
-    assert "AMX" in resolve(settings(), new).reason("precision")
-    assert resolve(settings({"precision": "fp32"}), new).precision == "fp32"
+    assert (plan_environment(settings(), laptop).precision, plan_environment(settings(), new).precision) == (
+        "fp32",
+        "bf16",
+    )
+    assert "AMX" in plan_environment(settings(), new).reason("precision")
+    assert plan_environment(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(laptop):
     musl = changed(laptop, glibc="")
-    assert [resolve(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
-    assert "trim_threshold" in resolve(settings(), laptop).env["GLIBC_TUNABLES"]
-    assert "GLIBC_TUNABLES" not in resolve(settings({"allocator": "system"}), laptop).env
-    assert resolve(settings(), changed(laptop, gpus=[H100])).allocator == "system"
+    assert [plan_environment(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
+    assert "trim_threshold" in plan_environment(settings(), laptop).env["GLIBC_TUNABLES"]
+    assert "GLIBC_TUNABLES" not in plan_environment(settings({"allocator": "system"}), laptop).env
+    assert plan_environment(settings(), changed(laptop, gpus=[H100])).allocator == "system"
     with pytest.raises(ConfigError, match=r"environment\.allocator=glibc"):
-        resolve(settings({"allocator": "glibc"}), musl)
+        plan_environment(settings({"allocator": "glibc"}), musl)
 
 
 def test_two_workers_on_two_cores_are_fine_and_on_one_core_warned(laptop):
-    fine = resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=2))
+    fine = plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=2))
     assert fine.threads == 1 and not fine.findings
-    warned = findings(resolve(settings({"nproc_per_node": 2}), changed(laptop, cores=1)))["threads"]
+    warned = findings(plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=1)))["threads"]
     assert warned.severity == "warning" and "1 usable core" in warned.sentence
 
 
 def test_bf16_on_a_processor_without_it_is_warned(laptop):
     requested = settings({"precision": "bf16"})
-    assert not resolve(requested, changed(laptop, cpu={"model": "new", "bf16": True, "amx": False})).findings
+    assert not plan_environment(requested, changed(laptop, cpu={"model": "new", "bf16": True, "amx": False})).findings
     assert "precision" in findings(
-        resolve(requested, changed(laptop, cpu={"model": "old", "bf16": False, "amx": False}))
+        plan_environment(requested, changed(laptop, cpu={"model": "old", "bf16": False, "amx": False}))
     )
 
 
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
-    one = resolve(settings(), laptop).env
+    one = plan_environment(settings(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
     assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 4
     busy = changed(laptop, load=1.0)
-    assert resolve(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
+    assert plan_environment(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
         "neighbours need the cores that waiting threads spin on"
     )
-    assert "OMP_WAIT_POLICY" not in resolve(settings({"threads": 1}), busy).env
-    two_gpus = resolve(settings(), with_gpus(laptop, [H100] * 2)).env
+    assert "OMP_WAIT_POLICY" not in plan_environment(settings({"threads": 1}), busy).env
+    two_gpus = plan_environment(settings(), with_gpus(laptop, [H100] * 2)).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
 
 
 def test_a_driver_that_torch_cannot_use_is_named(laptop):
     facts = changed(laptop, gpu_fault="driver too old")
-    assert resolve(settings(), facts).device == "cpu"
+    assert plan_environment(settings(), facts).device == "cpu"
     with pytest.raises(ConfigError, match="driver too old"):
-        resolve(settings({"device": "cuda"}), facts)
+        plan_environment(settings({"device": "cuda"}), facts)
 
 
 def test_gpus_without_nccl_use_gloo_and_are_warned_about(laptop):
-    plan = resolve(settings(), changed(laptop, gpus=[H100] * 2, nccl=False))
+    plan = plan_environment(settings(), changed(laptop, gpus=[H100] * 2, nccl=False))
     assert plan.distributed_backend == "gloo" and "distributed_backend" in findings(plan)
 
 
 def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
     def lost(then: dict, now: dict) -> list[str]:
-        plans = [resolve(settings(environment), laptop) for environment in (then, now)]
+        plans = [plan_environment(settings(environment), laptop) for environment in (then, now)]
         return [
             change.name
             for change in differences(plans[0].pinned(), laptop, plans[1], laptop)
@@ -351,7 +363,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
 def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, settings, expected):
     facts = changed(laptop, gpus=[H100], nccl=True, flash_attention=fault)
     found = PipelineConfig.model_validate({"data": {"source": "python-stdlib"}} | settings)
-    plan = resolve(found, facts)
+    plan = plan_environment(found, facts)
     assert plan.attention_backend == expected
     if fault:
         assert fault in plan.reason("attention_backend")

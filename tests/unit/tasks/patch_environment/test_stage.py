@@ -9,7 +9,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -119,29 +119,29 @@ def test_secrets_reach_the_workers_but_not_the_record(tmp_path):
 
 
 def test_the_part_of_a_pin_that_can_be_followed_is(gpus_4, caplog):
-    pinned = resolve(settings({"threads": 3}), gpus_4).pinned()
+    pinned = plan_environment(settings({"threads": 3}), gpus_4).pinned()
     assert (pinned.nproc_per_node, pinned.precision, pinned.threads) == (4, "bf16", 3)
-    plan = resolve(settings(), changed(gpus_4, gpus=[H100] * 2), pinned)
+    plan = plan_environment(settings(), changed(gpus_4, gpus=[H100] * 2), pinned)
     assert (plan.device, plan.nproc_per_node, plan.precision, plan.threads) == ("cuda", 2, "bf16", 3)
     assert caplog.text.count("cannot use the run's original plan") == 1 and "nproc_per_node=4" in caplog.text
 
 
 def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
-    pinned = resolve(settings(), changed(gpus_4, gpus=[])).pinned()
-    plan = resolve(settings({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
+    pinned = plan_environment(settings(), changed(gpus_4, gpus=[])).pinned()
+    plan = plan_environment(settings({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
     assert plan.device == "cpu" and any("environment.device=cuda" in found.sentence for found in plan.findings)
 
 
 def test_another_requested_device_makes_a_new_plan(gpus_4):
-    pinned = resolve(settings({"threads": 8}), gpus_4).pinned()
-    plan = resolve(settings({"device": "cpu"}), gpus_4, pinned)
+    pinned = plan_environment(settings({"threads": 8}), gpus_4).pinned()
+    plan = plan_environment(settings({"device": "cpu"}), gpus_4, pinned)
     assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "bf16" if gpus_4.cpu.bf16 else "fp32")
 
 
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
-    pinned = resolve(settings(), gpus_4).pinned()
+    pinned = plan_environment(settings(), gpus_4).pinned()
     with pytest.raises(ConfigError, match="nproc_per_node=5"):
-        resolve(settings({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
+        plan_environment(settings({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
     assert not caplog.text
 
 

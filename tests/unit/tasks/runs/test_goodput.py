@@ -8,9 +8,9 @@ import pytest
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_resolved
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_attempt_plan
 from infini_llama.tasks.storage.locks import this_machine
-from support.records import make_resolved
+from support.records import make_attempt
 
 
 def story(
@@ -18,9 +18,9 @@ def story(
 ) -> None:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    write_resolved(
+    write_attempt_plan(
         folder,
-        make_resolved(run.path, started=StartTime(wall=began, monotonic=0.0, machine="another"), from_step=from_step),
+        make_attempt(run.path, started=StartTime(wall=began, monotonic=0.0, machine="another"), from_step=from_step),
     )
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:

@@ -9,8 +9,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
-from infini_llama.tasks.train.resolve import claim_run
-from support.records import make_dataset, make_plan, make_resolved
+from infini_llama.tasks.train.planning import claim_run
+from support.records import make_attempt, make_dataset, make_plan
 
 DATASET = make_dataset()
 
@@ -38,8 +38,8 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
     begun, resumed = (claim_run(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
-    resolved = make_resolved(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
-    assert resolved.shorter_rows == (("short", 50 * configs[1].train.global_batch_size),)
+    attempt = make_attempt(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
+    assert attempt.shorter_rows == (("short", 50 * configs[1].train.global_batch_size),)
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path):

@@ -66,7 +66,7 @@ def test_an_edit_is_refused_with_the_line_to_delete_and_read_without_it(path, ca
 
 def test_a_record_of_another_run_is_named(tmp_path):
     one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
-    names = ("lineage.json", "environment.json", "logs/attempt-01/resolved.json")
+    names = ("lineage.json", "environment.json", "logs/attempt-01/plan.json")
     for run in (one, two):
         (run.path / "logs/attempt-01").mkdir(parents=True)
         for name in names:

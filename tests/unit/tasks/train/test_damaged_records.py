@@ -10,9 +10,9 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.evaluation import EvaluationRequest, TextLoss
 from infini_llama.tasks.records.metrics import PerplexityLine
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.run import run_document, write_report
@@ -23,7 +23,7 @@ from infini_llama.tasks.runs.run_folder import (
     append_attempt,
     attempt_folders,
     read_attempts,
-    write_resolved,
+    write_attempt_plan,
 )
 from infini_llama.tasks.runs.run_reader import RunReader, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
@@ -32,7 +32,7 @@ from infini_llama.tasks.storage.record_files import append_line
 from infini_llama.tasks.train.attempt import record_killed_attempts
 from infini_llama.tasks.train.stage import write_summary
 from support.made_up_runs import add_checkpoint, add_result
-from support.records import make_lineage, make_resolved
+from support.records import make_attempt, make_lineage
 
 # one each of what tests/unit/tasks/storage/test_record_files.py finds: no JSON, no object, wrong fields
 DAMAGE = ["{", "[1, 2]", '{"dataset": {}, "steps": "16"}']
@@ -49,21 +49,21 @@ def run(tmp_path) -> RunFolder:
     return run
 
 
-def add_attempt(run: RunFolder, number: int, resolved: ResolvedRun | None = None) -> Path:
-    """The folder of an attempt; its resolved.json is damaged where none is given."""
+def add_attempt(run: RunFolder, number: int, attempt: AttemptPlan | None = None) -> Path:
+    """The folder of an attempt; its plan.json is damaged where none is given."""
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
-    if resolved is None:
-        (folder / "resolved.json").write_text("[]")
+    if attempt is None:
+        (folder / "plan.json").write_text("[]")
     else:
-        write_resolved(folder, resolved)
+        write_attempt_plan(folder, attempt)
     return folder
 
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
     for number, name in ((1, "older"), (2, "newer")):
-        add_attempt(run, number, make_resolved(run.path, lineage=make_lineage().resuming(name)))
+        add_attempt(run, number, make_attempt(run.path, lineage=make_lineage().resuming(name)))
     add_attempt(run, 3)
     run.lineage.write_text(text)
     assert run.require_lineage().resumed_from == "newer"
@@ -107,7 +107,7 @@ def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
     "name", ["lock", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "logs/attempt-01/time.jsonl"]
 )
 def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name):
-    add_attempt(run, 1, make_resolved(run.path))
+    add_attempt(run, 1, make_attempt(run.path))
     (run.path / name).mkdir(parents=True)
     described = RunReader(run.path).description
     assert described.checkpoints and RunReader(run.path).goodput and RunReader(run.path).evaluations == []
@@ -144,7 +144,7 @@ def test_missing_validations_texts_attempts_and_measurements_are_named(run, capl
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run.samples.write_text(json.dumps({"step": 12, "text": "a b"}) + "\n")
     for number in (1, 2):
-        add_attempt(run, number, make_resolved(run.path))
+        add_attempt(run, number, make_attempt(run.path))
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0, step=16))
     run.evaluations.touch()
     reader = RunReader(run.path)

@@ -8,12 +8,12 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.patch_environment.plan import resolve
+from infini_llama.tasks.patch_environment.plan import plan_environment
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
-from infini_llama.tasks.train.resolve import plan_attempt
+from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.made_up_runs import add_checkpoint
 from support.records import make_dataset, make_lineage, make_plan
@@ -22,7 +22,7 @@ INFINI = {"attention": "infini", "segment_length": 32}
 CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=())
 
 
-def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64) -> ResolvedRun:
+def planned(home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64) -> AttemptPlan:
     """The next attempt of a command at the run `mine`."""
     model = {"hidden_size": hidden_size, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     runtime = {"home": str(home), "name": "mine", "resume": resume}
@@ -34,11 +34,11 @@ def resolved(home: Path, invocation: str = "a", resume: str = "auto", hidden_siz
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):
     sections = {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"device": "cpu"}}
     config = parse_config({"data": {"source": "python-stdlib"}} | sections)
-    plan = resolve(config, CPU)
+    plan = plan_environment(config, CPU)
     assert plan.nproc_per_node == 2
     for count, kept in ((3, 2), (4, 4)):  # 32 sequences are two micro-batches of eight for two groups of two
         pinned = changed(plan.pinned(), nproc_per_node=count)
-        assert resolve(config, CPU, pinned).nproc_per_node == kept
+        assert plan_environment(config, CPU, pinned).nproc_per_node == kept
     assert caplog.text.count("train.context_parallel=2, but 3 worker(s)") == 1
 
 
@@ -46,8 +46,8 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
     theirs = add_checkpoint(tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
-            resolved(tmp_path, resume=str(theirs), hidden_size=128)
-        attempt = resolved(tmp_path, resume=str(theirs))
+            planned(tmp_path, resume=str(theirs), hidden_size=128)
+        attempt = planned(tmp_path, resume=str(theirs))
         assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (theirs, 7, str(theirs))
 
 
@@ -55,10 +55,10 @@ def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
     run = RunFolder(tmp_path / "runs" / "mine")
     own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
     append_attempt(run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70))
-    attempt = resolved(tmp_path, "a", "never")
+    attempt = planned(tmp_path, "a", "never")
     assert (attempt.resume_from, attempt.from_step) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
-        resolved(tmp_path, "b", "never")
+        planned(tmp_path, "b", "never")
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.loading import parse_config
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.outcome import Outcome
-from infini_llama.tasks.train.resolve import plan_next_attempt
+from infini_llama.tasks.train.planning import plan_next_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
 from support.made_up_runs import add_checkpoint
-from support.records import make_plan, make_resolved
+from support.records import make_attempt, make_plan
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def run(tmp_path):
 def begun(run):
     """begun(**sections): the first attempt of the run."""
 
-    def begin(plan=None, **sections: dict) -> ResolvedRun:
+    def begin(plan=None, **sections: dict) -> AttemptPlan:
         own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
         own["runtime"] |= sections.pop("runtime", {})
-        return make_resolved(run.path, parse_config(own | sections), plan=plan or make_plan())
+        return make_attempt(run.path, parse_config(own | sections), plan=plan or make_plan())
 
     return begin
 
@@ -46,15 +46,15 @@ def add_state(run: RunFolder, step: int) -> None:
     add_checkpoint(run.checkpoints, step, samples=step * 8, model={}, world_size=1)
 
 
-def after(attempt: ResolvedRun, code: int, error: RankError | None = None) -> ResolvedRun | None:
+def after(attempt: AttemptPlan, code: int, error: RankError | None = None) -> AttemptPlan | None:
     return next_attempt(attempt, Outcome("failed", code, "", error=error))
 
 
-def diverged(attempt: ResolvedRun, first_skip: int, samples: int) -> ResolvedRun | None:
+def diverged(attempt: AttemptPlan, first_skip: int, samples: int) -> AttemptPlan | None:
     return after(attempt, 72, RankError(type="Diverged", first_skip=first_skip, samples=samples))
 
 
-def skipped(attempt: ResolvedRun) -> list[tuple[int, int]]:
+def skipped(attempt: AttemptPlan) -> list[tuple[int, int]]:
     return [(one.first, one.end) for one in attempt.lineage.skipped_samples]
 
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from infini_llama.tasks.runs.run_folder import write_resolved
-from support.records import make_plan, make_resolved
+from infini_llama.tasks.runs.run_folder import write_attempt_plan
+from support.records import make_attempt, make_plan
 
 
 @pytest.mark.parametrize("patches", [["rendezvous", "adam-weight-decay"], []])
 def test_a_worker_started_by_hand_applies_and_reports_the_patches(server, tmp_path, patches):
-    write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
+    write_attempt_plan(tmp_path, make_attempt(tmp_path, plan=make_plan(patches=patches, distributed_backend="none")))
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path)]
@@ -28,9 +28,9 @@ def test_a_worker_started_by_hand_applies_and_reports_the_patches(server, tmp_pa
 
 @pytest.mark.parametrize(("damaged", "code"), [(True, 65), (False, 70)])
 def test_a_worker_that_cannot_start_leaves_a_status(server, tmp_path, damaged, code):
-    write_resolved(tmp_path, make_resolved(tmp_path, plan=make_plan(patches=["no-such-patch"])))
+    write_attempt_plan(tmp_path, make_attempt(tmp_path, plan=make_plan(patches=["no-such-patch"])))
     if damaged:
-        (tmp_path / "resolved.json").write_text("{}")
+        (tmp_path / "plan.json").write_text("{}")
     command = [sys.executable, "-m", "infini_llama.tasks.train.worker", str(tmp_path)]
     ended = server.run(command, os.environ | {"RANK": "1"}, tmp_path / "printed")
     status = json.loads((tmp_path / "status-1.json").read_text())

@@ -11,8 +11,8 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.train.worker import preflight
 from infini_llama.tasks.train.worker.preflight import (
     NodeFacts,
@@ -23,31 +23,31 @@ from infini_llama.tasks.train.worker.preflight import (
     preflight_seconds,
 )
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from support.records import make_plan, make_resolved
+from support.records import make_attempt, make_plan
 
 
-def resolved_for(home: Path, reference: DatasetRef) -> ResolvedRun:
-    return make_resolved(home / "runs" / "one", dataset=reference, plan=make_plan(nnodes=2))
+def resolved_for(home: Path, reference: DatasetRef) -> AttemptPlan:
+    return make_attempt(home / "runs" / "one", dataset=reference, plan=make_plan(nnodes=2))
 
 
 @pytest.fixture
 def both(monkeypatch):
-    """both(first, other): what the first ranks of two nodes so resolved raise."""
+    """both(first, other): what the first ranks of two nodes so attempt raise."""
 
-    def raised(resolved: ResolvedRun, store: HashStore) -> PipelineError | None:
+    def raised(attempt: AttemptPlan, store: HashStore) -> PipelineError | None:
         try:
-            preflight.require_same_nodes(resolved, store)
+            preflight.require_same_nodes(attempt, store)
         except PipelineError as error:
             return error
 
-    def compare(first: ResolvedRun, other: ResolvedRun) -> list[PipelineError | None]:
+    def compare(first: AttemptPlan, other: AttemptPlan) -> list[PipelineError | None]:
         store = HashStore()
         with ThreadPoolExecutor(2) as pool:
             pending = []
-            for node, resolved in enumerate((first, other)):
+            for node, attempt in enumerate((first, other)):
                 monkeypatch.setenv("LOCAL_RANK", "0")
                 monkeypatch.setenv("GROUP_RANK", str(node))
-                pending.append(pool.submit(raised, resolved, store))
+                pending.append(pool.submit(raised, attempt, store))
                 while not store.check([f"facts-{node}"]):  # it has read its variables
                     pass
             monkeypatch.setenv("LOCAL_RANK", "1")  # another rank of the last node publishes nothing and raises the same
@@ -57,27 +57,27 @@ def both(monkeypatch):
 
 
 def test_consistent_nodes_start(built, both):
-    resolved = resolved_for(*built)
-    assert both(resolved, resolved) == [None, None, None]
+    attempt = resolved_for(*built)
+    assert both(attempt, attempt) == [None, None, None]
 
 
 def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
-    resolved = resolved_for(*built)
+    attempt = resolved_for(*built)
     unlike = resolved_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), tmp_path / "other"))
-    errors = both(resolved, unlike)
+    errors = both(attempt, unlike)
     assert all(isinstance(error, ConfigError) for error in errors) and len({str(error) for error in errors}) == 1
-    here, there = (facts(one)["dataset"] for one in (resolved, unlike))
+    here, there = (facts(one)["dataset"] for one in (attempt, unlike))
     assert here != there and f"has dataset {there}, but node 0" in str(errors[0]) and "node 1 (" in str(errors[0])
     assert "has order and tokens of the first rows" in str(errors[0])
 
 
 def test_the_order_is_the_one_that_training_uses(built):
     """Another seed gives other rows, as in the trainer."""
-    resolved = resolved_for(*built)
-    train = changed(resolved.config.train, seed=resolved.config.train.seed + 1)
-    reseeded = changed(resolved, config=changed(resolved.config, train=train))
+    attempt = resolved_for(*built)
+    train = changed(attempt.config.train, seed=attempt.config.train.seed + 1)
+    reseeded = changed(attempt, config=changed(attempt.config, train=train))
     name = "order and tokens of the first rows"
-    assert facts(resolved)[name] != facts(reseeded)[name]
+    assert facts(attempt)[name] != facts(reseeded)[name]
 
 
 def test_a_node_that_does_not_see_the_dataset_is_bad_data_on_all(built, both):

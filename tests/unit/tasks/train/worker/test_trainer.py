@@ -13,7 +13,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.train.resolve import claim_run, plan_attempt
+from infini_llama.tasks.train.planning import claim_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
@@ -35,7 +35,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
         dataset, plan = reference, make_plan()
-        resolved = plan_attempt(
+        attempt = plan_attempt(
             config, dataset, plan, claim_run(config, dataset, plan), invocation="", verify_on_read=False
         )
         attempt_dir = run.path / "logs" / "attempt-01"
@@ -52,7 +52,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
                 pass
 
         monkeypatch.setattr(ValidationSet, "measure", measure)
-        Trainer(resolved, ranks, Stop(), heartbeat).fit()
+        Trainer(attempt, ranks, Stop(), heartbeat).fit()
         return run
 
     return attempt

@@ -17,11 +17,11 @@ from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset, LineageStage
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
-from infini_llama.tasks.records.resolved_run import ResolvedRun
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
@@ -83,7 +83,7 @@ def plan_attempt(
     lineage: Lineage,
     invocation: str,
     verify_on_read: bool,
-) -> ResolvedRun:
+) -> AttemptPlan:
     """The next attempt of a run.
 
     Args:
@@ -101,7 +101,7 @@ def plan_attempt(
     if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
         lineage = lineage.resuming(resume)
     now = time.time()
-    return ResolvedRun(
+    return AttemptPlan(
         started=StartTime(wall=now, monotonic=time.monotonic(), machine=this_machine()),
         from_step=from_step,
         run_dir=run.path,
@@ -117,7 +117,7 @@ def plan_attempt(
     )
 
 
-def plan_next_attempt(before: ResolvedRun, lineage: Lineage | None = None) -> ResolvedRun:
+def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> AttemptPlan:
     """The attempt after `before`, from the newest checkpoint; where the end of that one has changed it, with this lineage."""
     return plan_attempt(
         before.config,

@@ -15,7 +15,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.record import Record
 
 
-class ResolvedRun(Record):
+class AttemptPlan(Record):
     """One attempt at a run: made from configuration, dataset, plan and the run's history, and written into the attempt's folder.
 
     Attributes:
