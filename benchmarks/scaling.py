@@ -23,7 +23,7 @@ import numpy as np
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import write_shard
 from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, check, checksum_of, file_checksum, read_manifest
-from infini_llama.tasks.train.worker.data.order import sample_rows
+from infini_llama.tasks.train.worker.data.order import rows_of_samples
 
 TOKENS = 4096  # of the shard that all of them are
 LINKS = 30_000  # to one file
@@ -63,9 +63,9 @@ def one(shards: int, folder: Path) -> dict[str, Any]:
     ranks = {}
     for world in (8, 1024):
         size = BATCH // world
-        ranks[world] = timed(lambda size=size: sample_rows(10**9, BATCH, rows, 1)[:size])[0]
-    first_batch, _ = timed(lambda: reader.gather(sample_rows(10**6, 8, rows, 1)))
-    later_batch, _ = timed(lambda: reader.gather(sample_rows(2 * 10**6, 8, rows, 1)))
+        ranks[world] = timed(lambda size=size: rows_of_samples(10**9, BATCH, rows, 1)[:size])[0]
+    first_batch, _ = timed(lambda: reader.gather(rows_of_samples(10**6, 8, rows, 1)))
+    later_batch, _ = timed(lambda: reader.gather(rows_of_samples(2 * 10**6, 8, rows, 1)))
     return {
         "shards": shards,
         "tokens": shards * TOKENS,

@@ -68,10 +68,10 @@ def evaluate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
-    from infini_llama.tasks.evaluate.stage import evaluate
+    from infini_llama.tasks.evaluate.stage import evaluate as evaluate_run
 
     split = arguments.split or "validation"
-    record = evaluate(run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream)
+    record = evaluate_run(run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream)
     return record.to_json(), evaluation_text(record)
 
 
@@ -139,9 +139,9 @@ def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | 
 
 def export(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
-    from infini_llama.tasks.export.exporting import export
+    from infini_llama.tasks.export.exporting import export as export_run
 
-    record = export(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
+    record = export_run(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
     if record.custom_code:
         log.warning(
             "Hugging Face's Llama does not have %s: the folder contains the model's code (trust_remote_code=True).",

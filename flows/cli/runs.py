@@ -72,11 +72,12 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
 
 
 def compare(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.report.comparison import NOT_THE_SAME, compare, comparison_document
+    from infini_llama.tasks.report.comparison import NOT_THE_SAME, comparison_document
+    from infini_llama.tasks.report.comparison import compare as compare_runs
     from infini_llama.tasks.report.page import page as as_page
 
     paths = [find(run, "runs") for run in arguments.runs]
-    comparison = compare(paths)
+    comparison = compare_runs(paths)
     document = comparison_document(paths, comparison)
     record, text = comparison.to_json(), terminal(markdown(document))
     if not comparison.same_validation:

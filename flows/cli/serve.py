@@ -15,7 +15,7 @@ def serve(arguments: Namespace) -> Answer:
     log_into(home, arguments.verbose)
     prepare_client(home)
     from infini_llama.flows.deployments import read_deployments
-    from infini_llama.flows.serving import serve
+    from infini_llama.flows.serving import serve as serve_deployments
 
     deployments = read_deployments(arguments.configs)  # their errors are reported before a server starts
     with api_for_serve(home, arguments.host, arguments.port, arguments.allow_host) as server:
@@ -24,7 +24,7 @@ def serve(arguments: Namespace) -> Answer:
         log.info("UI: %s", api.removesuffix("/api"))
         if server:
             log.info("from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api)
-        serve(deployments, home, arguments.limit, arguments.gpus, server)
+        serve_deployments(deployments, home, arguments.limit, arguments.gpus, server)
     return {}, ""
 
 
@@ -34,7 +34,8 @@ def deploy(arguments: Namespace) -> Answer:
 
     log_into(home_folder(), arguments.verbose)
     with api_for_deploy(home_folder()):
-        from infini_llama.flows.deployments import deploy, read_deployments
+        from infini_llama.flows.deployments import deploy as deploy_all
+        from infini_llama.flows.deployments import read_deployments
 
-        record = deploy(read_deployments(arguments.configs), arguments.gpus)
+        record = deploy_all(read_deployments(arguments.configs), arguments.gpus)
     return record, as_text(record)

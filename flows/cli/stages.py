@@ -26,14 +26,14 @@ def run(arguments: Namespace) -> Answer:
         return dry_run(config)
     if joined := _joins(config):
         return joined
-    from infini_llama.flows.pipeline import has_finished, run
+    from infini_llama.flows import pipeline
     from infini_llama.flows.server import api_for_run, has_api, log_into, prepare_client
 
     home = config.runtime.home
     prepare_client(home)
     # A server of its own would start only to record that there was nothing to do.
-    if arguments.no_prefect or (not has_api() and has_finished(config)):
-        summary = run(config)
+    if arguments.no_prefect or (not has_api() and pipeline.has_finished(config)):
+        summary = pipeline.run(config)
     else:
         log_into(home, arguments.verbose)
         with withheld(config) as shown, api_for_run(home):
@@ -53,7 +53,8 @@ def dry_run(config: PipelineConfig) -> Answer:
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.pipeline import dataset_to_continue
-    from infini_llama.tasks.estimate.run import estimate, plan_of
+    from infini_llama.tasks.estimate.run import estimate as estimate_run
+    from infini_llama.tasks.estimate.run import plan_of
     from infini_llama.tasks.preprocess.stage import Preparation
     from infini_llama.tasks.runs.run_reader import RunReader
 
@@ -65,17 +66,17 @@ def dry_run(config: PipelineConfig) -> Answer:
         dataset = preparation.lookup()
         workers = preparation.corpus.choose_workers().choice
         chosen = [workers] if workers and dataset is None else []
-    run = RunReader(folder) if (folder / "lineage.json").exists() else None
+    reader = RunReader(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
         "run": str(folder),
-        "state": "new" if run is None else run.state,
-        "step": 0 if run is None else run.step,
+        "state": "new" if reader is None else reader.state,
+        "step": 0 if reader is None else reader.step,
     }
     shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
     planned = plan_of(config).masked()
     plan = planned.to_json()
-    estimated = estimate(config)
+    estimated = estimate_run(config)
     preparing: list[JsonValue] = [choice.to_json() for choice in chosen]
     record: JsonObject = {
         "config": shown,
@@ -114,11 +115,13 @@ def verify(arguments: Namespace) -> Answer:
     from infini_llama.tasks.formatting import in_words
     from infini_llama.tasks.preprocess.references import references
     from infini_llama.tasks.records.dataset import VerifyReport
-    from infini_llama.tasks.verify_data.checks import verify
+    from infini_llama.tasks.verify_data import checks
 
     path, home = find(arguments.dataset, "datasets"), home_folder()
     level = "deep" if arguments.deep else "quick"
-    reports = {reference.chunks: verify(reference, home, level, sys.maxsize) for reference in references(path, home)}
+    reports = {
+        reference.chunks: checks.verify(reference, home, level, sys.maxsize) for reference in references(path, home)
+    }
     whole = VerifyReport(
         level=level,
         ok=all(report.ok for report in reports.values()),
@@ -145,14 +148,14 @@ def verify(arguments: Namespace) -> Answer:
 
 def doctor(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
-    from infini_llama.tasks.patch_environment.doctor import doctor
+    from infini_llama.tasks.patch_environment.doctor import doctor as examine
 
     config, home = None, home_folder()
     if arguments.config is not None:
         config = config_of_run(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
     against = None if arguments.against is None else find(arguments.against, "runs")
-    report = doctor(config, home, against, strict=arguments.strict)
+    report = examine(config, home, against, strict=arguments.strict)
     record = report.to_json()
     shown = {name: record[name] for name in ("findings", "plan", "patches")}
     if since := report.against:
@@ -162,9 +165,9 @@ def doctor(arguments: Namespace) -> Answer:
 
 def estimate(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import estimate_text
-    from infini_llama.tasks.estimate.run import estimate
+    from infini_llama.tasks.estimate.run import estimate as estimate_run
 
-    record = estimate(config_of_run(load_config(arguments.config, arguments.overrides)))
+    record = estimate_run(config_of_run(load_config(arguments.config, arguments.overrides)))
     return record.to_json(), estimate_text(record)
 
 
@@ -207,7 +210,7 @@ def _joins(config: PipelineConfig) -> Answer | None:
 
 
 def _join(run: Path, master_addr: str | None) -> Answer:
-    from infini_llama.tasks.train.nodes import join
+    from infini_llama.tasks.train.nodes import join as join_run
 
-    code = join(RunFolder(run), master_addr)
+    code = join_run(RunFolder(run), master_addr)
     return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")

@@ -188,7 +188,7 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
     fields = {"kind": kind, "measured": measured} | result.to_json() | asked
     run = RunFolder(run_dir)
     try:
-        append_line(run.evaluations, EVALUATION_LINE.validate_python(fields), run.id)
+        append_line(run.evaluations, EVALUATION_LINE.validate_python(fields), run.read_id())
     except (OSError, Damaged) as error:
         log.warning("the result was not written to %s (%s)", run.evaluations, error)
 
@@ -227,6 +227,6 @@ def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
 def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> EvaluationLine | None:
     """The line of an earlier command with the same request; None if there is none."""
     run = RunFolder(run_dir)
-    lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.id))
+    lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.read_id()))
     of_kind = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
     return next((line for line in of_kind if line.asked == request), None)

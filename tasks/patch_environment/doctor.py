@@ -32,7 +32,7 @@ RESUME: dict[Exactness, str] = {
 }
 
 
-class Comparison(Record):
+class RunDifferences(Record):
     """What differs from the environment of `run`. resume: whether its resume on this machine stays bitwise the same."""
 
     run: str
@@ -53,7 +53,7 @@ class DoctorReport(Record):
     findings: tuple[Finding, ...]
     plan: EnvironmentPlan | None
     patches: tuple[PatchSummary, ...]
-    against: Comparison | None
+    against: RunDifferences | None
     facts: MachineFacts
     exit_code: int
 
@@ -96,7 +96,7 @@ def doctor(
     )
 
 
-def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Comparison:
+def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> RunDifferences:
     folder = RunFolder(run)
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
@@ -104,4 +104,4 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Co
     changes = differences(record.pinned, record.facts, plan, facts)
     effects = {change.exactness for change in changes} | {"kept"}
     resume = next(sentence for exactness, sentence in RESUME.items() if exactness in effects)
-    return Comparison(run=run.name, resume=resume, differences=tuple(changes))
+    return RunDifferences(run=run.name, resume=resume, differences=tuple(changes))

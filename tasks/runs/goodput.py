@@ -91,7 +91,7 @@ def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
         log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = begun.started.wall
-    lines = read_lines(folder / LEDGER, _LedgerLine, RunFolder(folder.parents[1]).id)
+    lines = read_lines(folder / LEDGER, _LedgerLine, RunFolder(folder.parents[1]).read_id())
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)
@@ -118,7 +118,7 @@ class Ledger:
 
     def __init__(self, path: Path, started: StartTime, before: Goodput) -> None:
         self.file = path.open("a", encoding="utf-8")
-        self.run_id = RunFolder(path.parents[2]).id
+        self.run_id = RunFolder(path.parents[2]).read_id()
         if started.machine != this_machine():
             monotonic = time.monotonic() - max(0.0, time.time() - started.wall)
             started = changed(started, monotonic=monotonic)

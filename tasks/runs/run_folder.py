@@ -75,9 +75,8 @@ class RunFolder:
         """The folder of the run that a configuration names."""
         return cls(runtime.home.resolve() / "runs" / runtime.name)
 
-    @property
-    def id(self) -> str:
-        """The run's id: that of lineage.json, unless its other records agree on another one; "" before the first record."""
+    def read_id(self) -> str:
+        """The run's id: that of lineage.json, unless other records agree on another one; "" before the first. Reads three files."""
         plans = [path for path in map(attempt_plan_path, attempt_folders(self)) if path.exists()]
         in_lineage, *others = map(_id_in, (self.lineage, *plans[-1:], self.environment))
         others = [other for other in others if other]
@@ -102,7 +101,7 @@ class RunFolder:
         Raises:
             Damaged: there is none, it is not as it was written, or it is of another run.
         """
-        fields, run_id = read_fields(path), self.id
+        fields, run_id = read_fields(path), self.read_id()
         if run_id and (stored := fields.get(RUN_ID, run_id)) != run_id:
             raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}.")
         return as_record(kind, fields, path)
@@ -117,7 +116,7 @@ class RunFolder:
 
     def write(self, path: Path, record: Record) -> None:
         """Replace a record of this folder."""
-        write_fields(path, {RUN_ID: self.id or secrets.token_hex(8)} | record.to_json())
+        write_fields(path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json())
 
     def read_lineage(self) -> Lineage | None:
         """lineage.json, None while it does not exist; if it is damaged, the copy that the newest attempt was given.
@@ -157,7 +156,7 @@ class RunFolder:
     def write_config(self, config: JsonObject) -> None:
         """Write config.yaml, for people and for comparisons of runs; its first line has the checksum of the run's id and the others."""
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        write_atomic(self.config, f"# {_checksum(text, self.id)}\n{text}")
+        write_atomic(self.config, f"# {_checksum(text, self.read_id())}\n{text}")
 
     def read_config(self) -> JsonObject | None:
         """config.yaml, None without it; a file whose first line is not its checksum is used as it is.
@@ -172,7 +171,7 @@ class RunFolder:
         try:
             text = written.decode()
             first, _, rest = text.partition("\n")
-            if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.id)}":
+            if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.read_id())}":
                 raise Damaged(
                     f"{self.config} does not match its own checksum, or is of another run. If you changed it on "
                     "purpose, delete its first line; otherwise it is damaged."
@@ -229,8 +228,8 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
     Lines that cannot be read are removed, with a warning.
     """
-    _cut(run.metrics, METRICS_LINE, step, run.id)
-    _cut(run.samples, SampleLine, step, run.id)
+    _cut(run.metrics, METRICS_LINE, step, run.read_id())
+    _cut(run.samples, SampleLine, step, run.read_id())
 
 
 def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
@@ -244,17 +243,17 @@ def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
 
 def read_metrics(run: RunFolder) -> list[MetricsLine]:
     """Every line of metrics.jsonl that can be read; the next attempt removes the others."""
-    return read_lines(run.metrics, METRICS_LINE, run.id)
+    return read_lines(run.metrics, METRICS_LINE, run.read_id())
 
 
 def append_attempt(run: RunFolder, record: AttemptRecord) -> None:
     """Add the end of an attempt to attempts.jsonl."""
-    append_line(run.attempts, record, run.id)
+    append_line(run.attempts, record, run.read_id())
 
 
 def read_attempts(run: RunFolder) -> list[AttemptRecord]:
     """Every attempt at this run whose line can be read, oldest first."""
-    return read_lines(run.attempts, AttemptRecord, run.id)
+    return read_lines(run.attempts, AttemptRecord, run.read_id())
 
 
 def attempt_folders(run: RunFolder) -> list[Path]:

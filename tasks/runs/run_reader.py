@@ -202,7 +202,7 @@ class RunReader:
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
         """What `evaluate` measured of its model, the oldest first."""
-        lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.id)
+        lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.read_id())
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
             log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
         return lines
@@ -222,7 +222,7 @@ class RunReader:
     @cached_property
     def samples(self) -> list[SampleLine]:
         """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
-        written = read_lines(self.folder.samples, SampleLine, self.folder.id)
+        written = read_lines(self.folder.samples, SampleLine, self.folder.read_id())
         if self.lineage.train.sample_prompts != []:
             ends = {
                 attempt.step for attempt in self.attempts if attempt.kind == "done"

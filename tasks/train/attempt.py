@@ -5,8 +5,9 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.configs.errors import ExitCode, PipelineError, no_space
@@ -48,12 +49,21 @@ def new_invocation() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
 
 
-def run_attempt(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable[[], None]) -> Outcome:
-    """One torchrun, from its start to its end.
+@dataclass(frozen=True)
+class LockedRun:
+    """A run that no other command trains meanwhile.
 
-    Args:
+    Attributes:
         locks: of the run and of its GPUs; torchrun holds them as long as it runs.
-        each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
+        poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
+    """
+
+    locks: tuple[Lock, ...]
+    poll: Callable[[], None]
+
+
+def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
+    """One torchrun, from its start to its end.
 
     Raises:
         Preempted: this process was asked to stop, and the workers with it.
@@ -65,7 +75,7 @@ def run_attempt(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locks])
+            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locked.locks])
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
@@ -76,7 +86,7 @@ def run_attempt(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable
             raise
         if plan.nnodes > 1 and settings.launcher == "local":
             log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
-        evidence = supervise(attempt, workers, attempt_dir, each_poll, signals)
+        evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends
         outcome = outcome_of(evidence)
@@ -119,7 +129,7 @@ def record_killed_attempts(run: RunFolder) -> int:
     begun = set(map(number_of, attempt_folders(run)))
     recorded = {record.attempt for record in read_attempts(run)}
     message = "the command was killed"
-    if fault := unreadable(run.attempts, AttemptRecord, run.id):
+    if fault := unreadable(run.attempts, AttemptRecord, run.read_id()):
         log.warning("%s; its contents are skipped.", fault)
         message = "the command was killed, or the line of its end cannot be read"
     for folder in attempt_folders(run):
@@ -172,7 +182,7 @@ def supervise(
     attempt: AttemptPlan,
     workers: Workers,
     attempt_dir: Path,
-    each_poll: Callable[[], None],
+    locked: LockedRun,
     signals: DeferredSignals,
 ) -> Evidence:
     """Watch the workers to their end, and leave no rank behind; inside, signals are handled."""
@@ -181,7 +191,7 @@ def supervise(
     stop_request: BaseException | None = None
     try:
         signals.release()
-        watch(attempt, workers, attempt_dir, each_poll)
+        watch(attempt, workers, attempt_dir, locked)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
     except Busy:  # another process writes what these workers would still write
@@ -202,7 +212,7 @@ def supervise(
     return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
 
 
-def watch(attempt: AttemptPlan, workers: Workers, attempt_dir: Path, each_poll: Callable[[], None]) -> None:
+def watch(attempt: AttemptPlan, workers: Workers, attempt_dir: Path, locked: LockedRun) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
     config, plan = attempt.config, attempt.plan
     progress = Progress(RunFolder(attempt.run_dir), attempt.max_steps, config.train.logging_steps)
@@ -220,6 +230,6 @@ def watch(attempt: AttemptPlan, workers: Workers, attempt_dir: Path, each_poll: 
         except Hung:
             hangs.dump_stacks()
             raise
-        each_poll()
+        locked.poll()
         if not ended:
             time.sleep(POLL_SECONDS)

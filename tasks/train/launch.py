@@ -20,7 +20,7 @@ from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
-STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
+SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.SLURM_STEP, written by the node that hosts the rendezvous
 
 
 def start(
@@ -221,7 +221,7 @@ class SrunWorkers(Workers):
                 send(self.process.pid, signal.SIGKILL)
                 self.process.wait()
         try:
-            step = (self.attempt_dir / STEP).read_text(encoding="utf-8")
+            step = (self.attempt_dir / SLURM_STEP).read_text(encoding="utf-8")
         except OSError:  # no node had started
             return
         until = time.monotonic() + SRUN_END_SECONDS
@@ -231,7 +231,7 @@ class SrunWorkers(Workers):
 
     def hint(self) -> str:
         """srun's own last words, where it ended before any node had started."""
-        if (self.attempt_dir / STEP).exists():
+        if (self.attempt_dir / SLURM_STEP).exists():
             return super().hint()
         lines = (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "srun printed nothing"

@@ -28,7 +28,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
 )
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.train.launch import STEP, Workers, spawn, torchrun, torchrun_environment
+from infini_llama.tasks.train.launch import SLURM_STEP, Workers, spawn, torchrun, torchrun_environment
 from infini_llama.tasks.train.outcome import Evidence, outcome_of
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
@@ -161,7 +161,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     plan = attempt.plan
     is_host = variables.get("SLURM_NODEID", "0") == "0"
     if is_host:
-        write_atomic(attempt_dir / STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
+        write_atomic(attempt_dir / SLURM_STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)

@@ -22,7 +22,7 @@ class Progress:
         self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
-        self.run_id = run.id
+        self.run_id = run.read_id()
 
     def poll(self) -> None:
         for line in self._new_lines():

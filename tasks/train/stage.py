@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
-from infini_llama.tasks.train.attempt import run_attempt
+from infini_llama.tasks.train.attempt import LockedRun, run_attempt
 from infini_llama.tasks.train.outcome import error_of
 from infini_llama.tasks.train.planning import claim_run, is_retry, plan_attempt
 from infini_llama.tasks.train.retries import next_attempt
@@ -59,7 +59,7 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder.of(config.runtime)
-    with hold_run(run, config.runtime, each_poll) as (lock, poll):
+    with hold_run(run, config.runtime, each_poll) as locked:
         plan = environment.plan
         lineage = claim_run(config, dataset, plan)
         run.write(run.environment, environment.record)
@@ -70,19 +70,14 @@ def train(
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
         is_local = config.environment.launcher == "local"
-        with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], poll) as gpus:
+        with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], locked.poll) as gpus:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
-            return attempts_until_finished(attempt, (lock, *gpus), poll)
+            return attempts_until_finished(attempt, LockedRun((*locked.locks, *gpus), locked.poll))
 
 
 @contextmanager
-def hold_run(
-    run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
-) -> Generator[tuple[Lock, Callable[[], None]]]:
-    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
-
-    Yields:
-        the lock; and `each_poll`, which now also raises Busy if the lease is lost.
+def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]) -> Generator[LockedRun]:
+    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease, whose loss `poll` raises as Busy).
 
     Raises:
         Busy: another one does.
@@ -99,17 +94,17 @@ def hold_run(
             lease.check()
             each_poll()
 
-        yield lock, poll
+        yield LockedRun((lock,), poll)
 
 
-def attempts_until_finished(attempt: AttemptPlan, locks: Sequence[Lock], each_poll: Callable[[], None]) -> RunSummary:
+def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> RunSummary:
     """Make attempts, each as the end of the one before it says, until the run is finished or this stage makes no other.
 
     Raises:
         as `train`.
     """
     while True:
-        outcome = run_attempt(attempt, locks, each_poll)
+        outcome = run_attempt(attempt, locked)
         if outcome.kind == "done":
             return write_summary(RunFolder(attempt.run_dir))
         following = next_attempt(attempt, outcome)

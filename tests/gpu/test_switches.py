@@ -9,7 +9,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.hf import to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
-from infini_llama.tasks.train.worker.strategies.native import SingleRank
+from infini_llama.tasks.train.worker.strategies.native import NativeStrategy
 from support.laboratory import CONFIG, Laboratory, exact_metrics, kill
 from support.one_rank import OneRank
 
@@ -26,7 +26,7 @@ def learned(attention="softmax", half=False, padding=1, compiled="off", mode="de
     config = LlamaConfig.from_dict(config.to_dict() | {"pad_vocab_to_multiple_of": padding})
     model = Llama(config).to(ranks.device)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
-    strategy = SingleRank(model, TrainingConfig(), ranks, autocast)
+    strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast)
     if compiled != "off":
         strategy.compiled = Compiled(strategy.module, model, compiled, mode)
         strategy.compiled.switch_on()

@@ -82,14 +82,14 @@ def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, uninterr
 
 OUT_OF_MEMORY = """
 def change(module):
-    accumulate = module.SingleRank.accumulate
+    accumulate = module.NativeStrategy.accumulate
     def tight(strategy, micro_batches, *arguments):
         micro_batches = list(micro_batches)
         if len(micro_batches[0][0]) > 4:
             import torch
             raise torch.OutOfMemoryError("CUDA out of memory (as if)")
         return accumulate(strategy, micro_batches, *arguments)
-    module.SingleRank.accumulate = tight
+    module.NativeStrategy.accumulate = tight
 """
 
 
@@ -142,8 +142,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
 
 NOT_FINITE = """
 def change(module):
-    from infini_llama.tasks.train.worker.data.order import sample_rows
-    bad = {{int(sample_rows(32 * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
+    from infini_llama.tasks.train.worker.data.order import rows_of_samples
+    bad = {{int(rows_of_samples(32 * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
     gather = module.TokenReader.gather
     def poisoned(self, rows):
         tokens = gather(self, rows)

@@ -4,7 +4,7 @@ import torch
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.strategies.native import SingleRank
+from infini_llama.tasks.train.worker.strategies.native import NativeStrategy
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
@@ -22,7 +22,7 @@ class OneRank(Ranks):
         return condition
 
 
-def single_rank(model: Llama, train: TrainingConfig | None = None) -> SingleRank:
+def single_rank(model: Llama, train: TrainingConfig | None = None) -> NativeStrategy:
     """The strategy of one rank, in the model's own precision."""
     settings = train or TrainingConfig()
-    return SingleRank(model, settings, OneRank(), torch.autocast("cpu", enabled=False))
+    return NativeStrategy(model, settings, OneRank(), torch.autocast("cpu", enabled=False))

@@ -34,7 +34,7 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class Checkpointer:
-    """The checkpoints of one training. Loading, `is_due` and `save` are collective calls.
+    """The checkpoints of one training. Loading, `advance` and `save` are collective calls.
 
     Args:
         folder: of the run's checkpoints.
@@ -75,17 +75,17 @@ class Checkpointer:
             log.info("resumed from %s at step %d", source.name, state.step)
         self.interval.start(state)
         # Over the existing checkpoints, not the run so far: if the best one was lost, the best of the rest is kept.
-        lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_first else 0.0
+        lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0
         self.lowest_loss = self.ranks.sum(lowest)[0]
 
     def poll(self) -> float:
         """Seconds that a background save took which has completed since the last call, else 0; raises what it failed with."""
         return self.writer.poll()
 
-    def is_due(self, state: TrainState) -> bool:
-        """Whether `train.save_steps` is reached, or the validation loss is the lowest of all checkpoints. Called once after each step."""
+    def advance(self, state: TrainState) -> bool:
+        """Count one more step; return whether `train.save_steps` is reached, or the validation loss is the lowest of all checkpoints."""
         self.save_time = 0.0
-        return self.interval.is_due(state) or self._is_best(state)
+        return self.interval.advance(state) or self._is_best(state)
 
     def save(self, state: TrainState) -> None:
         """Copy the state and commit it in the background, once the previous save is complete.
@@ -204,7 +204,7 @@ class BackgroundSave:
         if self.before_commit is not None:
             self.before_commit()
         target = save_checkpoint(self.folder, step, state, scalars, self.ranks.saving_group)
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)
             log.info("committed %s", target.name)
         return time.perf_counter() - began

@@ -25,7 +25,7 @@ from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.status import NODE
 from infini_llama.tasks.storage.artifacts import read_manifest
-from infini_llama.tasks.train.worker.data.loader import stages_of_run
+from infini_llama.tasks.train.worker.data.loader import curriculum_stages_of
 
 POLL_SECONDS = 0.05
 PREFLIGHT_SECONDS = 120.0
@@ -168,7 +168,7 @@ def facts(attempt: AttemptPlan) -> dict[str, str]:
 def first_rows_digest(attempt: AttemptPlan) -> str:
     """Digest of the run's first global batch: its row numbers, and the tokens of some of them as they are read here."""
     train = attempt.config.train
-    first = stages_of_run(attempt)[0]
+    first = curriculum_stages_of(attempt)[0]
     rows = first.rows(0, train.global_batch_size, train.seed)
     digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
     digest.update(first.reader.gather(rows[:ROWS]).astype("<i8").tobytes())

@@ -29,7 +29,7 @@ from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samp
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, stages_of_run
+from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, curriculum_stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
@@ -81,7 +81,7 @@ class Trainer:
         self.strategy = build_strategy(model, train, plan.precision, attempt.micro_batch_size, ranks)
 
         self.batches = TrainBatches(
-            stages_of_run(attempt),
+            curriculum_stages_of(attempt),
             train.seed,
             train.global_batch_size,
             attempt.micro_batch_size,
@@ -131,7 +131,7 @@ class Trainer:
                 stop_requested = result.update.stop_requested
                 for callback in self.callbacks:
                     callback.on_step_end(self.state, result)
-                if self.checkpointer.is_due(self.state) or self.finished or stop_requested:
+                if self.checkpointer.advance(self.state) or self.finished or stop_requested:
                     self.heartbeat.beat("save", self.state.step)
                     self.checkpointer.save(self.state)
         self.heartbeat.beat("finish", self.state.step)

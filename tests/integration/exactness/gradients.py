@@ -76,7 +76,7 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
         for parameter, parameter_alone in zip(model.parameters(), single.parameters(), strict=True)
     )
     copy = parallel.to_plain_model()
-    assert (copy is not None) == ranks.is_first
+    assert (copy is not None) == ranks.is_rank0
     if copy is not None:
         assert state_hash(model_tensors(copy), "model.") == untouched
         assert copy.lm_head.weight is copy.model.embed_tokens.weight
@@ -91,7 +91,7 @@ def main() -> None:
         *product(("infini",), STRATEGIES, (3,), (CONTEXT,)),
     ]
     found = {"-".join(map(str, cell)): differences(*cell, ranks) for cell in cells}
-    if ranks.is_first:
+    if ranks.is_rank0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     ranks.barrier()
     ranks.leave()

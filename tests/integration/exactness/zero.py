@@ -104,7 +104,7 @@ def main() -> None:
             reader = Training(stage, ranks)
             reader.strategy.load_tensors(folder / f"stage-{source}" / f"step-{SAVED:08d}")
             found[f"{stage} from {source}"] = [reader.step(step).loss for step in range(SAVED, STEPS)]
-    if ranks.is_first:
+    if ranks.is_rank0:
         (folder / "found.json").write_text(json.dumps(found))
     ranks.leave()
 

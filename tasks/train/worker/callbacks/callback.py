@@ -91,14 +91,14 @@ class Interval:
         """Count from here."""
         self.tokens, self.last = state.tokens, time.monotonic()
 
-    def is_due(self, state: TrainState) -> bool:
-        """Called exactly once after each step. By seconds, a collective call."""
+    def advance(self, state: TrainState) -> bool:
+        """Count one more step; return whether the interval ends with it, and then count from here. By seconds, a collective call."""
         if self.unit == "steps":
             return state.step % self.number == 0
         if self.unit == "tokens":
             before, self.tokens = self.tokens, state.tokens
             return before // self.number < state.tokens // self.number
-        elapsed = self.ranks.is_first and time.monotonic() - self.last >= self.number
+        elapsed = self.ranks.is_rank0 and time.monotonic() - self.last >= self.number
         if due := self.ranks.sum(float(elapsed))[0] > 0:
             self.last = time.monotonic()
         return due

@@ -141,7 +141,7 @@ class Evaluation(Callback):
         self.interval.start(state)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        if self.interval.is_due(state) or state.step >= self.max_steps:
+        if self.interval.advance(state) or state.step >= self.max_steps:
             if (loss := self._measure(state.step)) is not None:
                 state.record_validation(loss)
             self.last_step = state.step

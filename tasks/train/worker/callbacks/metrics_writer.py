@@ -195,7 +195,7 @@ class MetricsWriter:
         self.has_validation = any(isinstance(line, ValidationLine) for line in read_metrics(RunFolder(run_dir)))
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, RunFolder(run_dir).id
+        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, RunFolder(run_dir).read_id()
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 

@@ -63,7 +63,7 @@ class StepMetrics(Callback):
 
     def on_train_start(self, state: TrainState) -> None:
         attempt, train = self.attempt, self.attempt.config.train
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             active = reporters(train.report_to, attempt.run_dir, state.step, attempt.settings())
             self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
             if attempt.model.attention == "infini":

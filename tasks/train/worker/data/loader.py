@@ -13,7 +13,7 @@ import torch
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
-from infini_llama.tasks.train.worker.data.order import Part, mixed_rows, parts_of, sample_rows
+from infini_llama.tasks.train.worker.data.order import WeightedSource, mixed_rows, rows_of_samples, weighted_sources
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -41,27 +41,27 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Stage:
+class CurriculumStage:
     """The samples of a run from number `first` on, each of them `rows_per_sample` rows that follow each other in the table's own order."""
 
     reader: TokenReader
     first: int
     rows_per_sample: int
-    parts: tuple[Part, ...]  # of several sources with weights
+    sources: tuple[WeightedSource, ...]  # () where they have no weights
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_per_sample] of the samples numbered sample … sample+count-1 of the whole run."""
         first, count = (sample - self.first) * self.rows_per_sample, count * self.rows_per_sample
-        if self.parts:
-            return mixed_rows(first, count, self.parts, seed)
-        return sample_rows(first, count, len(self.reader), seed)
+        if self.sources:
+            return mixed_rows(first, count, self.sources, seed)
+        return rows_of_samples(first, count, len(self.reader), seed)
 
 
-def stages_of(
+def curriculum_stages(
     reader: TokenReader,
     shorter: Sequence[tuple[TokenReader, int]] = (),
     weights: dict[str, float] | None = None,
-) -> list[Stage]:
+) -> list[CurriculumStage]:
     """The samples of a run, in order.
 
     Args:
@@ -70,20 +70,20 @@ def stages_of(
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
     """
     readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
-    stages: list[Stage] = []
+    stages: list[CurriculumStage] = []
     for table, first in zip(readers, firsts, strict=True):
-        parts = parts_of(table.sources, weights) if weights else ()
-        stages.append(Stage(table, first, reader.sequence_length // table.sequence_length, parts))
+        sources = weighted_sources(table.sources, weights) if weights else ()
+        stages.append(CurriculumStage(table, first, reader.sequence_length // table.sequence_length, sources))
     return stages
 
 
-def stages_of_run(attempt: AttemptPlan) -> list[Stage]:
-    """`stages_of` with the dataset and the settings of a run."""
+def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
+    """`curriculum_stages` with the dataset and the settings of a run."""
 
     def reader(chunks: str) -> TokenReader:
         return TokenReader(attempt.dataset_path, chunks, "train", verify_on_read=attempt.verify_on_read)
 
-    return stages_of(
+    return curriculum_stages(
         reader(attempt.dataset.chunks),
         [(reader(chunks), end) for chunks, end in attempt.shorter_rows],
         attempt.lineage.dataset.weights,
@@ -102,7 +102,7 @@ class TrainBatches:
 
     def __init__(
         self,
-        stages: list[Stage],
+        stages: list[CurriculumStage],
         seed: int,
         global_batch: int,
         micro_batch: int,
@@ -119,7 +119,7 @@ class TrainBatches:
         """The most documents that any row has."""
         return max(stage.reader.most_documents() for stage in self.stages)
 
-    def stage(self, samples_consumed: int) -> Stage:
+    def stage(self, samples_consumed: int) -> CurriculumStage:
         """The stage of the step that follows `samples_consumed` samples."""
         return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
 

@@ -62,7 +62,7 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
     return result.astype(np.int64)
 
 
-def sample_rows(first: int, count: int, size: int, seed: int) -> np.ndarray:
+def rows_of_samples(first: int, count: int, size: int, seed: int) -> np.ndarray:
     """Rows of the samples numbered first, first+1, …, first+count-1 of the whole run; epochs follow each other without a gap."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     epochs, positions = np.divmod(numbers, size)
@@ -82,7 +82,7 @@ def next_sample(samples: int, skipped: Sequence[SampleRange]) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedSource:
     """The rows of one source, and how often they are seen."""
 
     name: str
@@ -91,8 +91,8 @@ class Part:
     weight: int  # its share is weight / sum of weights
 
 
-def parts_of(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[Part, ...]:
-    """The parts of a row table whose sources are `sources`, in the order of their rows.
+def weighted_sources(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[WeightedSource, ...]:
+    """The sources of a row table with their weights, in the order of their rows.
 
     Raises:
         ConfigError: the weights are for other sources.
@@ -102,44 +102,46 @@ def parts_of(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[
         raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {names}.")
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
-    parts: list[Part] = []
+    weighted: list[WeightedSource] = []
     first = 0
     for source in sources:
-        parts.append(Part(source.name, first, source.rows, int(exact[source.name] * scale)))
+        weighted.append(WeightedSource(source.name, first, source.rows, int(exact[source.name] * scale)))
         first += source.rows
-    return tuple(parts)
+    return tuple(weighted)
 
 
-def mixed_rows(first: int, count: int, parts: Sequence[Part], seed: int) -> np.ndarray:
+def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: int) -> np.ndarray:
     """Rows, int64 [count], of the samples numbered first … first+count-1 of the whole run.
 
-    Of the first n samples floor(n w/W) are of the first part, evenly spread (Bresenham 1965), and of the m others
+    Of the first n samples floor(n w/W) are of the first source, evenly spread (Bresenham 1965), and of the m others
     floor(m w/W) of the second, where W is what weights are left, and so on: exact at each multiple of the sum of the weights,
-    and anywhere to fewer samples than there are parts; nothing drifts. The k-th sample of a part is row k mod its rows of
-    the permutation for the part's own epoch k div its rows: each source is gone through wholly before it begins anew, in
+    and anywhere to fewer samples than there are sources; nothing drifts. The k-th sample of a source is row k mod its rows of
+    the permutation for the source's own epoch k div its rows: each source is gone through wholly before it begins anew, in
     another order, sooner for a larger weight, and whatever the other sources do.
     """
     rows = np.empty(count, dtype=np.int64)
-    places, begin, left = np.arange(count), first, sum(part.weight for part in parts)
-    for part in parts:
+    places, begin, left = np.arange(count), first, sum(source.weight for source in sources)
+    for source in sources:
         # floor((begin + j) w/W), from what is left of begin w so that the products stay small
-        before, remainder = divmod(begin * part.weight, left)
-        small = (len(places) + 1) * part.weight + left < 2**63
+        before, remainder = divmod(begin * source.weight, left)
+        small = (len(places) + 1) * source.weight + left < 2**63
         steps = np.arange(len(places) + 1, dtype=np.int64 if small else object)
-        counts = ((remainder + steps * part.weight) // left).astype(np.int64)
+        counts = ((remainder + steps * source.weight) // left).astype(np.int64)
         chosen = np.diff(counts) == 1
-        rows[places[chosen]] = part.first + _rows_of(part, before + counts[:-1][chosen], _derived(seed, part.name))
-        places, begin, left = places[~chosen], begin - before, left - part.weight
+        rows[places[chosen]] = source.first + _rows_of(
+            source, before + counts[:-1][chosen], _derived(seed, source.name)
+        )
+        places, begin, left = places[~chosen], begin - before, left - source.weight
     return rows
 
 
-def _rows_of(part: Part, ordinals: np.ndarray, seed: int) -> np.ndarray:
+def _rows_of(source: WeightedSource, ordinals: np.ndarray, seed: int) -> np.ndarray:
     """The rows within a source of its own samples with these numbers, which follow each other."""
-    epochs, positions = np.divmod(ordinals, part.rows)
+    epochs, positions = np.divmod(ordinals, source.rows)
     rows = np.empty(len(ordinals), dtype=np.int64)
     for epoch in np.unique(epochs).tolist():
         chosen = epochs == epoch
-        rows[chosen] = permute(positions[chosen], part.rows, seed, epoch)
+        rows[chosen] = permute(positions[chosen], source.rows, seed, epoch)
     return rows
 
 

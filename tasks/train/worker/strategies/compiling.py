@@ -114,7 +114,7 @@ def compile_if_it_agrees(
     compiled = Compiled(module, model, what, mode)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
-    if ranks.is_first:
+    if ranks.is_rank0:
         record = CompileRecord(compile=what, reason=reason, seconds=seconds, torch=torch.__version__)
         RunFolder(run_dir).write(path, record)
     if reason:

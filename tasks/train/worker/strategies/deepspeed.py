@@ -175,13 +175,13 @@ class DeepSpeed:
 
     def to_plain_model(self) -> Llama | None:
         if self.stage < 3:
-            return self.model if self.ranks.is_first else None
+            return self.model if self.ranks.is_rank0 else None
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters_by_name.items():
             with self._gathered([parameter]):
-                if self.ranks.is_first:
+                if self.ranks.is_rank0:
                     tensors[name] = parameter.detach().to("cpu", copy=True)
-        return plain_model(self.model, tensors) if self.ranks.is_first else None
+        return plain_model(self.model, tensors) if self.ranks.is_rank0 else None
 
     def _updates(self) -> list[torch.Tensor]:
         """How many updates each partition has had, which is the same for all."""

@@ -48,8 +48,8 @@ class LossModule(nn.Module):
             return self.model.loss(input_ids, labels, documents, self.context)[0]
 
 
-class SingleRank:
-    """No strategy at all, and what DDP and FSDP add to; see `Strategy` for the methods."""
+class NativeStrategy:
+    """The model on one rank, and what DDP and FSDP add to; see `Strategy` for the methods."""
 
     def __init__(self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast) -> None:
         self.model, self.train, self.ranks = model, train, ranks
@@ -63,14 +63,14 @@ class SingleRank:
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
         return module
 
-    def _synchronized(self, last: bool) -> AbstractContextManager[None]:
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         """Backward passes inside reduce gradients over the ranks only where this is the `last` one of a step."""
         return nullcontext()
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
-            with self._synchronized(last=number == len(micro_batches) - 1):
+            with self._gradient_sync(last=number == len(micro_batches) - 1):
                 loss = self.wrapped(*batch)
                 # The strategy averages over the ranks, whose number is multiplied in beforehand.
                 (loss * (self.ranks.world_size / targets * scale)).backward()
@@ -111,16 +111,16 @@ class SingleRank:
 
     def to_plain_model(self) -> Llama | None:
         if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
-            return self.model if self.ranks.is_first else None
+            return self.model if self.ranks.is_rank0 else None
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
             full = full_tensor(parameter.detach())
-            if self.ranks.is_first:
+            if self.ranks.is_rank0:
                 tensors[name] = full.cpu()  # a GPU has room for its shard
-        return plain_model(self.model, tensors) if self.ranks.is_first else None
+        return plain_model(self.model, tensors) if self.ranks.is_rank0 else None
 
 
-class DDP(SingleRank):
+class DDP(NativeStrategy):
     """DistributedDataParallel: a copy of the model per rank; gradients are averaged over the ranks."""
 
     wrapped: DistributedDataParallel
@@ -130,12 +130,12 @@ class DDP(SingleRank):
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     @contextmanager
-    def _synchronized(self, last: bool) -> Generator[None]:
+    def _gradient_sync(self, last: bool) -> Generator[None]:
         with nullcontext() if last else self.wrapped.no_sync():
             yield
 
 
-class FSDP(SingleRank):
+class FSDP(NativeStrategy):
     """FSDP2: parameters, gradients and optimizer state of every layer are split over all ranks, or for hsdp over groups of
     `train.shard_size` ranks, between which they are copied.
 
@@ -153,9 +153,10 @@ class FSDP(SingleRank):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard)  # in place
         return module
 
-    def _synchronized(self, last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _gradient_sync(self, last: bool) -> Generator[None]:
         self.wrapped.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
-        return nullcontext()
+        yield
 
 
 def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:

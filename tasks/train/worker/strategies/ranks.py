@@ -70,7 +70,7 @@ class Ranks:
         return self.context is None or self.context.place == 0
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         return self.rank == 0
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:

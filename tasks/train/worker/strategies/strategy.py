@@ -15,7 +15,7 @@ from infini_llama.tasks.records.plan import Precision
 from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
-from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, SingleRank
+from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, NativeStrategy
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -92,5 +92,5 @@ def build_strategy(
         settings = engine_settings(train, micro_batch_size, ranks.world_size)
         return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
     if ranks.world_size == 1:
-        return SingleRank(model, train, ranks, autocast)
+        return NativeStrategy(model, train, ranks, autocast)
     return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast)

@@ -17,7 +17,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_a
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, record_attempt, record_killed_attempts, run_attempt
+from infini_llama.tasks.train.attempt import RESERVE, LockedRun, record_attempt, record_killed_attempts, run_attempt
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.processes import is_rank
 from infini_llama.tasks.train.retries import Retries
@@ -61,7 +61,7 @@ def train(run, monkeypatch):
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
-        return run_attempt(make_attempt(run.path, config), (), each_poll)
+        return run_attempt(make_attempt(run.path, config), LockedRun((), each_poll))
 
     return make
 
@@ -278,6 +278,6 @@ def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
 def test_a_port_in_use_is_retried_as_a_failed_worker_is(run):
     with socket.create_server(("", 0)) as taken:
         plan = make_plan(nnodes=2, port=taken.getsockname()[1], master_addr="127.0.0.1")
-        outcome = run_attempt(make_attempt(run.path, plan=plan), (), lambda: None)
+        outcome = run_attempt(make_attempt(run.path, plan=plan), LockedRun((), lambda: None))
     assert outcome.code == 70 and str(plan.port) in read_attempts(run)[-1].message
     assert Retries(1, 0.0, lambda: 0).delay_after(error_of(outcome)) == 0.0

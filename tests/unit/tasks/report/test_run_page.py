@@ -84,7 +84,7 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
         loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9, part=4, bits_per_byte_by_part=(1.6, 1.4)
     )
     for line in (passkey, PerplexityLine(**about, kind="evaluate", text="rows", stream=False, model=loss)):
-        append_line(run.evaluations, line, run.id)
+        append_line(run.evaluations, line, run.read_id())
     write_report(folder)
     written = (folder / "report.html").read_text()
     page = read_page(written)

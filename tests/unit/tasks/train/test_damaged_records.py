@@ -117,7 +117,7 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
             with Lock(run.path / name):
                 pass
         else:
-            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.id)
+            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.read_id())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_missing_evaluation_after_training_is_logged(make_run, caplog, finishe
         loss = TextLoss(loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9)
         about = {"run": "run", "checkpoint": newest.path.name, "step": newest.step, "device": "cpu"}
         line = PerplexityLine(**about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss)
-        append_line(run.evaluations, line, run.id)
+        append_line(run.evaluations, line, run.read_id())
     run_document(RunReader(run.path))
     assert "after_training" not in caplog.text, "the card of the training is made before the evaluation"
     write_report(run.path)

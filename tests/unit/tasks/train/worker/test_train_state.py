@@ -52,7 +52,7 @@ def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, 
         interval.start(at)
         for more in tokens:
             at.advance(samples=1, tokens=more)
-            answers.append(interval.is_due(at))
+            answers.append(interval.advance(at))
         return answers
 
     whole = due(TrainState(), steps)
@@ -66,7 +66,7 @@ def test_by_seconds_the_clock_decides(monkeypatch):
     clock = iter((100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0))  # once more where it is due
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     interval = Interval("1 minutes", OneRank())
-    answers = [interval.is_due(TrainState()) for _ in range(5)]
+    answers = [interval.advance(TrainState()) for _ in range(5)]
     assert answers == [False, True, False, False, True]
 
 

@@ -24,11 +24,11 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.artifacts import check, file_checksum
 from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors, model_tensors, state_hash
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
-from infini_llama.tasks.train.worker.strategies.native import SingleRank
+from infini_llama.tasks.train.worker.strategies.native import NativeStrategy
 from support.one_rank import single_rank
 
 
-def trained(seed: int) -> SingleRank:
+def trained(seed: int) -> NativeStrategy:
     torch.manual_seed(seed)
     model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
     strategy = single_rank(model)

@@ -13,7 +13,7 @@ from infini_llama.tasks.preprocess.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.planning import claim_run
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 from support.records import make_attempt, make_dataset, make_plan
@@ -42,7 +42,7 @@ class Rows(TokenReader):
 
 def batches(world: int = 1, rank: int = 0, micro: int = 2) -> TrainBatches:
     shorter = [(Rows(4, 90), 16), (Rows(8, 41), 40)]
-    return TrainBatches(stages_of(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world)
+    return TrainBatches(curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world)
 
 
 def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
@@ -50,7 +50,7 @@ def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     shapes = [{tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
-    single = TrainBatches(stages_of(Rows(16, 23)), 7, 8, 2, 0, 1)
+    single = TrainBatches(curriculum_stages(Rows(16, 23)), 7, 8, 2, 0, 1)
     assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(of.rows(48), single.rows(8))
     first = np.concatenate([of.rows(at) for at in (0, 8)])
     assert len(set(first.tolist())) == 64 and first.max() < 90

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.manifest import SourceRows
-from infini_llama.tasks.train.worker.data.order import mixed_rows, parts_of
+from infini_llama.tasks.train.worker.data.order import mixed_rows, weighted_sources
 
 seeds = st.integers(0, 2**63 - 1)
 mixtures = st.lists(
@@ -17,7 +17,7 @@ mixtures = st.lists(
 
 def parts(mixture):
     sources = [SourceRows(name=f"s{number}", rows=rows) for number, (rows, _) in enumerate(mixture)]
-    return parts_of(sources, {f"s{number}": weight for number, (_, weight) in enumerate(mixture)})
+    return weighted_sources(sources, {f"s{number}": weight for number, (_, weight) in enumerate(mixture)})
 
 
 @given(
@@ -77,4 +77,4 @@ def test_weights_of_any_ratio_are_seekable_far_away():
 
 def test_weights_for_other_sources_are_refused():
     with pytest.raises(ConfigError, match=r"a, b.*a, c"):
-        parts_of([SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)], {"a": 1, "b": 1})
+        weighted_sources([SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)], {"a": 1, "b": 1})

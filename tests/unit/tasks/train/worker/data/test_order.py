@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.tasks.train.worker.data.order import permute, sample_rows
+from infini_llama.tasks.train.worker.data.order import permute, rows_of_samples
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -29,24 +29,24 @@ def test_images_stay_in_range_for_any_size(size, seed, positions):
     cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
 )
 def test_any_split_into_batches_gives_the_same_rows(size, seed, first, cuts):
-    whole = sample_rows(first, sum(cuts), size, seed)
+    whole = rows_of_samples(first, sum(cuts), size, seed)
     parts, at = [], first
     for count in cuts:
-        parts.append(sample_rows(at, count, size, seed))
+        parts.append(rows_of_samples(at, count, size, seed))
         at += count
     assert np.array_equal(whole, np.concatenate(parts))
 
 
 def test_seeds_give_unrelated_orders():
-    one, other = sample_rows(0, 1000, 1000, 1), sample_rows(0, 1000, 1000, 2)
+    one, other = rows_of_samples(0, 1000, 1000, 1), rows_of_samples(0, 1000, 1000, 2)
     assert np.mean(one == other) < 0.02
     assert abs(np.corrcoef(one, np.arange(1000))[0, 1]) < 0.15  # not the identity in disguise
 
 
 def test_the_sample_order_is_stable_across_versions():
     """A change here breaks the resume of every existing run: it needs a new checkpoint format version."""
-    assert sample_rows(0, 8, 1000, 1234).tolist() == ORDER_OF_FORMAT_1
-    assert sample_rows(996, 8, 1000, 1234).tolist() == ORDER_ACROSS_EPOCHS_OF_FORMAT_1
+    assert rows_of_samples(0, 8, 1000, 1234).tolist() == ORDER_OF_FORMAT_1
+    assert rows_of_samples(996, 8, 1000, 1234).tolist() == ORDER_ACROSS_EPOCHS_OF_FORMAT_1
 
 
 ORDER_OF_FORMAT_1 = [551, 38, 763, 263, 89, 725, 215, 172]
