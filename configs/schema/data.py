@@ -156,5 +156,6 @@ class VerifyConfig(Section):
 
     level: Literal["quick", "deep"] = free(
         default="quick",
-        description="quick: manifest, sizes and tokenizer. deep: also every token, and decoded samples.",
+        description="quick: manifests, sizes, the tokenizer, and the checksums of a dataset of up to 20 GB; of a larger one, each "
+        "file's is checked when training first reads it. deep: every checksum and token, and decoded samples.",
     )

@@ -27,7 +27,7 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
-from infini_llama.tasks.storage.artifacts import EXPORT, commit, is_complete, read_manifest, remove, staging, sync
+from infini_llama.tasks.storage.artifacts import EXPORT, commit, is_complete, read_manifest, remove, staged, sync
 from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
@@ -56,13 +56,9 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
     output.parent.mkdir(parents=True, exist_ok=True)
-    staged = staging(output)
-    try:
-        record = write_model(run_dir, staged, checkpoint, dtype, max_shard_size)
-        publish(staged, output)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+    with staged(output) as folder:
+        record = write_model(run_dir, folder, checkpoint, dtype, max_shard_size)
+        publish(folder, output)
     return changed(record, path=str(output))
 
 
@@ -82,17 +78,12 @@ def export_trained(run_dir: Path) -> Path:
         return output
     for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
         shutil.rmtree(left)
-    staged = staging(output)
-    try:
-        with disk_full_as(f"the export in {output}"):
-            write_model(run_dir, staged, chosen.name, "float32", SHARD_SIZE)
-            if is_complete(output, EXPORT):  # of a checkpoint before
-                remove(output)
-            commit(staged, output, EXPORT, {"key": key})
-        log.info("%s was exported to %s", chosen.name, output)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+    with disk_full_as(f"the export in {output}"), staged(output) as folder:
+        write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
+        if is_complete(output, EXPORT):  # of a checkpoint before
+            remove(output)
+        commit(folder, output, EXPORT, {"key": key})
+    log.info("%s was exported to %s", chosen.name, output)
     return output
 
 
@@ -244,13 +235,13 @@ def write_tokenizer(
     _write_json(folder / "special_tokens_map.json", special)
 
 
-def publish(staged: Path, output: Path) -> None:
+def publish(folder: Path, output: Path) -> None:
     """Renames the staged folder, once all of it is on the disk."""
-    for path in [*staged.iterdir(), staged]:
+    for path in [*folder.iterdir(), folder]:
         sync(path)
     if output.exists():
         output.rmdir()  # it is empty
-    staged.rename(output)
+    folder.rename(output)
     sync(output.parent)
 
 

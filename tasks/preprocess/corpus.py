@@ -41,7 +41,7 @@ from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, 
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.manifest import LeftOut
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, checksum_of
+from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -69,13 +69,13 @@ def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
         "deduplicate": data.deduplicate,
         "sources": [[source.name, list(source.mixed), list(source.held_out)] for source in sources],
     }
-    return checksum_of(key).removeprefix("blake3:")
+    return key_of(key)
 
 
 def learned_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
     """64 hex digits for a tokenizer that is learned from these sources."""
     names = [[list(source.mixed), list(source.held_out)] for source in sources]
-    return checksum_of({"tokenizer": identity(data.tokenizer), "sources": names}).removeprefix("blake3:")
+    return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Corpus:
     def listing(self) -> str:
         """A hash of the settings and of the places, sizes and times of all files: while it is the same, so is the text."""
         files = [[[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts]
-        return checksum_of([self.data.model_dump(mode="json"), files]).removeprefix("blake3:")
+        return key_of([self.data.model_dump(mode="json"), files])
 
     def recall(self) -> bool:
         """Look up what was read of the parts before; whether that is all. No text is read."""
@@ -274,22 +274,28 @@ class Corpus:
             return None
 
     def _training_texts(self) -> Iterator[str]:
-        """The documents that are not held out, read in order; copies count as often as they occur."""
+        """The documents that are not held out, and no copies of those that are; other copies count as often as they occur.
+
+        Text of which a share is held out is read before text of which none is (its source has validation files), which may copy it.
+        """
         held_out: set[bytes] = set()
         for source in self.sources:
             for part in source.held_out:
                 for documents in self._units(part):
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
-        for source in self.sources:
-            for part in source.mixed:
-                for documents in self._units(part):
-                    hashes = list(map(xxh3_128_digest, documents.texts))
-                    table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
-                    is_validation = is_held_out(table, part.held_out).tolist()
-                    for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
-                        if not is_out and digest not in held_out:
-                            yield text.decode()
-                done += part.size
-                log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
+        mixed = sorted(chain.from_iterable(source.mixed for source in self.sources), key=lambda part: not part.held_out)
+        has_copies = bool(mixed) and not mixed[-1].held_out
+        for part in mixed:
+            for documents in self._units(part):
+                hashes = list(map(xxh3_128_digest, documents.texts))
+                table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
+                is_validation = is_held_out(table, part.held_out).tolist()
+                for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
+                    if is_out and has_copies:
+                        held_out.add(digest)
+                    elif not is_out and digest not in held_out:
+                        yield text.decode()
+            done += part.size
+            log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
         log.info("training the tokenizer")

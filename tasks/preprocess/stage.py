@@ -40,7 +40,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, e
 from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
-from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, open_unit, recipe_for
+from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
@@ -49,11 +49,13 @@ from infini_llama.tasks.storage.artifacts import (
     commit,
     is_complete,
     move_aside,
+    read_row_table,
     remove,
     row_tables,
     set_pointer,
-    staging,
+    staged,
 )
+from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
 from infini_llama.tasks.storage.filesystem import examine, require_temporary_folder, require_usable
 from infini_llama.tasks.storage.locks import Busy, Lock
 
@@ -86,6 +88,7 @@ class Preparation:
     Attributes:
         listing: a hash of the settings and of the places, sizes and times of all files of text.
         kept: a dataset that takes the place of today's text; None: nothing does.
+        aside: where `build` has moved a damaged dataset, whose row tables may be whole.
 
     Raises:
         DataError: no text.
@@ -94,6 +97,7 @@ class Preparation:
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
         self.kept: DatasetRef | None = None
+        self.aside: Path | None = None
         self.corpus = Corpus(data, home)
         self.listing = self.corpus.listing()
 
@@ -206,7 +210,9 @@ class Preparation:
                 if path.exists():
                     check(path, kind, checksums=True, key=key)
             except Damaged as fault:
-                log.warning("%s It was moved to %s.", fault, move_aside(path))
+                aside = move_aside(path)
+                log.warning("%s It was moved to %s.", fault, aside)
+                self.aside = aside if kind == "dataset" else self.aside
 
     def _tokenize(self, repair: bool) -> _Tokenized:
         """Writes the units that are missing, and with `repair` those of which a byte is wrong."""
@@ -232,9 +238,11 @@ class Preparation:
         built: list[str] = []
         folder = self._folder(planned)
         if not is_complete(folder, "dataset", planned.key):
-            _clear(folder)
+            aside = _clear(folder) or self.aside
             self._build_tokens(planned, tokenized)
             built.append("tokens")
+            if aside:
+                _take_tables(aside, folder, planned.key)
         for section in with_curriculum(self.data):
             key = chunks_key(section, planned.key)
             table = folder / "chunks" / key[:12]
@@ -258,25 +266,24 @@ class Preparation:
         selection = select([unit.unit for unit in units], data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
         has_prompts = any(unit.has_prompts for unit in units)
-        staged = staging(folder)
-        try:
+        with staged(folder) as new:
             tokenizer = tokenized.tokenizer
             size = tokenizer.get_vocab_size()
-            written = write_splits(units, selection, staged, size, has_prompts)
+            written = write_splits(units, selection, new, size, has_prompts)
             for split in SPLITS:
                 if not written[split].shards:
                     log_left_out(left_out)
                     kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
                     raise self._too_few(split, kept)
-            (staged / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
-            save_array(staged / "token_bytes.npy", token_bytes(tokenizer))
+            (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
+            save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
             content = DatasetContent(
                 vocab_size=size,
                 dtype=dtype_for(size).name,
                 eos_id=tokenized.recipe.eos,
                 text_yields_special_tokens=False,
-                train=describe_split(staged / "train", written["train"], has_prompts),
-                validation=describe_split(staged / "validation", written["validation"], has_prompts),
+                train=describe_split(new / "train", written["train"], has_prompts),
+                validation=describe_split(new / "validation", written["validation"], has_prompts),
                 lossless=is_lossless(tokenizer),
                 loss_on="answer" if has_prompts else "all",
             )
@@ -294,10 +301,7 @@ class Preparation:
                 **workers,
             )
             checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split].shards}
-            commit(staged, folder, "dataset", meta.to_json(), content.to_json(), checksums)
-        except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
-            raise
+            commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
     def _too_few(self, split: str, documents: int) -> DataError:
         data = self.data
@@ -309,12 +313,31 @@ class Preparation:
         )
 
 
-def _clear(folder: Path) -> None:
-    """Under the lock: removes what killed builds of this artifact left, and moves a damaged one aside."""
+def _clear(folder: Path) -> Path | None:
+    """Under the lock: removes what killed builds of this artifact left, and moves a damaged one aside; returns where to."""
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(left)
-    if folder.exists():
-        log.warning("%s is incomplete; it was moved to %s and is rebuilt", folder, move_aside(folder))
+    if not folder.exists():
+        return None
+    aside = move_aside(folder)
+    log.warning("%s is incomplete; it was moved to %s and is rebuilt", folder, aside)
+    return aside
+
+
+def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
+    """Moves the undamaged row tables of a dataset that was moved aside into its successor, which has the same tokens.
+
+    Args:
+        tokens: key of the token level.
+    """
+    for table in row_tables(aside):
+        try:
+            check(table, "chunks", checksums=True)
+            if chunks_key(read_row_table(table).content, tokens)[:12] == table.name:
+                (folder / "chunks").mkdir(exist_ok=True)
+                table.rename(folder / "chunks" / table.name)
+        except Damaged as fault:
+            log.warning("%s It is rebuilt.", fault)
 
 
 def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:

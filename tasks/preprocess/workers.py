@@ -28,8 +28,9 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.preprocess.tokens.parts import UNIT_BYTES, Filters, Part, PartReader, PartReport, never
-from infini_llama.tasks.preprocess.tokens.units import TOKENIZER, Recipe, write_unit
+from infini_llama.tasks.preprocess.tokens.units import Recipe, write_unit
 from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 MOST_THREADS = 4
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
@@ -156,7 +157,7 @@ def prepare_parts(
                         f"a worker of preprocess was killed at or near {part}, perhaps for lack of memory. Finished units are "
                         "kept: run the same command again, with more memory per worker (a smaller data.num_workers)."
                     ) from None
-                pending |= {pool.submit(part): part for part in islice(waiting, 1)}
+                pending |= {pool.submit(following): following for following in islice(waiting, 1)}
                 yield part, report
 
 

@@ -7,7 +7,6 @@ holds.
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from infini_llama.tasks.storage.artifacts import (
     is_complete,
     publish,
     read_manifest,
-    staging,
+    staged,
 )
 from infini_llama.tasks.storage.files import sync, temporary_name
 
@@ -130,21 +129,17 @@ class Mirror:
         if not self._exists(f"{self.place(path)}/{MANIFEST}"):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = staging(path)
-        try:
-            self._fetch(path / MANIFEST, staged / MANIFEST)
-            manifest = read_manifest(staged, kind)
-            for name in manifest.files:  # none is outside the folder
-                self._fetch(path / name, staged / name)
-            check(staged, kind, checksums=True)
-        except (Damaged, FileNotFoundError) as fault:
-            log.warning("the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault)
-            shutil.rmtree(staged)
-            return False
-        except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise
-        publish(staged, path, manifest)
+        with staged(path) as folder:
+            try:
+                self._fetch(path / MANIFEST, folder / MANIFEST)
+                manifest = read_manifest(folder, kind)
+                for name in manifest.files:  # none is outside the folder
+                    self._fetch(path / name, folder / name)
+                check(folder, kind, checksums=True)
+            except (Damaged, FileNotFoundError) as fault:
+                log.warning("the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault)
+                return False
+            publish(folder, path, manifest)
         log.info("%s was restored from %s", path.relative_to(self.home), self.url)
         return True
 

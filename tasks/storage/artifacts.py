@@ -60,6 +60,11 @@ def checksum_of(value: Any) -> str:
     return "blake3:" + blake3(canonical).hexdigest()
 
 
+def key_of(value: Any) -> str:
+    """64 hexadecimal digits for a JSON value: the key of what it determines."""
+    return checksum_of(value).removeprefix("blake3:")
+
+
 def file_checksum(path: Path) -> str:
     """Checksum of a file's bytes, by several threads where it is large.
 
@@ -77,6 +82,16 @@ def staging(target: Path) -> Path:
     folder = temporary_name(target)
     folder.mkdir(parents=True)
     return folder
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A folder from `staging`, deleted at the end of the block unless it was committed. What a kill leaves, the next writer removes."""
+    folder = staging(target)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The checks of a dataset: quick ones always, checksums where they are affordable, every token when asked."""
+"""The checks of a dataset: quick ones always, checksums where they are affordable or the check is deep, every token if it is."""
 
 import logging
 import os
@@ -33,6 +33,7 @@ from infini_llama.tasks.storage.artifacts import (
     read_manifest,
     read_row_table,
 )
+from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
 
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
@@ -139,8 +140,8 @@ def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
 
 def _tokenizer(dataset: Path) -> str:
     manifest = read_dataset(dataset)
-    path = dataset / "tokenizer.json"
-    for file in (path, dataset / "token_bytes.npy"):
+    path = dataset / TOKENIZER
+    for file in (path, dataset / TOKEN_BYTES):
         if file_checksum(file) != manifest.files[file.name].checksum:
             raise Damaged(f"{file} is not the one this dataset was made with (checksum differs).")
     try:
@@ -151,8 +152,8 @@ def _tokenizer(dataset: Path) -> str:
         raise Damaged(
             f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest.content.vocab_size}."
         )
-    if not np.array_equal(token_bytes(tokenizer), np.load(dataset / "token_bytes.npy", allow_pickle=False)):
-        raise Damaged(f"{dataset / 'token_bytes.npy'} does not belong to the tokenizer.")
+    if not np.array_equal(token_bytes(tokenizer), np.load(dataset / TOKEN_BYTES, allow_pickle=False)):
+        raise Damaged(f"{dataset / TOKEN_BYTES} does not belong to the tokenizer.")
     return f"{tokenizer.get_vocab_size()} tokens"
 
 
@@ -274,7 +275,7 @@ def _document(dataset: Path, content: DatasetContent, split: str, number: int) -
 
 
 def _text(dataset: Path) -> str:
-    encoder = encoder_of(Tokenizer.from_file(str(dataset / "tokenizer.json")))
+    encoder = encoder_of(Tokenizer.from_file(str(dataset / TOKENIZER)))
     content = read_dataset(dataset).content
     if not content.lossless:
         return "this tokenizer changes text (it normalizes), so decoding need not give it back"

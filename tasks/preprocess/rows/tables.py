@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import shutil
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -32,11 +31,11 @@ from infini_llama.tasks.records.manifest import (
 )
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
-    checksum_of,
     commit,
+    key_of,
     read_dataset,
     read_row_table,
-    staging,
+    staged,
 )
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -49,7 +48,7 @@ def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     strategy = rows.packing if isinstance(rows, DataConfig) else rows.strategy
     key = {"version": FORMAT_VERSIONS["chunks"], "tokens": tokens, "strategy": strategy}
     key |= {"sequence_length": rows.sequence_length} | ({"stride": rows.stride} if strategy == "window" else {})
-    return checksum_of(key).removeprefix("blake3:")
+    return key_of(key)
 
 
 def resolve_device(requested: str, strategy: str) -> str:
@@ -250,15 +249,11 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
     )
-    staged = staging(chunks)
-    try:
+    with staged(chunks) as folder:
         for split, table in built.items():
             for name, array in table.arrays.items():
-                save_array(staged / f"{split}.{name}.npy", array)
-        commit(staged, chunks, "chunks", meta.to_json(), facts.to_json())
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)  # what a kill leaves, the next build removes
-        raise
+                save_array(folder / f"{split}.{name}.npy", array)
+        commit(folder, chunks, "chunks", meta.to_json(), facts.to_json())
 
 
 def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows) -> Table:

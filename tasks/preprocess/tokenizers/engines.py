@@ -24,7 +24,7 @@ from infini_llama.configs.errors import DataError, is_panic
 from infini_llama.tasks.preprocess.tokenizers.encoder import Cut, Encode, Ids, cut_of, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
-from infini_llama.tasks.storage.artifacts import checksum_of
+from infini_llama.tasks.storage.artifacts import key_of
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -98,7 +98,7 @@ def _compared(tokenizer: Tokenizer, cache: Path) -> str | None:
 
 def _note(tokenizer: Tokenizer, cache: Path) -> Path:
     number = version(FAST)
-    key = checksum_of([FAST, number, version(REFERENCE), description_of(tokenizer)]).removeprefix("blake3:")
+    key = key_of([FAST, number, version(REFERENCE), description_of(tokenizer)])
     return cache / f"{FAST}-{number}-{key[:16]}.json"
 
 

@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokens.shards import (
 )
 from infini_llama.tasks.preprocess.tokens.units import Unit
 from infini_llama.tasks.records.manifest import SPLITS, Shard, SourceStats, SplitContent
-from infini_llama.tasks.storage.artifacts import Damaged, checksum_of, file_checksum
+from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, key_of
 from infini_llama.tasks.storage.dataset_files import repairable
 
 TOGETHER = 2**23  # documents whose hashes are sorted at once
@@ -250,7 +250,7 @@ def _describe_for_datasets(folder: Path, written: Sequence[WrittenShard], featur
     """
     state = {
         "_data_files": [{"filename": Path(shard.file).name} for shard in written],
-        "_fingerprint": checksum_of([shard.checksum for shard in written]).removeprefix("blake3:")[:16],
+        "_fingerprint": key_of([shard.checksum for shard in written])[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,

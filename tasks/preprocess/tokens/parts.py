@@ -20,7 +20,7 @@ from infini_llama.configs.errors import DataError, no_space, portable
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Unreadable, batches
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import Damaged, checksum_of
+from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
 UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document is longer; of a file in a range of it
@@ -354,7 +354,7 @@ class KnownParts:
             part.span,
             files,
         ]
-        return self.folder / f"{checksum_of(what).removeprefix('blake3:')[:32]}.json"
+        return self.folder / f"{key_of(what)[:32]}.json"
 
 
 def place_of(file: TextFile) -> str:

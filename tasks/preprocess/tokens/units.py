@@ -33,24 +33,22 @@ from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
     Damaged,
     check,
-    checksum_of,
     commit,
+    key_of,
     read_unit,
     remove,
-    staging,
+    staged,
 )
+from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
 COUNTS = "counts.npy"
-TOKEN_COUNT = np.dtype(
-    [("token", "<u4"), *((split, "<u4") for split in SPLITS)]
-)  # how often a token occurs in each split
-TOKENIZER = "tokenizer.json"
-WORDS_BYTES = (
-    2**28
-)  # of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes a word
+# How often a token occurs in each split.
+TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
+# Of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes per word.
+WORDS_BYTES = 2**28
 OPENING = threading.Lock()  # an engine for all threads
 
 
@@ -76,7 +74,7 @@ def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice)
     """The recipe, with its tokenizer in its folder."""
     description = description_of(tokenizer)
     what = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version]
-    folder = home / "units" / checksum_of(what).removeprefix("blake3:")[:32]
+    folder = home / "units" / key_of(what)[:32]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
     if not file.is_file() or file.read_bytes() != description.encode():
@@ -126,27 +124,27 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     count = len(order) - int(is_held_out(table["hash"], held_out).sum())
     lengths, prompts = stream.lengths(), stream.prompts()
     tokens = int(lengths[:count].sum())
-    staged = staging(recipe.unit(name))
-    content, counts = dict[str, object](), dict[str, np.ndarray]()
-    for split, of_documents, of_tokens in (
-        ("train", slice(0, count), slice(0, tokens)),
-        ("validation", slice(count, None), slice(tokens, stream.filled)),
-    ):
-        split_lengths, values = lengths[of_documents], stream.values[of_tokens]
-        content[split] = UnitSplit(
-            documents=len(split_lengths),
-            tokens=len(values),
-            bytes=int(table["bytes"][of_documents].sum()),
-            shortest_document=int(split_lengths.min(initial=len(values))),
-            longest_document=int(split_lengths.max(initial=0)),
-        ).to_json()
-        counts[split] = token_counts(values, writer.vocab_size)
-        if len(split_lengths):
-            split_prompts = None if prompts is None else prompts[of_documents]
-            write_shard(staged / f"{split}.arrow", values, split_lengths, split_prompts)
-    save_array(staged / TABLE, table)
-    save_array(staged / COUNTS, _occurring(counts))
-    commit(staged, recipe.unit(name), "unit", {"key": name}, content)
+    with staged(recipe.unit(name)) as folder:
+        content, counts = dict[str, object](), dict[str, np.ndarray]()
+        for split, of_documents, of_tokens in (
+            ("train", slice(0, count), slice(0, tokens)),
+            ("validation", slice(count, None), slice(tokens, stream.filled)),
+        ):
+            split_lengths, values = lengths[of_documents], stream.values[of_tokens]
+            content[split] = UnitSplit(
+                documents=len(split_lengths),
+                tokens=len(values),
+                bytes=int(table["bytes"][of_documents].sum()),
+                shortest_document=int(split_lengths.min(initial=len(values))),
+                longest_document=int(split_lengths.max(initial=0)),
+            ).to_json()
+            counts[split] = token_counts(values, writer.vocab_size)
+            if len(split_lengths):
+                split_prompts = None if prompts is None else prompts[of_documents]
+                write_shard(folder / f"{split}.arrow", values, split_lengths, split_prompts)
+        save_array(folder / TABLE, table)
+        save_array(folder / COUNTS, _occurring(counts))
+        commit(folder, recipe.unit(name), "unit", {"key": name}, content)
 
 
 def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:

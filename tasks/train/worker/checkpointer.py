@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +23,7 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.storage.artifacts import commit, staging
+from infini_llama.tasks.storage.artifacts import commit, staged
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
 from infini_llama.tasks.train.worker.strategies.native import replica_of
@@ -231,15 +232,16 @@ def save_checkpoint(
     """
     target = checkpoint_path(folder, step)
     first = dist.get_rank(group) == 0
-    box = [str(staging(target)) if first else None]
-    dist.broadcast_object_list(box, group=group, group_src=0)
-    staged = Path(str(box[0]))
-    writer = TensorWriter(staged)
-    dcp_save(tensors, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), process_group=group)
-    if first:
-        (staged / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
-        meta = {"torch": torch.__version__}
-        content = {"step": step, "validation_loss": scalars.get("validation_loss")}
-        commit(staged, target, KIND, meta, content, writer.checksums)
+    with staged(target) if first else nullcontext() as own:
+        box = [str(own)]
+        dist.broadcast_object_list(box, group=group, group_src=0)
+        shared = Path(box[0])
+        writer, planner = TensorWriter(shared), DefaultSavePlanner(flatten_state_dict=False)
+        dcp_save(tensors, storage_writer=writer, planner=planner, process_group=group)
+        if first:
+            (shared / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
+            meta = {"torch": torch.__version__}
+            content = {"step": step, "validation_loss": scalars.get("validation_loss")}
+            commit(shared, target, KIND, meta, content, writer.checksums)
     dist.barrier(group)
     return target

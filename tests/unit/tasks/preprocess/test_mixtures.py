@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
+from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.stages import survey
 
@@ -110,12 +113,12 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reference = preprocess(mixture(), tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     numbers = reader.sources[0].rows
-    batches = TrainBatches(stages_of(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
+    batches = TrainBatches(curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
     inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
     assert inputs.shape == (8, 16)
-    even = TrainBatches(stages_of(reader), 3, len(reader), 1, 0, 1)
+    even = TrainBatches(curriculum_stages(reader), 3, len(reader), 1, 0, 1)
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
 
@@ -140,3 +143,17 @@ def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.gone\.files"):
         preprocess(mixture(sources["prose"], missing), tmp_path)
+
+
+def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
+    """Of a source that holds out a share; the source with the copies has validation files, and comes before."""
+    texts = [f"text number {number} " * 20 for number in range(60)]
+    table = np.frombuffer(b"".join(xxh3_128_digest(text) for text in texts), np.uint8).reshape(-1, 16)
+    held_out = {text for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True) if is_out}
+    for name, lines in (("copies", [*texts, "its own"]), ("shared", texts), ("named", ["held out by its file"])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    files = {name: [str(tmp_path / f"{name}.jsonl")] for name in ("copies", "shared", "named")}
+    copies = {"name": "copies", "files": files["copies"], "validation_files": files["named"]}
+    settings = data(files=[], sources=[copies, {"name": "shared", "files": files["shared"]}], validation_fraction=0.2)
+    taught = list(Corpus(settings, tmp_path / "home")._training_texts())
+    assert held_out and sorted(taught) == sorted([*(set(texts) - held_out), *(set(texts) - held_out), "its own"])

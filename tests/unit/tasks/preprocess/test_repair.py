@@ -31,6 +31,7 @@ def written(monkeypatch) -> list[str]:
 @pytest.mark.parametrize(("damage", "again"), [(flip, 1), (lambda shard: os.truncate(shard, 100), 1), (Path.unlink, 0)])
 @pytest.mark.parametrize("repair", [True, False])
 def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, written, damage, again, repair):
+    preprocess(data(sequence_length=8), tmp_path)  # a second row table of the same tokens
     reference = preprocess(data(), tmp_path)
     folder, before = tmp_path / reference.path, digests(tmp_path / reference.path)
     count, written[:] = len(written), []
@@ -42,8 +43,18 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     with caplog.at_level(logging.WARNING, logger="infini_llama.preprocess"):
         repaired = preprocess(data(), tmp_path, repair=repair)
     assert count > 3 and len(written) == again and str(folder) in caplog.text
-    assert repaired == changed(reference, built=["tokens", "chunks"]) and digests(folder) == before
+    assert repaired == changed(reference, built=["tokens"]) and digests(folder) == before
     assert verify(repaired, tmp_path, "deep").ok
+
+
+def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp_path):
+    reference = preprocess(data(), tmp_path)
+    other = preprocess(data(sequence_length=8), tmp_path)
+    tables = tmp_path / reference.path / "chunks"
+    for damaged in (tables / other.chunks / "train.rows.npy", tmp_path / reference.path / "train/data-00001.arrow"):
+        flip(damaged)
+    assert preprocess(data(), tmp_path, repair=True) == changed(reference, built=["tokens"])
+    assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["chunks"])
 
 
 def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
@@ -59,7 +70,7 @@ def test_a_damaged_file_beside_the_shards_is_rebuilt_from_units(data, built, dat
     home, reference = built
     before = digests(dataset)
     flip(dataset / name)
-    assert preprocess(data(), home, repair=True) == reference and written == []
+    assert preprocess(data(), home, repair=True) == changed(reference, built=["tokens"]) and written == []
     assert digests(dataset) == before and verify(reference, home, "deep").ok
 
 

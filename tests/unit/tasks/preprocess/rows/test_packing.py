@@ -22,7 +22,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, stages_of, to_batch
+from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages, to_batch
 from infini_llama.tasks.verify_data.checks import verify
 
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
@@ -164,7 +164,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
         single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
     assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(single.item(), rel=1e-9)
     for world in (1, 2, 4):
-        batches = [TrainBatches(stages_of(reader), 3, 8, 2, rank, world) for rank in range(world)]
+        batches = [TrainBatches(curriculum_stages(reader), 3, 8, 2, rank, world) for rank in range(world)]
         counted = sum(
             int((labels != -100).sum()) for b in batches for _, labels in b.micro_batches(16, torch.device("cpu"))
         )
@@ -177,9 +177,9 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
     reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
-    (inputs, labels, documents), *_ = TrainBatches(stages_of(reader), 3, 60, 60, 0, 1, isolate=True).micro_batches(
-        0, torch.device("cpu")
-    )
+    (inputs, labels, documents), *_ = TrainBatches(
+        curriculum_stages(reader), 3, 60, 60, 0, 1, isolate=True
+    ).micro_batches(0, torch.device("cpu"))
     single, shared = torch.zeros((), dtype=torch.float64), 0
     for row, label, document in zip(inputs, labels, documents, strict=True):
         numbers = [number for number in document.unique().tolist() if number >= 0]
@@ -190,4 +190,4 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
     assert shared
     assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
     assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
-    assert len(next(TrainBatches(stages_of(reader), 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
+    assert len(next(TrainBatches(curriculum_stages(reader), 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
