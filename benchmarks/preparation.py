@@ -91,7 +91,7 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
 
     engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [text.encode() for text in texts_of(corpus)]
-    return lambda: sum(len(engine(batch)[0]) for batch in batches(texts))
+    return lambda: sum(len(engine(batch)[0]) for batch in batches(texts, len))
 
 
 def megatron_fast(corpus: Path, tokenizer: Path, output: Path) -> Work:

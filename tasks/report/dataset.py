@@ -23,7 +23,7 @@ from infini_llama.tasks.document import (
     text_block,
 )
 from infini_llama.tasks.formatting import Cells, in_bytes, in_words, packed, side_by_side
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.reader import PackedRows, TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import (
@@ -271,8 +271,8 @@ def _ranks(counts: np.ndarray) -> Curve:
 def _fill(path: Path, chunks: str) -> Chart:
     """Fraction of a sequence that is targets, where documents are packed into rows."""
     reader, curves = TokenReader(path, chunks, "train"), []
-    if reader.pieces is not None and len(reader):
-        targets = np.add.reduceat(reader.pieces[:, 1] - 1, reader.starts[:-1])
+    if isinstance(reader.rows, PackedRows) and len(reader):
+        targets = reader.rows.fill()
         edges = np.linspace(0, 1, 21)
         counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))

@@ -1,6 +1,6 @@
 """What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ BATCH_BYTES = 2_000_000  # of text that is tokenized at once
 FIELDS_NAMED = 10  # of an object without text, in the message
 
 
-T = TypeVar("T", bound=Sized)
+T = TypeVar("T")
 
 
 class Unreadable(Exception):
@@ -114,15 +114,19 @@ def as_text(value: Any, place: str) -> str | Fault:
     return value
 
 
-def batches(texts: Iterable[T], most: int = BATCH_BYTES) -> Iterator[list[T]]:
-    """Texts of about `most` bytes in all at a time; none is cut."""
+def batches(items: Iterable[T], size: Callable[[T], int], most: int = BATCH_BYTES) -> Iterator[list[T]]:
+    """Texts, or what stands for them, of about `most` bytes in all at a time; none is cut.
+
+    Args:
+        size: bytes of one.
+    """
     batch: list[T] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= most:
+    together = 0
+    for item in items:
+        batch.append(item)
+        together += size(item)
+        if together >= most:
             yield batch
-            batch, size = [], 0
+            batch, together = [], 0
     if batch:
         yield batch

@@ -86,7 +86,7 @@ def reference(encoder: Tokenizer) -> Encode:
         pieces = [cut(text.decode()) for text in texts]
         ids = [
             np.array(encoding.ids, dtype=np.uint32)
-            for batch in batches(chain.from_iterable(pieces), TOGETHER)
+            for batch in batches(chain.from_iterable(pieces), len, TOGETHER)
             for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False)
         ]
         ends = np.cumsum([0, *map(len, ids)])

@@ -58,7 +58,7 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     total = sum(count for _, count in order)
     is_first, is_leak = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
     tables = [unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units]
-    for numbers, first in _first_alike(tables, total):
+    for numbers, first in first_alike(tables, total):
         is_first[numbers] = numbers == first
         is_leak[numbers] = first < held_out
     is_leak[:held_out] = False
@@ -72,7 +72,7 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     return Selection(kept, duplicates=int(is_copy.sum()), also_validation=int(is_leak.sum()))
 
 
-def _first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Numbers of documents, and of each the first one with the same hash, int64 [some] each; memory holds about TOGETHER at a time.
 
     Args:

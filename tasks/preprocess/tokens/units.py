@@ -10,10 +10,9 @@ workers are one question: is there such a unit, and does it verify?
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import BATCH_BYTES
+from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
@@ -224,10 +223,9 @@ class _Writer:
         """The documents in this order, each with its end; the stream is used again for the next unit of this thread."""
         stream, engine = self._stream(), self._engine(int(sizes.sum()))
         mark = documents.answer_after.encode()
-        for first, last in pairwise(_cuts(sizes[order])):
+        for numbers in batches(order.tolist(), sizes.tolist().__getitem__):
             if should_stop():
                 raise Stopped
-            numbers = order[first:last].tolist()
             batch = [documents.texts[number] for number in numbers]
             try:
                 ids, offsets, prompts = encode_answers(engine, batch, mark)
@@ -299,14 +297,3 @@ def encode_answers(
         return *encode(texts), None
     ids, offsets = encode([part for text in texts for part in _split_text(text, answer_after)])
     return ids, offsets[::2], offsets[1::2] - offsets[:-1:2]
-
-
-def _cuts(sizes: np.ndarray) -> Iterator[int]:
-    """Where batches of about BATCH_BYTES begin and end, of documents of these sizes."""
-    ends = sizes.cumsum(dtype=np.int64)
-    first = 0
-    while first < len(sizes):
-        yield first
-        before = int(ends[first - 1]) if first else 0
-        first = max(first + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
-    yield len(sizes)

@@ -153,7 +153,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
-    rows = np.flatnonzero(np.diff(reader.starts) > 0)[:60]
+    rows = np.flatnonzero(np.diff(reader.rows.bounds) > 0)[:60]
     tokens, mask = reader.gather(rows), reader.targets(rows)
     assert mask is not None and not mask.all()
     inputs, labels = to_batch(tokens, mask, torch.device("cpu"))

@@ -15,7 +15,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.units import encode_answers
 from infini_llama.tasks.report.dataset import describe
@@ -68,18 +68,18 @@ def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, 
     for split in ("train", "validation"):
         ids, answers = literal(folder, split)
         reader = TokenReader(folder, reference.chunks, split)
-        assert np.concatenate([map_shard(path)[1] for path in reader.paths]).tolist() == ids.tolist()
+        assert np.concatenate([map_shard(path)[1] for path in reader.stream.paths]).tolist() == ids.tolist()
         rows = np.arange(len(reader))
         mask, counted = reader.targets(rows), 0
         assert mask is not None and mask.shape == (len(rows), 16)
         for row, targets in zip(rows, mask, strict=True):
-            if reader.pieces is None:
-                start = int(reader.starts[row])
+            if isinstance(reader.rows, WindowRows):
+                start = int(reader.rows.starts[row])
                 assert targets.tolist() == answers[start + 1 : start + 17].tolist()
                 counted += int(targets.sum())
                 continue
             expected: list[bool] = []
-            for start, size in reader._pieces_of(int(row)).tolist():
+            for start, size in reader.rows.pieces_of(int(row)).tolist():
                 expected += [False, *answers[start + 1 : start + size]]
             expected += [False] * (17 - len(expected))
             assert targets.tolist() == expected[1:]
@@ -142,7 +142,7 @@ def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
 
     inputs, labels = torch.zeros(4, 32, dtype=torch.int64), torch.full((4, 32), -100)
     for row, number in enumerate(batches.rows(8)):
-        ((start, size),) = reader._pieces_of(number).tolist()
+        ((start, size),) = reader.rows.pieces_of(number).tolist()
         inputs[row, : size - 1] = torch.from_numpy(ids[start : start + size - 1])
         targets = torch.from_numpy(ids[start + 1 : start + size])
         labels[row, : size - 1] = targets.where(torch.from_numpy(answers[start + 1 : start + size]), -100)

@@ -81,18 +81,18 @@ def open_reader(dataset, row_table) -> Callable[..., TokenReader]:
 
 def test_verify_on_read_checks_a_shard_before_its_first_row(open_reader):
     reader = open_reader("train", verify_on_read=True)
-    assert len(reader.paths) > 2
-    flip(reader.paths[-1])
+    assert len(reader.stream.paths) > 2
+    flip(reader.stream.paths[-1])
     reader.gather(np.array([0]))
-    with pytest.raises(DataError, match=str(reader.paths[-1])):
+    with pytest.raises(DataError, match=str(reader.stream.paths[-1])):
         reader.gather(np.array([len(reader) - 1]))
 
 
 def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
     reader = open_reader("train", verify_on_read=True)
-    documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.paths])
+    documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.stream.paths])
     assert np.array_equal(np.diff(reader.document_offsets()), documents)
-    path = reader.paths[-1]
+    path = reader.stream.paths[-1]
     offsets, _ = map_shard(path)
     flip(path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8))  # the second document begins a token away
     reader = open_reader("train", verify_on_read=True)
@@ -122,8 +122,8 @@ def test_a_shard_cut_short_is_refused(open_reader, left, verify_on_read):
 
 def test_a_missing_file_is_a_sentence(open_reader, dataset, row_table):
     reader = open_reader("train")
-    reader.paths[0].unlink()
-    with pytest.raises(DataError, match=str(reader.paths[0])):
+    reader.stream.paths[0].unlink()
+    with pytest.raises(DataError, match=str(reader.stream.paths[0])):
         reader.gather(np.array([0]))
     (row_table / "train.rows.npy").unlink()
     with pytest.raises(DataError, match=r"train\.rows\.npy"):

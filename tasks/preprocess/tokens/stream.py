@@ -1,0 +1,130 @@
+"""The stream of tokens of one split: its shards joined, mapped into memory, each checked before its first use."""
+
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
+from infini_llama.tasks.records.manifest import DatasetManifest
+from infini_llama.tasks.storage.artifacts import file_checksum
+
+
+class TokenStream:
+    """Tokens of a split by their place in the stream.
+
+    Args:
+        manifest: of the token level in the folder `dataset`.
+        split: "train" or "validation".
+        verify_on_read: compare each shard's checksum before its first use.
+
+    Attributes:
+        has_prompts: documents have prompts (data.loss_on: answer).
+        ends: after the last token of each shard.
+        views: of a shard that `windows` has read: its first token's place in the stream, and its tokens.
+    """
+
+    def __init__(self, dataset: Path, manifest: DatasetManifest, split: str, verify_on_read: bool) -> None:
+        shards = manifest.content[split].shards
+        self.verify_on_read = verify_on_read
+        self.has_prompts = manifest.content.loss_on == "answer"
+        self.dtype = np.dtype(manifest.content.dtype)
+        self.paths = [dataset / shard.file for shard in shards]
+        self.checksums = [manifest.files[shard.file].checksum for shard in shards]
+        self.tokens = [shard.tokens for shard in shards]
+        self.ends: list[int] = np.cumsum(self.tokens).tolist()
+        self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.prompts: dict[int, np.ndarray] = {}
+        self.views: dict[int, tuple[int, memoryview]] = {}
+
+    def windows(self, starts: list[int], size: int) -> np.ndarray:
+        """Tokens int64 [len(starts), size] from each start on, copied as they are stored and then widened."""
+        tokens = np.empty((len(starts), size), dtype=self.dtype)
+        target = tokens.reshape(-1).data  # slices of views cost half of what numpy's do
+        for number, start in enumerate(starts):
+            shard = bisect_right(self.ends, start)
+            if shard not in self.views:
+                self.views[shard] = self.ends[shard] - self.tokens[shard], self.shard(shard)[1].data
+            base, values = self.views[shard]
+            if start + size <= self.ends[shard]:
+                target[number * size : number * size + size] = values[start - base : start - base + size]
+            else:
+                self.copy(start, tokens[number])
+        return tokens.astype(np.int64)
+
+    def copy(self, start: int, target: np.ndarray) -> None:
+        """Fill `target` with the tokens from `start` on."""
+        shard, filled = bisect_right(self.ends, start), 0
+        while filled < len(target):
+            values = self.shard(shard)[1]
+            at = start + filled - (self.ends[shard] - len(values))
+            part = values[at : at + len(target) - filled]
+            target[filled : filled + len(part)] = part
+            filled += len(part)
+            shard += 1
+
+    def mark_answers(self, start: int, target: np.ndarray) -> None:
+        """Mark what is of answers in `target`, bool, one element for each token from `start` on."""
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < start + len(target):
+            offsets = self.shard(shard)[0]
+            mark_answers(target, start - base, offsets, self.prompts[shard])
+            shard += 1
+
+    def beginnings(self, start: int, size: int) -> np.ndarray:
+        """Places, after the first, among the `size` tokens from `start` on at which documents begin, int64, ascending."""
+        end, places = start + size, []
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < end:
+            offsets = self.shard(shard)[0][:-1]
+            first, last = np.searchsorted(offsets, (start + 1 - base, end - base))
+            places.append(offsets[first:last] + (base - start))
+            shard += 1
+        return np.concatenate(places)
+
+    def document_offsets(self) -> np.ndarray:
+        """First token of each document, int64 [documents + 1], and the end of the last; with `verify_on_read` every shard is read."""
+        shards = zip((self.shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
+        return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
+
+    def shard(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of documents and tokens of one shard.
+
+        Raises:
+            DataError: it does not have the bytes its manifest says.
+        """
+        if number not in self.mapped:
+            path = self.paths[number]
+            if self.verify_on_read:
+                refuse_changed(path, self.checksums[number])
+            offsets, values = map_shard(path)
+            if len(values) != self.tokens[number]:
+                raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[number]}.")
+            if values.dtype != self.dtype:
+                raise DataError(f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}.")
+            if self.has_prompts:
+                self.prompts[number] = map_prompts(path)
+            self.mapped[number] = offsets, values
+        return self.mapped[number]
+
+
+def refuse_changed(path: Path, checksum: str) -> None:
+    """Raise DataError where a file does not have the bytes that its manifest states."""
+    if not path.is_file() or file_checksum(path) != checksum:
+        raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")
+
+
+def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:
+    """Sets `target`, bool [tokens of a row], to True at the tokens of answers and at the ends of their documents.
+
+    Args:
+        place: of the row's first token in the shard; below 0 where the row begins in an earlier shard.
+        offsets: of the shard's documents [documents + 1].
+        prompts: tokens of each one's prompt [documents].
+    """
+    first = max(0, int(np.searchsorted(offsets, place, side="right")) - 1)
+    last = int(np.searchsorted(offsets[:-1], place + len(target)))
+    begins, ends = offsets[first:last] + prompts[first:last] - place, offsets[first + 1 : last + 1] - place
+    for begin, end in zip(begins.clip(0).tolist(), ends.tolist(), strict=True):
+        target[begin:end] = True
