@@ -57,7 +57,7 @@ def rank(update: str, length: int) -> None:
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     loss = total.detach().clone()
     dist.all_reduce(loss)
-    if ranks.is_first:
+    if ranks.is_rank0:
         print(json.dumps([*worst.tolist(), loss.item()]), flush=True)
     ranks.leave()
 
