@@ -1,13 +1,15 @@
-"""The sequence of stages without Prefect, with the same files and the same retries of training (Prefect also retries preprocess)."""
+"""The sequence of stages, with Prefect (pretrain.py) and without: the same files, and the same retries of training."""
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import DataConfig, PipelineConfig
+from infini_llama.configs.schema import DataConfig, EvaluationConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.naming import config_of_run
@@ -16,8 +18,9 @@ from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup
-from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.records.evaluation import Evaluations
+from infini_llama.tasks.records.plan import PatchedEnvironment
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
@@ -34,6 +37,18 @@ FREE = {name for name, policy in resume_policies(DataConfig).items() if policy i
 log = logging.getLogger("infini_llama.preprocess")
 
 
+@dataclass(frozen=True)
+class Stages:
+    """The stages: functions, or tasks of Prefect that call them. `run_stages` calls each with the same arguments, in the same order."""
+
+    preprocess: Callable[[Preparation], DatasetRef]
+    verify: Callable[[DatasetRef, Path, str], VerifyReport]
+    patch_environment: Callable[[PipelineConfig, int], PatchedEnvironment]
+    train: Callable[[PipelineConfig, DatasetRef, PatchedEnvironment, str, bool], RunSummary]
+    evaluate: Callable[[Path, EvaluationConfig], Evaluations]
+    export: Callable[[Path], Path]
+
+
 def run(config: PipelineConfig) -> dict[str, Any]:
     """Run preprocess, verify-data, patch-environment and train without Prefect; returns the run's summary.
 
@@ -42,10 +57,63 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     Raises:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
-    settings = config_of_run(config)
-    refuse_blocks(settings)
-    check_requirements(settings)
-    return verify_and_train(settings, preparation_for(settings).build()).to_json()
+    config = config_of_run(config)
+    refuse_blocks(config)
+    return run_stages(config, WITHOUT_PREFECT).to_json()
+
+
+def run_stages(config: PipelineConfig, stages: Stages) -> PipelineResult:
+    """The whole pipeline; `config` is that of one run, see `config_of_run`."""
+    check_requirements(config)
+    return verify_and_train(config, stages.preprocess(preparation_for(config)), stages)
+
+
+def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages) -> PipelineResult:
+    """The stages after preprocess, which returned `dataset`."""
+    report = stages.verify(dataset, config.runtime.home, config.verify.level)
+    restore_run(config)
+    environment = stages.patch_environment(config, dataset.vocab_size)
+    with mirrored(config, dataset):
+        summary = stages.train(config, dataset, environment, new_invocation(), report.verify_on_read)
+        folder, after = summary.paths.run, config.evaluate
+        evaluations = stages.evaluate(folder, after) if after.measurements else None
+        return finish(summary, evaluations, stages.export(folder) if after.exports else None)
+
+
+def train_with_retries(
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    environment: PatchedEnvironment,
+    invocation: str,
+    verify_on_read: bool,
+) -> RunSummary:
+    """`train`, again after each failure that the policy of retries allows."""
+    retries = retries_for(config.runtime)
+    while True:
+        try:
+            return train(config, dataset, environment, invocation, verify_on_read)
+        except Exception as error:
+            delay = retries.delay_after(error)
+            if delay is None:
+                raise
+            time.sleep(delay)
+
+
+def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:
+    """`evaluate_trained`, which imports torch; only it and `export` do here."""
+    from infini_llama.tasks.evaluate.stage import evaluate_trained
+
+    return evaluate_trained(run, config)
+
+
+def export(run: Path) -> Path:
+    """`export_trained`."""
+    from infini_llama.tasks.export.exporting import export_trained
+
+    return export_trained(run)
+
+
+WITHOUT_PREFECT = Stages(Preparation.build, verify, patch_environment, train_with_retries, evaluate, export)
 
 
 def preparation_for(config: PipelineConfig) -> Preparation:
@@ -119,35 +187,6 @@ def has_finished(config: PipelineConfig) -> bool:
         return dataset is not None and dataset.path == record.lineage.dataset.path
     except Damaged:  # the run itself reports and repairs it
         return False
-
-
-def verify_and_train(config: PipelineConfig, dataset: DatasetRef) -> PipelineResult:
-    """The stages behind preprocess; `config` is resolved, `dataset` is what preprocess returned."""
-    refuse_blocks(config)
-    report = verify(dataset, config.runtime.home, config.verify.level)
-    restore_run(config)
-    environment = patch_environment(config, dataset.vocab_size)
-    retries, invocation = retries_for(config.runtime), new_invocation()
-    with mirrored(config, dataset):
-        while True:
-            try:
-                summary = train(config, dataset, environment, invocation, report.verify_on_read)
-                break
-            except Exception as error:
-                delay = retries.delay_after(error)
-                if delay is None:
-                    raise
-                time.sleep(delay)
-        evaluations = exported = None
-        if config.evaluate.measurements:
-            from infini_llama.tasks.evaluate.stage import evaluate_trained  # with torch, only needed here
-
-            evaluations = evaluate_trained(summary.paths.run, config.evaluate)
-        if config.evaluate.exports:
-            from infini_llama.tasks.export.exporting import export_trained  # the same
-
-            exported = export_trained(summary.paths.run)
-        return finish(summary, evaluations, exported)
 
 
 def finish(summary: RunSummary, evaluations: Evaluations | None, exported: Path | None) -> PipelineResult:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import State
@@ -15,32 +16,32 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import config_of_run, run_name
-from infini_llama.flows.pipeline import finish, preparation_for
+from infini_llama.flows.pipeline import Stages, run_stages
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
 from infini_llama.flows.slot import keep_slots
 from infini_llama.flows.suspension import confirmed_suspension
 from infini_llama.tasks.formatting import RunPage
-from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.task import patch_environment
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
-from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.records.evaluation import Evaluations
+from infini_llama.tasks.records.plan import PatchedEnvironment
+from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.task import closing_card
-from infini_llama.tasks.runs.mirror import mirrored, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import lasting_suspension, with_retries
 from infini_llama.tasks.verify_data.task import verify_data
 
-PROGRESS_SECONDS = (
-    1.0  # between two lines of progress: ten thousand lines delay the end of a process by most of a minute
-)
+# Between two lines of progress: ten thousand lines delay the end of a process by most of a minute.
+PROGRESS_SECONDS = 1.0
 log = logging.getLogger("infini_llama.prefect")
 keep_slots()  # in each process that executes the flow: a worker of Prefect's loads no other module of this program
 
@@ -85,32 +86,47 @@ def pretrain(
     config = restored(with_blocks(config, _secret))
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)
-    home, name = config.runtime.home, config.runtime.name
+    name = config.runtime.name
     page = RunPage(name, deployment.name or name)
     with api_logs(), confirmed_suspension(), lasting_suspension():
-        check_requirements(config)
-        dataset: DatasetRef = preprocess(preparation_for(config), page, return_state=True).result()
-        report = verify_data(dataset, home, config.verify.level, page)
-        restore_run(config)
-        environment = patch_environment(config, dataset.vocab_size, page)
-        with mirrored(config, dataset):
-            with closing_card(RunFolder.of(config.runtime).path, page) as ended:
-                train = with_retries(retries_for(config.runtime))
-                summary = train(config, dataset, environment, new_invocation(), report.verify_on_read, page)
-                done = "had already finished" if summary.already_finished else "finished"
-                ended(f"Training {done}: {summary.steps:,} steps.")
-            if not summary.already_finished:
-                log.info("run %s is finished: %d steps", name, summary.steps)
-            evaluations = exported = None
-            if config.evaluate.measurements:
-                from infini_llama.tasks.evaluate.task import evaluate  # with torch, which nothing else needs here
+        return run_stages(config, _tasks(page)).to_json()
 
-                evaluations = evaluate(summary.paths.run, config.evaluate)
-            if config.evaluate.exports:
-                from infini_llama.tasks.export.task import export  # the same
 
-                exported = export(summary.paths.run)
-            return finish(summary, evaluations, exported).to_json()
+def _tasks(page: RunPage) -> Stages:
+    """The stages as Prefect tasks, which write their cards on the run's page."""
+
+    def preprocess_text(preparation: Preparation) -> DatasetRef:
+        return preprocess(preparation, page, return_state=True).result()
+
+    def verify(dataset: DatasetRef, home: Path, level: str) -> VerifyReport:
+        return verify_data(dataset, home, level, page)
+
+    def patch(config: PipelineConfig, vocab_size: int) -> PatchedEnvironment:
+        return patch_environment(config, vocab_size, page)
+
+    def train(
+        config: PipelineConfig, dataset: DatasetRef, environment: PatchedEnvironment, invocation: str, on_read: bool
+    ) -> RunSummary:
+        with closing_card(RunFolder.of(config.runtime).path, page) as ended:
+            task = with_retries(retries_for(config.runtime))
+            summary = task(config, dataset, environment, invocation, on_read, page)
+            done = "had already finished" if summary.already_finished else "finished"
+            ended(f"Training {done}: {summary.steps:,} steps.")
+        if not summary.already_finished:
+            log.info("run %s is finished: %d steps", page.run, summary.steps)
+        return summary
+
+    def evaluate_model(run: Path, config: EvaluationConfig) -> Evaluations:
+        from infini_llama.tasks.evaluate.task import evaluate  # with torch, as the next one
+
+        return evaluate(run, config)
+
+    def export_model(run: Path) -> Path:
+        from infini_llama.tasks.export.task import export
+
+        return export(run)
+
+    return Stages(preprocess_text, verify, patch, train, evaluate_model, export_model)
 
 
 def _crash_tasks_of_killed_process() -> None:

@@ -12,7 +12,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import withheld, without_secrets
+from infini_llama.configs.secrets import refuse_blocks, withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.tasks.records.choice import Choice
@@ -172,7 +172,7 @@ def estimate(arguments: Namespace) -> Answer:
 
 
 def train(arguments: Namespace) -> Answer:
-    from infini_llama.flows.pipeline import dataset_to_continue, verify_and_train
+    from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_continue, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
@@ -180,6 +180,7 @@ def train(arguments: Namespace) -> Answer:
     config = config_of_run(load_config(arguments.config, arguments.overrides))
     if joined := _joins(config):
         return joined
+    refuse_blocks(config)
     check_requirements(config)
     if arguments.dataset is not None:
         reference = reference_for(config.data, find(arguments.dataset, "datasets"), config.runtime.home)
@@ -190,7 +191,7 @@ def train(arguments: Namespace) -> Answer:
             f"the dataset of {arguments.config} is not built yet; name one with --dataset, or run: "
             f"infini-llama preprocess {shlex.quote(arguments.config)}"
         )
-    summary = verify_and_train(config, reference)
+    summary = verify_and_train(config, reference, WITHOUT_PREFECT)
     return summary.to_json(), summary_text(summary)
 
 
