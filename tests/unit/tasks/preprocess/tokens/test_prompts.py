@@ -103,7 +103,7 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
         ids, is_answer = literal(folder, split)
         shards = read_dataset(folder).content[split].shards
         answers = sum(shard.tokens for shard in shards if shard.source == "answers")
-        stream = np.concatenate([map_shard(path)[1] for path in reader.paths])
+        stream = np.concatenate([map_shard(path)[1] for path in reader.stream.paths])
         assert stream[:answers].tolist() == ids[:answers].tolist() and 0 < answers < len(stream)
         counts = np.concatenate([is_answer[:answers], np.ones(len(stream) - answers, dtype=bool)])
         rows = np.arange(len(reader))
@@ -112,7 +112,11 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
         of_answers = next(source.rows for source in reader.sources if source.name == "answers")
         assert not mask[:of_answers].all()
         for row, targets in zip(rows.tolist(), mask, strict=True):
-            pieces = [(int(reader.starts[row]), 17)] if reader.pieces is None else reader._pieces_of(row).tolist()
+            pieces = (
+                [(int(reader.rows.starts[row]), 17)]
+                if isinstance(reader.rows, WindowRows)
+                else reader.rows.pieces_of(row).tolist()
+            )
             expected = [label for start, size in pieces for label in (False, *counts[start + 1 : start + size])]
             assert targets.tolist() == (expected + [False] * (17 - len(expected)))[1:]
         assert reader.count_targets(rows) == int(mask.sum())

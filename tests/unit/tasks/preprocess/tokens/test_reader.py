@@ -110,7 +110,7 @@ def test_verify_on_read_finds_a_changed_row_table_at_once(open_reader, row_table
 @pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
 @pytest.mark.parametrize("verify_on_read", [False, True])
 def test_a_shard_cut_short_is_refused(open_reader, left, verify_on_read):
-    shard = open_reader("train").paths[0]
+    shard = open_reader("train").stream.paths[0]
     shard.write_bytes(shard.read_bytes()[:left])
     reader = open_reader("train", verify_on_read)
     if left == -1 and not verify_on_read:
