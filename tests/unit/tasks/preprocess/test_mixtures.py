@@ -148,7 +148,7 @@ def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
 def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
     """Of a source that holds out a share; the source with the copies has validation files, and comes before."""
     texts = [f"text number {number} " * 20 for number in range(60)]
-    table = np.frombuffer(b"".join(xxh3_128_digest(text) for text in texts), np.uint8).reshape(-1, 16)
+    table = np.frombuffer(b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8).reshape(-1, 16)
     held_out = {text for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True) if is_out}
     for name, lines in (("copies", [*texts, "its own"]), ("shared", texts), ("named", ["held out by its file"])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
