@@ -115,7 +115,7 @@ class Documents:
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
         digest.update(np.float64(self.held_out).tobytes() + lengths.tobytes())
-        for batch in batches(self.texts):
+        for batch in batches(self.texts, len):
             digest.update(b"".join(batch))
         return digest.hexdigest(16)
 
