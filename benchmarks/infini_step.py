@@ -64,7 +64,9 @@ def config_of(size: str, segment: int, threads: int, attention: str) -> Pipeline
 
 def child(case: dict[str, Any], rounds: int) -> None:
     """Print {kind: seconds of each round}."""
-    os.environ.update({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"})
+    os.environ.update(
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    )
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
     ranks = Ranks("cpu", "gloo")

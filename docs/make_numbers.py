@@ -548,7 +548,7 @@ def all_of(name: str, field: str) -> str:
 
 
 TABLES: tuple[Callable[[], str], ...] = (
-    training_eager, environment_settings, attention_backends, chunked_loss, preparation, preparation_small,
+    training_eager, environment_settings, attention_backends, infini_steps, chunked_loss, preparation, preparation_small,
     preparation_kinds,
     surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
     context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,

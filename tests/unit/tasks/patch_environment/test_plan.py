@@ -310,12 +310,15 @@ def test_bf16_on_a_processor_without_it_is_warned(laptop):
 def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     one = plan_environment(settings(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
-    assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 4
+    threads |= {"GOMP_SPINCOUNT": "10000"}
+    assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 5
     busy = changed(laptop, load=1.0)
     assert plan_environment(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
         "neighbours need the cores that waiting threads spin on"
     )
-    assert "OMP_WAIT_POLICY" not in plan_environment(settings({"threads": 1}), busy).env
+    assert "GOMP_SPINCOUNT" not in plan_environment(settings(), busy).env
+    single = plan_environment(settings({"threads": 1}), busy).env
+    assert not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & single.keys()
     two_gpus = plan_environment(settings(), with_gpus(laptop, [H100] * 2)).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
