@@ -120,6 +120,26 @@ class DataError(PipelineError):
     exit_code = ExitCode.INVALID_DATA
 
 
+class TokenizerFails(DataError):
+    """A tokenizer cannot encode or decode something."""
+
+
+@contextmanager
+def tokenizer_faults() -> Generator[None]:
+    """A block that calls a tokenizer: what `tokenizers` raises, which has no narrower type than Exception, and its panics.
+
+    Raises:
+        TokenizerFails: instead of them.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or is_panic(error):
+            words = " ".join(str(error).split())[:200]
+            raise TokenizerFails(f"the tokenizer fails ({words}); use another tokenizer.") from None
+        raise
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust (tokenizers, gigatoken) broke off inside: such a panic is no Exception."""
     return type(error).__name__ == "PanicException"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, tokenizer_faults
 from infini_llama.model.llama import Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.progress import Reached
@@ -36,6 +36,7 @@ class Asked:
     ]  # head, filler, tokens of it before, hidden, tokens of it after
     question: list[int]
     answer: list[int]
+    vocab_size: int  # of the tokenizer: a model may have more rows, whose IDs have no token
 
     def tokens(self) -> Iterator[int]:
         head, filler, before, hidden, after = self.parts
@@ -53,7 +54,7 @@ class Asked:
     def without_hidden(self) -> "Asked":
         """The same with filler in place of what is hidden."""
         head, filler, before, hidden, after = self.parts
-        return Asked((head, filler, before, [], len(hidden) + after), self.question, self.answer)
+        return Asked((head, filler, before, [], len(hidden) + after), self.question, self.answer, self.vocab_size)
 
     def boundaries(self, segment_length: int) -> int:
         """Segment boundaries between the last token of the last mention and the token from which the answer is predicted."""
@@ -91,13 +92,15 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         )
     count = (length - least) // len(filler)
     before = round(depth * count)
-    return Asked((head, filler, before * len(filler), hidden, (count - before) * len(filler)), question, answer)
+    parts = head, filler, before * len(filler), hidden, (count - before) * len(filler)
+    return Asked(parts, question, answer, tokenizer.get_vocab_size())
 
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
     """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
     texts = (HEAD + "".join(hidden.others), hidden.statement, hidden.question, f" {hidden.answer}")
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    with tokenizer_faults():
+        return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def ask_across(
@@ -128,7 +131,8 @@ def ask_across(
         start, target = len(head) + before + len(hidden) + len(question) - 1, place // segment_length + ends
         first, final = max(start, target * segment_length), (target + 1) * segment_length - size
         if place % segment_length <= segment_length - size and first <= final:
-            return Asked((head, filler, before, hidden, random.randint(first, final) - start), question, answer)
+            parts = head, filler, before, hidden, random.randint(first, final) - start
+            return Asked(parts, question, answer, tokenizer.get_vocab_size())
     raise ConfigError(
         f"--segments {ends}: the text between number and answer alone crosses more boundaries of segments of {segment_length} tokens; "
         "give more boundaries."
@@ -191,17 +195,17 @@ def right_tokens(model: Llama, begun: Begun) -> list[bool]:
     hidden = read(model, begun.rest, states)[:, -1:]
     if before_last:
         hidden = torch.cat((hidden, read(model, before_last, states)), dim=1)
-    chosen = model.logits(hidden)[0].argmax(dim=-1).tolist()
+    chosen = model.logits(hidden)[0, :, : begun.asked.vocab_size].argmax(dim=-1).tolist()
     return [token == right for token, right in zip(chosen, begun.asked.answer, strict=True)]
 
 
 @torch.inference_mode()
-def greedy_tokens(model: Llama, rest: list[int], states: States, count: int) -> list[int]:
-    """`count` tokens of greedy decoding after `rest`."""
+def greedy_tokens(model: Llama, rest: list[int], states: States, count: int, vocab_size: int) -> list[int]:
+    """`count` tokens of greedy decoding after `rest`, with IDs below `vocab_size`."""
     states, written = deepcopy(states), list[int]()
     for _ in range(count):
         hidden = read(model, [written[-1]] if written else rest, states)[:, -1]
-        written.append(int(model.logits(hidden)[0].argmax()))
+        written.append(int(model.logits(hidden)[0, :vocab_size].argmax()))
     return written
 
 
@@ -215,9 +219,12 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
     empty = begin(model, texts[0].asked.without_hidden).states
     for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
         answer, others = mine.asked.answer, theirs.asked.answer
-        filler += greedy_tokens(model, mine.rest, empty, len(answer)) == answer
+        filler += greedy_tokens(model, mine.rest, empty, len(answer), mine.asked.vocab_size) == answer
         if len(answer) == len(others) and answer != others:
-            written, pairs = greedy_tokens(model, mine.rest, theirs.states, len(answer)), pairs + 1
+            written, pairs = (
+                greedy_tokens(model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size),
+                pairs + 1,
+            )
             own_text, other_text = own_text + (written == answer), other_text + (written == others)
     return MemoryControls(
         swapped_own=own_text / pairs if pairs else None,

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.errors import ConfigError, DataError, tokenizer_faults
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
+from infini_llama.tasks.preprocess.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
@@ -165,14 +167,27 @@ def over_texts(
     tokenizer: Tokenizer,
     token_bytes: np.ndarray,
     end_of_text: int,
-    texts: Iterable[str],
+    texts: Sequence[str],
     length: int,
     stream: bool,
 ) -> Measured:
-    """All of `texts`, each by itself: streamed, or in rows of `length` tokens."""
+    """All of `texts`, each by itself: streamed, or in rows of `length` tokens. They are encoded as by preprocess.
+
+    Raises:
+        DataError: the tokenizer fails, or has no token for too much of the texts.
+    """
     total = Measured(by_place=np.zeros((3, length)))
+    encoder = encoder_of(tokenizer)
+    if losses := losses_of(tokenizer):
+        unknown, lost, size = (sum(part) for part in zip((0, 0, 0), *map(losses.of, texts), strict=True))
+        if is_too_much(lost, size):
+            raise DataError(
+                f"--files: the run's tokenizer has no token for {100 * lost / size:.2g} % of the text ({unknown:,} unknown tokens); at "
+                f"most {LARGEST_LOSS:.0%} may be lost; give other files."
+            )
     for text in texts:
-        ids = [end_of_text, *tokenizer.encode(text, add_special_tokens=False).ids]
+        with tokenizer_faults():
+            ids = [end_of_text, *encoder.encode(text, add_special_tokens=False).ids]
         total.text_bytes += len(text.encode())
         if stream:
             streamed(model, ids, total)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +17,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
+from infini_llama.tasks.preprocess.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, is_too_much
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     description_of,
     identity,
@@ -36,10 +37,10 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, verify_or_remove
+from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, open_unit, verify_or_remove
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
-from infini_llama.tasks.records.manifest import LeftOut
+from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
@@ -76,6 +77,15 @@ def learned_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
     """64 hex digits for a tokenizer that is learned from these sources."""
     names = [[list(source.mixed), list(source.held_out)] for source in sources]
     return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
+
+
+def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataError:
+    unknown, lost, size = loss.tolist()
+    return DataError(
+        f"{file}: the tokenizer {data.tokenizer.path} has no token for {100 * lost / max(1, size):.2g} % of its text ({lost:,} of "
+        f"{size:,} bytes, {unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost, of a file and of all text. Use a "
+        f"tokenizer over bytes (without data.tokenizer.path one is trained on the text), or leave the file out of {file.key}."
+    )
 
 
 @dataclass(frozen=True)
@@ -237,6 +247,39 @@ class Corpus:
             own_files=dict(Counter(self.not_text.own.values())),
             other_files=dict(self.not_text.others),
             duplicates_dropped=self.data.deduplicate,
+        )
+
+    def inexpressible(self, recipe: Recipe) -> Inexpressible:
+        """What the tokenizer has no token for, of all units.
+
+        Raises:
+            DataError: it is too much, of all text or of a file.
+        """
+        losses, files = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64)), dict[str, TextFile]()
+        dropped = self._dropped()
+        for part in self.parts:
+            for unit in () if part.span is not None and part.files[0] in dropped else self.reports[part].units:
+                if (lost := open_unit(recipe, unit.name).lost()) is None:
+                    return Inexpressible()
+                begin = 0
+                for number, count in unit.files:
+                    file = part.files[number]
+                    files[str(file)] = file
+                    losses[str(file)] += lost[begin : begin + count].sum(axis=0)
+                    begin += count
+        worst = sorted((name for name in losses if losses[name][1]), key=lambda name: -losses[name][1])
+        if not worst:
+            return Inexpressible()
+        total = sum(losses.values(), np.zeros(3, np.int64))
+        bad = next(
+            (name for name in worst if losses[name][1] > FEW_BYTES and is_too_much(*losses[name][1:].tolist())), None
+        )
+        if bad is not None or is_too_much(*total[1:].tolist()):
+            raise _too_much_lost(files[bad or worst[0]], losses[bad or worst[0]], self.data)
+        return Inexpressible(
+            unknown=int(total[0]),
+            share=float(total[1] / total[2]),
+            files=tuple(f"{name}: {losses[name][1]:,} bytes" for name in worst[:NAMED]),
         )
 
     def tokenizer(self) -> Tokenizer:

@@ -36,7 +36,8 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     reference_engine,
     refuse,
 )
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, is_lossless, token_bytes
+from infini_llama.tasks.preprocess.tokenizers.expressed import keeps_text
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
@@ -49,6 +50,7 @@ from infini_llama.tasks.storage.artifacts import (
     commit,
     is_complete,
     move_aside,
+    read_dataset,
     read_row_table,
     remove,
     row_tables,
@@ -153,6 +155,9 @@ class Preparation:
                     reference = self._reference(planned, self._build_missing(planned, tokenized))
             set_pointer(datasets, "latest", reference.name)
         log_left_out(reference.text.left_out)
+        lost = read_dataset(self.home / reference.path).meta.inexpressible
+        if lost.files:
+            log.warning("%s; a tokenizer over bytes loses none", lost)
         warn_of_rows_without_targets(self.home / reference.path, reference)
         built = reference.built
         log.info(
@@ -263,6 +268,7 @@ class Preparation:
             for name in (*source.held_out, *source.mixed)
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
+        inexpressible = self.corpus.inexpressible(tokenized.recipe)
         selection = select([unit.unit for unit in units], data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
         has_prompts = any(unit.has_prompts for unit in units)
@@ -284,7 +290,7 @@ class Preparation:
                 text_yields_special_tokens=False,
                 train=describe_split(new / "train", written["train"], has_prompts),
                 validation=describe_split(new / "validation", written["validation"], has_prompts),
-                lossless=is_lossless(tokenizer),
+                lossless=keeps_text(tokenizer),
                 loss_on="answer" if has_prompts else "all",
             )
             choice = self.corpus.workers.choice if self.corpus.workers else None
@@ -294,6 +300,7 @@ class Preparation:
                 key=planned.key,
                 data=data.model_dump(mode="json"),
                 left_out=left_out,
+                inexpressible=inexpressible,
                 infini_llama=version("infini-llama"),
                 tokenizers=tokenizers_library.__version__,
                 engine=tokenized.engine,

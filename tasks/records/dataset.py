@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 
 from infini_llama.tasks.records.choice import Choice
-from infini_llama.tasks.records.manifest import BySplit, LeftOut, RowCosts, RowTableContent
+from infini_llama.tasks.records.manifest import BySplit, Inexpressible, LeftOut, RowCosts, RowTableContent
 from infini_llama.tasks.records.record import Record
 
 
@@ -195,4 +195,5 @@ class DatasetSummary(Record):
     sources: dict[str, SourceSummary] = Field(default_factory=dict)
     chunks: dict[str, RowTableSummary]
     left_out: LeftOut
+    inexpressible: Inexpressible
     samples: tuple[str, ...]

@@ -184,6 +184,24 @@ class LeftOut(Record):
         return {reason: count for reason, count in counts.items() if count}
 
 
+class Inexpressible(Record):
+    """Text that the tokenizer has no token for.
+
+    Attributes:
+        unknown: unknown tokens in its place.
+        share: of all text, in bytes.
+        files: those that lose most, in words.
+    """
+
+    unknown: int = 0
+    share: float = 0.0
+    files: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        files = "; ".join(self.files)
+        return f"the tokenizer has no token for {100 * self.share:.2g} % of the text ({self.unknown:,} unknown tokens): {files}"
+
+
 class EngineChoice(Record):
     """The tokenizing engine that encodes; `refused`: why another does not, by its name."""
 
@@ -229,11 +247,13 @@ class DatasetMeta(Provenance):
         infini_llama, tokenizers: versions.
         recipe: of the units that it was made of.
         workers: how many of them were chosen, and why; None where data.num_workers says it.
+        inexpressible: of its text, with the files that had it when the dataset was built.
     """
 
     key: str = ""
     data: dict[str, Any] = Field(default_factory=dict)
     left_out: LeftOut = LeftOut()
+    inexpressible: Inexpressible = Inexpressible()
     infini_llama: str = ""
     tokenizers: str = ""
     engine: EngineChoice | None = None

@@ -5,7 +5,9 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from infini_llama.configs.errors import TokenizerFails, tokenizer_faults
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.document import (
     Chart,
@@ -35,7 +37,15 @@ from infini_llama.tasks.records.dataset import (
     SplitSummary,
     VerifyReport,
 )
-from infini_llama.tasks.records.manifest import SPLITS, BySplit, DatasetContent, LeftOut, Provenance, SplitContent
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    BySplit,
+    DatasetContent,
+    Inexpressible,
+    LeftOut,
+    Provenance,
+    SplitContent,
+)
 from infini_llama.tasks.storage.artifacts import is_complete, read_dataset, read_row_table, row_tables
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
 
@@ -66,6 +76,7 @@ def describe(path: Path) -> DatasetSummary:
         splits=BySplit(train=_split(path, content.train), validation=_split(path, content.validation)),
         chunks={table.name: _rows(table) for table in tables},
         left_out=meta.left_out,
+        inexpressible=meta.inexpressible,
         samples=_samples(path, tables[0].name) if tables else (),
     )
     if meta.workers:
@@ -123,7 +134,15 @@ def _samples(path: Path, chunks: str) -> tuple[str, ...]:
     tokenizer = read_tokenizer(path)
     reader = TokenReader(path, chunks, "train")
     rows = np.linspace(0, len(reader) - 1, SAMPLES).astype(np.int64)
-    return tuple(tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in reader.gather(rows))
+    return tuple(_decoded(tokenizer, row.tolist()) for row in reader.gather(rows))
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    try:
+        with tokenizer_faults():
+            return tokenizer.decode(ids, skip_special_tokens=False)
+    except TokenizerFails as fault:
+        return f"({fault})"
 
 
 def dataset_document(
@@ -162,6 +181,7 @@ def dataset_document(
         *section("Sources", table(sources)),
         *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.chunks.items())),
         *section("Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)),
+        *section("Text without tokens", _inexpressible(dataset.inexpressible)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
         *section("Files", _files(dataset, reference)),
     )
@@ -202,6 +222,14 @@ def _left_out(report: LeftOut) -> str:
         ),
     )
     return f"Of {report.records:,} records read:\n\n{table(rows)}\n\n{bullets(chain(map(cell, report.bad), others))}".rstrip()
+
+
+def _inexpressible(lost: Inexpressible) -> str:
+    return (
+        f"{lost.share:.2%} of the text, {lost.unknown:,} unknown tokens:\n\n{bullets(map(cell, lost.files))}"
+        if lost.files
+        else ""
+    )
 
 
 def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError, is_panic
+from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
@@ -74,12 +74,8 @@ class Continuation:
         return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
     def _decode(self, tokens: list[int]) -> str:
-        try:
+        with tokenizer_faults():
             return self.tokenizer.decode(tokens)
-        except BaseException as error:
-            if is_panic(error):
-                raise DataError(f"the tokenizer's decoder fails ({error}); use another tokenizer.") from None
-            raise
 
 
 def _is_local(tokenizer: Tokenizer) -> bool:
@@ -119,7 +115,10 @@ class Writer:
         self, model: Llama, tokenizer: Tokenizer, prompts: list[str], end_of_text: int, stops: tuple[str, ...] = ()
     ) -> None:
         self.model, self.tokenizer, self.end_of_text, self.stops = model, tokenizer, end_of_text, stops
-        self.prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts]
+        with tokenizer_faults():
+            self.prompts = [
+                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts
+            ]
         self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
         self._ended: set[int] = set()  # rows that met a stop string

@@ -35,7 +35,7 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 EXPORT = "export"
-FORMAT_VERSIONS = {"unit": 2, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
+FORMAT_VERSIONS = {"unit": 3, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READ_AT_ONCE = 2**21  # bytes

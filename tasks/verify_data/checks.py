@@ -17,12 +17,13 @@ from pyarrow.lib import ArrowException
 from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, tokenizer_faults
 from infini_llama.tasks.preprocess.rows.tables import build_table, chunks_key, lengths_by_source
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_prompts, map_shard, token_counts
+from infini_llama.tasks.preprocess.tokens.units import TABLE
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, Shard, SourceRows
@@ -103,7 +104,7 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
         run("tokens", partial(_tokens, dataset), dataset)
         for chunks in tables:
             run("rows", partial(_rows, dataset, chunks), chunks)
-        run("text", partial(_text, dataset), dataset)
+        run("text", partial(_text, dataset, home / "units"), dataset)
         run("leakage", partial(_leakage, dataset), dataset)
     progress.finish()
     return VerifyReport(
@@ -275,18 +276,52 @@ def _document(dataset: Path, content: DatasetContent, split: str, number: int) -
     return np.split(document, [map_prompts(dataset / shard.file)[place]])
 
 
-def _text(dataset: Path) -> str:
+def _text(dataset: Path, units: Path) -> str:
+    """Compares with the text itself: its bytes with those that all tokens stand for, and hashes of some documents."""
     encoder = encoder_of(Tokenizer.from_file(str(dataset / TOKENIZER)))
-    content = read_dataset(dataset).content
+    content, meta = read_dataset(dataset).content, read_dataset(dataset).meta
     if not content.lossless:
-        return "this tokenizer changes text (it normalizes), so decoding need not give it back"
+        lost = meta.inexpressible
+        words = f"has no token for {100 * lost.share:.2g} % of it" if lost.files else "has tokens for all of it"
+        return f"this tokenizer changes text, so decoding need not give it back; it {words}"
+    sizes = np.load(dataset / "token_bytes.npy", allow_pickle=False).astype(np.int64)
+    hashes = set[bytes]()
     for split in SPLITS:
+        shards = (map_shard(dataset / shard.file)[1] for shard in content[split].shards)
+        size = sum(int(token_counts(values, content.vocab_size) @ sizes) for values in shards)
+        if size != content[split].bytes:
+            raise Damaged(
+                f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has {content[split].bytes:,}."
+            )
         for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
+            whole = ""
             for ids in (part.tolist() for part in _document(dataset, content, split, number)):
-                text = encoder.decode(ids, skip_special_tokens=False)
-                if encoder.encode(text, add_special_tokens=False).ids != ids:
+                with tokenizer_faults():
+                    text = encoder.decode(ids, skip_special_tokens=False)
+                    again = encoder.encode(text, add_special_tokens=False).ids
+                if again != ids:
                     raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
-    return f"up to {DECODED} documents per split decoded and encoded again"
+                whole += text
+            hashes.add(xxh3_128_digest(whole.encode()))
+    compared = f"every byte counted; {len(hashes)} documents decoded and encoded again"
+    tables = list((units / meta.recipe).glob(f"*/{TABLE}")) if meta.recipe else []
+    if not tables:
+        return f"{compared}; their hashes are not compared, since their units were removed"
+    if unlike := hashes - _known(tables, hashes):
+        raise Damaged(
+            f"{len(unlike)} of {len(hashes)} documents of {dataset} are no text that was read: their hashes differ."
+        )
+    return f"{compared}, with the hashes of the text that was read"
+
+
+def _known(tables: Iterable[Path], hashes: set[bytes]) -> set[bytes]:
+    """Those of the hashes that a unit's table of documents has."""
+    wanted, known = np.frombuffer(b"".join(hashes), "<u8")[::2], set[bytes]()
+    for table in tables:
+        of_unit = np.ascontiguousarray(np.load(table, mmap_mode="r", allow_pickle=False)["hash"])
+        alike = np.isin(of_unit.view("<u8")[:, 0], wanted)
+        known.update(bytes(hash) for hash in of_unit[alike])
+    return known & hashes
 
 
 def _leakage(dataset: Path) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import orjson
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
 
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_of
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_of, unknown_id
 
 HIDDEN = "\U0010ffff"  # a noncharacter
 TOGETHER = 250_000  # characters that are encoded at once: an encoding takes a hundred bytes of memory per token
@@ -69,12 +69,9 @@ def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:
     """bool [vocab]: the IDs that stand for no text, except that of unknown text."""
     table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if isinstance(tokenizer.model, models.Unigram):  # only its description says it, which takes long to write
-        number = orjson.loads(tokenizer.to_str())["model"].get("unk_id")
-        unknown = tokenizer.id_to_token(number) if number is not None else None
+    unknown = unknown_id(tokenizer)
     for number, token in tokenizer.get_added_tokens_decoder().items():
-        table[number] = token.special and (token.content != unknown or token.content == EOS)
+        table[number] = token.special and (number != unknown or token.content == EOS)
     return table
 
 

@@ -7,9 +7,8 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
@@ -20,7 +19,7 @@ from unicodedata import category
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError, is_panic
+from infini_llama.configs.errors import is_panic, tokenizer_faults
 from infini_llama.tasks.preprocess.tokenizers.encoder import Cut, Encode, Ids, cut_of, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
@@ -144,27 +143,17 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
 
     Raises:
         EngineDiffers: while encoding, a sampled document has other IDs than the reference's.
-        DataError: the tokenizer fails, now or while encoding.
+        TokenizerFails: now or while encoding.
     """
     encoder = encoder_of(tokenizer)
-    with _panic_as_data_error():
+    with tokenizer_faults():
         encode = reference(encoder) if name == REFERENCE else _sampling(encoder)
 
     def guarded(texts: list[bytes]) -> Ids:
-        with _panic_as_data_error():
+        with tokenizer_faults():
             return encode(texts)
 
     return guarded
-
-
-@contextmanager
-def _panic_as_data_error() -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        if is_panic(error):
-            raise DataError(f"the tokenizer fails ({_words(error)}); use another tokenizer.") from None
-        raise
 
 
 def _sampling(encoder: Tokenizer) -> Encode:

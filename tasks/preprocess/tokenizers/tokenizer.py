@@ -21,6 +21,7 @@ USUAL_ENDS = (EOS, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MIN_FREQUENCY = 2  # of a pair that is merged
 log = logging.getLogger("infini_llama.preprocess")
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
+WORDS = f"[\\s\\S]{{1,{LONGEST_WORD}}}"
 
 
 class UnusableTokenizer(Exception):
@@ -61,7 +62,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, special: list[str]) 
     words = pre_tokenizers.Sequence(
         [
             pre_tokenizers.ByteLevel(add_prefix_space=False),
-            pre_tokenizers.Split(Regex(f"[\\s\\S]{{1,{LONGEST_WORD}}}"), "isolated"),
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
         ]
     )
     model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
@@ -272,22 +273,13 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     return {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY} | kind | special | policy
 
 
-def is_lossless(tokenizer: Tokenizer) -> bool:
-    """Whether every text comes back from its tokens as it was: a tokenizer over bytes that changes no character."""
-    return tokenizer.normalizer is None and _type(tokenizer.decoder) == "ByteLevel"
-
-
 def _state(part: Any) -> dict[str, Any]:
     """The description of a pre-tokenizer or decoder; that of a whole tokenizer has the vocabulary, too, and takes long."""
     return json.loads(part.__getstate__()) if part else {}
 
 
-def _type(part: Any) -> str | None:
-    return _state(part).get("type")
-
-
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens."""
+    """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens and for an unknown one, which keeps none."""
     added = tokenizer.get_added_tokens_decoder()
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
     parts = json.dumps([_state(tokenizer.decoder), _state(tokenizer.pre_tokenizer)])
@@ -302,4 +294,14 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
             lengths[number] = 1
         else:
             lengths[number] = len(token.removeprefix(prefix).replace("▁", " ").encode())
+    if (unknown := unknown_id(tokenizer)) is not None:
+        lengths[unknown] = 0
     return lengths
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The token that stands for text without another one; None: there is none."""
+    if isinstance(tokenizer.model, models.Unigram):  # only its description says it, which takes long to write
+        return json.loads(description_of(tokenizer))["model"].get("unk_id")
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    return None if unknown is None else tokenizer.token_to_id(unknown)

@@ -27,7 +27,7 @@ UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document i
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
 PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for its place in memory
-PARTS_VERSION = 1
+PARTS_VERSION = 2
 NAMED = 10  # bad places that the report names
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a file shows in its times
 Stamp = tuple[Any, ...]  # what stays the same while a file does; see TextFile.stamp
@@ -60,11 +60,16 @@ class Part:
 
 
 class UnitReport(Record):
-    """A unit that was read: `name` is that of its `Documents`; `bytes`: in UTF-8."""
+    """A unit that was read: `name` is that of its `Documents`; `bytes`: in UTF-8.
+
+    Attributes:
+        files: numbers of its files within the part, in order, each with how many documents are from it.
+    """
 
     name: str
     documents: int
     bytes: int
+    files: tuple[tuple[int, int], ...]
 
 
 class PartReport(Record):
@@ -188,6 +193,7 @@ class PartReader:
 
     def __init__(self, part: Part, filters: Filters, should_stop: Callable[[], bool] = never) -> None:
         self.part, self.filters, self.should_stop = part, filters, should_stop
+        self.numbers = {file: number for number, file in enumerate(part.files)}
         self.reports: list[UnitReport] = []
         self.waiting, self.files, self.size = list[bytes](), list[tuple[TextFile, int]](), 0
         self.records = self.empty = self.too_short = self.bad_records = self.bad_files = 0
@@ -270,7 +276,9 @@ class PartReader:
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out, self.part.answer_after)
-        self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=sum(map(len, texts))))
+        counts = tuple((self.numbers[file], count) for file, count in files)
+        size = sum(map(len, texts))
+        self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=size, files=counts))
         return documents
 
     def _documents(self, batch: Sequence[str | Fault], file: TextFile) -> list[bytes]:

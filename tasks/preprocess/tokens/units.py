@@ -1,7 +1,7 @@
 """Units: the tokens of some documents, under a name that is a hash of their text, in the folder of a recipe.
 
     units/<recipe>/tokenizer.json
-    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, counts.npy, manifest.json
+    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, counts.npy, manifest.json; lost.npy if the tokenizer can lose text
 
 A unit is written beside its name and renamed when it is whole. Resume after a kill, reuse after a file was added, repair, and several
 workers are one question: is there such a unit, and does it verify?
@@ -19,11 +19,12 @@ import numpy as np
 from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, TokenizerFails
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
+from infini_llama.tasks.preprocess.tokenizers.expressed import losses_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents, Stopped, never
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, token_counts, write_shard
@@ -44,6 +45,7 @@ from infini_llama.tasks.storage.files import write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 TABLE = "documents.npy"
 COUNTS = "counts.npy"
+LOST = "lost.npy"
 # How often a token occurs in each split.
 TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
 # Of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes per word.
@@ -91,7 +93,7 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
     if not folder.exists():
         return False
     try:
-        check(folder, "unit", checksums or (TABLE, COUNTS), key=name)
+        check(folder, "unit", checksums or (TABLE, COUNTS, LOST), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
         remove(folder)
@@ -143,6 +145,9 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
                 write_shard(folder / f"{split}.arrow", values, split_lengths, split_prompts)
         save_array(folder / TABLE, table)
         save_array(folder / COUNTS, _occurring(counts))
+        if writer.losses is not None:
+            lost = [writer.losses.of(text.decode()) for text in documents.texts]
+            save_array(folder / LOST, np.array(lost, dtype=np.int64))
         commit(folder, recipe.unit(name), "unit", {"key": name}, content)
 
 
@@ -185,6 +190,11 @@ class Unit:
         """How often each token that occurs does, TOKEN_COUNT [tokens], in the order of their IDs."""
         return np.load(self.folder / COUNTS, allow_pickle=False)
 
+    def lost(self) -> np.ndarray | None:
+        """`Losses.of` each document, int64 [n, 3], in the order in which they were read; None: the tokenizer loses no text."""
+        file = self.folder / LOST
+        return np.load(file, allow_pickle=False) if file.exists() else None
+
 
 def open_unit(recipe: Recipe, name: str) -> Unit:
     """The unit of this name.
@@ -214,6 +224,7 @@ class _Writer:
         self.engine: Encode = open_engine(recipe.engine, self.tokenizer)
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
+        self.losses = losses_of(self.tokenizer)
         self.vocab_size = self.tokenizer.get_vocab_size()
         self.of_thread = threading.local()
 
@@ -232,6 +243,8 @@ class _Writer:
             except ValueError:
                 number = next(number for number in numbers if mark not in documents.texts[number])
                 raise _without_answer(documents, number) from None
+            except TokenizerFails as fault:
+                raise self._failing(documents, numbers) or fault from None
             if (is_special := self.special.take(ids)).any():
                 place = int(is_special.argmax())
                 number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
@@ -254,6 +267,19 @@ class _Writer:
                 self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
             self.encoded += size
             return self.engine
+
+    def _failing(self, documents: Documents, numbers: list[int]) -> DataError | None:
+        """The error for the first of these documents at which the tokenizer fails by itself, if any."""
+        for number in numbers:
+            try:
+                self.engine([documents.texts[number]])
+            except TokenizerFails as fault:
+                file = documents.file_of(number)
+                return DataError(
+                    f"{file} has a text at which {str(fault).partition(';')[0]}; use a tokenizer that has a token for every text, such as "
+                    f"one over bytes (without data.tokenizer.path it is trained on the text), or leave the file out of {file.key}."
+                )
+        return None
 
     def _special(self, file: TextFile, token: int) -> DataError:
         return DataError(

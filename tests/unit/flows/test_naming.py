@@ -1,6 +1,7 @@
 """The home folder, and what is resolved for one run: its full name and an absolute home."""
 
 import json
+import os
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import DeploymentConfig
 from infini_llama.flows import naming, pipeline
 from infini_llama.flows.cli.main import main
-from infini_llama.flows.naming import config_of_run, home_folder, run_name
+from infini_llama.flows.naming import config_of_run, find, home_folder, run_name
 
 
 @pytest.fixture(params=["file", "file/below"])
@@ -31,6 +32,21 @@ def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
 def test_a_missing_home_is_accepted(tmp_path, monkeypatch):
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path / "new" / "home"))
     assert home_folder() == tmp_path / "new" / "home"
+
+
+def test_latest_is_the_newest_complete_dataset_where_no_link_could_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path))
+    for age, name in enumerate(("newest", "older", "incomplete")):
+        folder = tmp_path / "datasets" / name
+        folder.mkdir(parents=True)
+        if name != "incomplete":
+            (folder / "manifest.json").touch()
+            os.utime(folder / "manifest.json", (1e9 - age, 1e9 - age))
+    assert find("latest", "runs", "datasets") == tmp_path / "datasets" / "newest"
+    (tmp_path / "datasets" / "latest").symlink_to("older")
+    assert find("latest", "runs", "datasets") == tmp_path / "datasets" / "older"
+    with pytest.raises(ConfigError, match="latest"):
+        find("latest", "runs")
 
 
 def test_a_run_name_contains_the_time_in_the_zone_of_the_schedule():

@@ -1,6 +1,7 @@
 """The hidden number: where it stands, that pieces read it as one pass would, and that the answer is what greedy writing gives."""
 
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.generate import Sampling, generate
 from infini_llama.tasks.evaluate import passkey as module
-from infini_llama.tasks.evaluate.passkey import Asked, ask, ask_across, begin, controls, passkey, right_tokens
+from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import files_of
@@ -46,10 +47,20 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, mo
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(tokenizer, 400, 0.3, "12345")
     written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
-    assert right_tokens(model, begin(model, Asked(asked.parts, asked.question, written))) == [True] * 4
+    assert right_tokens(model, begin(model, replace(asked, answer=written))) == [True] * 4
     other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
-    right = right_tokens(model, begin(model, Asked(asked.parts, asked.question, other)))
+    right = right_tokens(model, begin(model, replace(asked, answer=other)))
     assert right[:3] == [True, True, False]
+
+
+def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
+    _, model = run_of()
+    asked = ask(tokenizer, 400, 0.3, "12345")
+    begun = begin(model, asked)
+    size = max(module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()))
+    chosen = module.greedy_tokens(model, begun.rest, begun.states, 4, size)
+    assert max(chosen) < size
+    assert right_tokens(model, begin(model, replace(asked, answer=chosen, vocab_size=size))) == [True] * 4
 
 
 def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
@@ -135,7 +146,7 @@ class SaysWhatTheMemoryHolds:
     def __init__(self, answers):
         self.answers = answers
 
-    def __call__(self, model, rest, states, count):
+    def __call__(self, model, rest, states, count, vocab_size):
         return self.answers.get(float(states.layers[-1].memory.z.sum()), [0] * count)
 
 
@@ -149,7 +160,7 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer
     monkeypatch.setattr(module, "greedy_tokens", SaysWhatTheMemoryHolds(held))
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (0.0, 1.0, 0.0)
-    monkeypatch.setattr(module, "greedy_tokens", lambda model, rest, states, count: texts[0].asked.answer)
+    monkeypatch.setattr(module, "greedy_tokens", lambda model, rest, states, count, vocab_size: texts[0].asked.answer)
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
 
@@ -160,7 +171,7 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fi
     asked = ask(tokenizer, 400, 0.3, "12345")
     begun = begin(model, asked)
     expected = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
-    assert module.greedy_tokens(model, begun.rest, begun.states, 4) == expected
+    assert module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()) == expected
 
 
 def test_texts_are_reproducible_and_cut_the_filler_between_words():

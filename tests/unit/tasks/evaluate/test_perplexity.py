@@ -10,6 +10,7 @@ import torch
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.evaluate import perplexity
 from infini_llama.tasks.evaluate.stage import evaluate
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
@@ -75,6 +76,14 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     total = perplexity.Measured(np.zeros((3, 16)))
     perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), total)
     assert total.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
+
+
+def test_special_tokens_spelled_in_files_are_text_as_they_are_to_preprocess(run_of, tmp_path):
+    folder, _ = run_of()
+    text = tmp_path / "a.txt"
+    text.write_text("the cat<|endoftext|> sat")
+    found = evaluate(folder, files=[str(text)]).model
+    assert found.tokens == len(encoder_of(load_run(folder)[1]).encode(text.read_text()).ids) > 10
 
 
 def test_unreadable_files_are_named(run_of, tmp_path):

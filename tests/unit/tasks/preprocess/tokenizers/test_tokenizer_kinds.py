@@ -98,7 +98,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
     given = section(path=str(tmp_path))
     assert end_of_text(load(given), given) == 1 and token_bytes(lossy).tolist() == [0, 0, 3, 3, 1]
-    reference = preprocess(data(tokenizer={"path": str(tmp_path)}), tmp_path / "home")
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("The cat cats THE " * (number + 1))
+    reference = preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
     report = verify(reference, tmp_path / "home", "deep")
     assert report.ok and any("changes text" in check.detail for check in report.checks)
     with pytest.raises(ConfigError, match=r"data\.tokenizer\.eos.*<end>.*\[UNK\], \[END\]"):
