@@ -72,19 +72,23 @@ def machine(name: str) -> str:
 
 
 def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) -> tuple[float, float, float]:
-    """Time of a peer's step over ours in the same round and mode: median of each start, then their median, lowest and highest."""
+    """Time of a peer's step over ours in the same round and mode: median of each start, then their median, lowest and highest.
+
+    Of a single start, those of its rounds.
+    """
     starts = [
-        median(
+        [
             theirs / ours
             for theirs, ours in zip(
                 start["lanes"][f"{peer}, {mode}, {allocator}"]["wall"],
                 start["lanes"][f"ours, {mode}"]["wall"],
                 strict=True,
             )
-        )
+        ]
         for start in row["starts"]
     ]
-    return median(starts), min(starts), max(starts)
+    values = [median(rounds) for rounds in starts] if len(starts) > 1 else starts[0]
+    return median(values), min(values), max(values)
 
 
 def training_eager() -> str:
@@ -111,9 +115,18 @@ def training_speed(row: dict[str, Any]) -> str:
 
 
 def training_ratios(mode: str, peer: str, allocator: str) -> str:
-    """The lowest and highest of the medians of all rows."""
-    found = [training_ratio(row, mode, peer, allocator)[0] for row in result("training.json")["rows"]]
+    """The lowest and highest of the medians of all rows that have the mode."""
+    rows = [row for row in result("training.json")["rows"] if f"ours, {mode}" in row["starts"][0]["lanes"]]
+    found = [training_ratio(row, mode, peer, allocator)[0] for row in rows]
     return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def products_share() -> str:
+    """Of the profiles of eager steps in fp32."""
+    starts = [start for row in result("training.json")["rows"] for start in row["starts"]]
+    profiles = [start["profiles"] for start in starts if start["settings"]["ours, eager"]["precision"] == "fp32"]
+    shares = [100 * profile["ours, eager"]["parts"]["products"] for profile in profiles]
+    return f"{min(shares):.0f} to {max(shares):.0f} %"
 
 
 SETTINGS = {
@@ -563,6 +576,7 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "trainer_compiled": lambda: training_ratios("compiled", "trainer", "our allocator"),
     "litgpt_compiled": lambda: training_ratios("compiled", "litgpt", "our allocator"),
     "blocked_range": blocked_range,
+    "products_share": products_share,
     "loss_memory": loss_memory,
     "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),
     "cpu_1gb": lambda: preparation_ratio("preparation-1gb.json", "cpu_seconds"),
