@@ -96,7 +96,14 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
 
 
 def stored() -> list[dict]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    """The cases that have ended; a line that a kill cut short is removed."""
+    if not RESULTS.exists():
+        return []
+    text = RESULTS.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        RESULTS.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict]:
@@ -163,7 +170,7 @@ def summary() -> list[dict]:
     return rows
 
 
-if __name__ == "__main__":
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*", metavar="RUN_OR_FOLDER")
     parser.add_argument("--checkpoint", default="latest")
@@ -175,7 +182,11 @@ if __name__ == "__main__":
         "--text", nargs="*", default=[], metavar="PATTERN", help="held-out text, also the filler `text`"
     )
     parser.add_argument("--summary", action="store_true")
-    given = parser.parse_args()
+    return parser
+
+
+if __name__ == "__main__":
+    given = parser().parse_args()
     measure(given)
     if given.summary:
         for each in summary():
