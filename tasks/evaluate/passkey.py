@@ -106,7 +106,7 @@ def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
 def ask_across(
     tokenizer: Tokenizer, segment_length: int, ends: int, statement: Hidden, random: Random, filler: list[int]
 ) -> Asked:
-    """A text in which every token of the answer is predicted `ends` segment boundaries behind its last mention.
+    """A text in which every token of the answer is predicted `ends` segment boundaries after its last mention.
 
     That mention stands whole in one segment, and all tokens from which the answer is predicted in another. Other mentions, and what
     else is hidden, are at least as far. The filler's tokens are repeated as often as needed, from a random one on, and cut anywhere.

@@ -191,7 +191,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
             hidden = self._llama.read_embeddings(x, past.states, None, layer_outputs)
         else:
             if attention_mask is not None and not attention_mask.all():
-                # The rows' own tokens first: no token looks at those behind it.
+                # The rows' own tokens first: no token looks at those after it.
                 order = attention_mask.argsort(dim=1, descending=True, stable=True)
                 lengths = attention_mask.sum(dim=1).tolist()
                 x = _in_order(x, order)

@@ -49,7 +49,7 @@ log = logging.getLogger("infini_llama.preprocess")
 
 
 @dataclass(frozen=True)
-class SourceUnits:
+class SourceUnitNames:
     """Names of the units of one of data.sources, or of the section `data` (name ""), in order.
 
     Attributes:
@@ -62,7 +62,7 @@ class SourceUnits:
     held_out: Sequence[str]
 
 
-def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
+def tokens_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
     """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
     key = {
         "version": FORMAT_VERSIONS["dataset"],
@@ -73,7 +73,7 @@ def tokens_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
     return key_of(key)
 
 
-def learned_key(data: DataConfig, sources: Sequence[SourceUnits]) -> str:
+def learned_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
     """64 hex digits for a tokenizer that is learned from these sources."""
     names = [[list(source.mixed), list(source.held_out)] for source in sources]
     return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
@@ -93,7 +93,7 @@ class SourceParts:
     """The parts of one of data.sources (`name`), or of the section `data` ("").
 
     Attributes:
-        mixed, held_out: as of `SourceUnits`.
+        mixed, held_out: as of `SourceUnitNames`.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Corpus:
         verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
         return all(verified)
 
-    def units_by_source(self) -> list[SourceUnits]:
+    def units_by_source(self) -> list[SourceUnitNames]:
         """The units of each source as the keys take them; all parts are known."""
         dropped = self._dropped()
 
@@ -219,7 +219,7 @@ class Corpus:
             used = (part for part in parts if part.span is None or part.files[0] not in dropped)
             return [unit.name for part in used for unit in self.reports[part].units]
 
-        return [SourceUnits(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
+        return [SourceUnitNames(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
 
     def _dropped(self) -> set[TextFile]:
         """Large files of which a range is damaged: they are left out as a whole. A damaged file in a run leaves itself out."""

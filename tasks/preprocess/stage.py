@@ -177,8 +177,7 @@ class Preparation:
         first, *stages = [PlannedTable(chunks=key[:12], chunks_key=key) for key in keys]
         return DatasetPlan(
             key=tokens,
-            chunks=first.chunks,
-            chunks_key=first.chunks_key,
+            table=first,
             curriculum=tuple(stages),
             name=f"{'mixture' if self.data.sources else self.data.source}-{tokens[:12]}",
         )
@@ -196,7 +195,7 @@ class Preparation:
         folder = self._folder(planned)
         tables = folder / "chunks"
         stages = [tables / stage.chunks for stage in planned.curriculum]
-        reference = dataset_ref(folder, tables / planned.chunks, self.home, built, stages)
+        reference = dataset_ref(folder, tables / planned.table.chunks, self.home, built, stages)
         provenance, built_from = describe(self.data), reference.text.left_out
         left_out = self.corpus.left_out(
             built_from.duplicates, built_from.also_validation

@@ -83,23 +83,25 @@ class PlannedTable(Record):
     chunks_key: str
 
 
-class DatasetPlan(PlannedTable):
+class DatasetPlan(Record):
     """The dataset that `preprocess` would build, known before text is tokenized.
 
     Attributes:
         key: of the token level, 64 hex digits.
+        table: of rows of data.sequence_length.
         curriculum: row tables of shorter rows, in order.
         name: of the folder below datasets/.
     """
 
     key: str
+    table: PlannedTable
     curriculum: tuple[PlannedTable, ...]
     name: str
 
     @property
     def row_tables(self) -> tuple[PlannedTable, ...]:
         """Every row table once, the one of the full sequence length first."""
-        return tuple({table.chunks: table for table in (self, *self.curriculum)}.values())
+        return tuple({table.chunks: table for table in (self.table, *self.curriculum)}.values())
 
 
 class Check(Record):

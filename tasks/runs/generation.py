@@ -56,7 +56,7 @@ class Continuation:
             self._follow(self.tokens)
 
     def _follow(self, tokens: list[int]) -> None:
-        """Continue behind these tokens; those that matter for the text of others are kept, with their own text."""
+        """Continue after these tokens; those that matter for the text of others are kept, with their own text."""
         trailing = next((n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens))
         kept = min(trailing + 1, len(tokens)) if self.is_local else len(tokens)
         while kept < len(tokens) and not self._decode(tokens[-kept:]):  # a decoder may still strip what follows

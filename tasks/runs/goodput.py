@@ -26,7 +26,7 @@ PHASE_OF = {
     "ending": "finish",
 }
 PARTS = (*PHASE_OF, "lost_work", "down")
-FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the step behind the one it names
+FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the step after the one it names
 LEDGER = "time.jsonl"
 CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")

@@ -49,7 +49,7 @@ class Heartbeat:
     def publish(self) -> None:
         """Have a thread write the file through to the other machines of a network filesystem, once per second.
 
-        A counter behind the line shows them that the process runs.
+        A counter after the line shows them that the process runs.
         """
         threading.Thread(target=self._publish, name="heartbeat", daemon=True).start()
 

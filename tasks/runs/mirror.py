@@ -34,7 +34,7 @@ log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
 # What a run is beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
 # The lineage comes back last: where it is, everything is.
-RECORDS = (
+RECORD_FILES = (
     "config.yaml",
     "environment.json",
     "compile.json",
@@ -124,7 +124,7 @@ class Mirror:
         Returns:
             whether it is there now.
         """
-        if is_complete(path, kind):  # of a restoring that was cut off behind it
+        if is_complete(path, kind):  # a killed command had restored it
             return True
         if not self._exists(f"{self.place(path)}/{MANIFEST}"):
             return False
@@ -204,7 +204,7 @@ def restore_run(config: PipelineConfig) -> None:
         return
     for path in reversed(mirror.kept(run / "checkpoints")):
         if mirror.restore(path, KIND):
-            for name in RECORDS:
+            for name in RECORD_FILES:
                 mirror.restore_file(run / name)
             return
 
@@ -261,7 +261,7 @@ def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
 
 
 def _records(mirror: Mirror, run: Path) -> None:
-    for name in RECORDS:
+    for name in RECORD_FILES:
         if (run / name).exists():
             mirror.keep_file(run / name)
 

@@ -166,9 +166,8 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     command = torchrun(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)
     environment[LAUNCHER] = str(os.getpid())
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # it is for the ranks, which install a handler; torchrun would die of it
+    # It is for the ranks, which install a handler; torchrun would end.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.execve(command[0], command, environment)
 
 

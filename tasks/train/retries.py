@@ -78,11 +78,8 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
         None beyond `runtime.max_rollbacks`, or where nothing older exists.
     """
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
-    run, limit, before = (
-        RunFolder(attempt.run_dir),
-        attempt.config.runtime.max_rollbacks,
-        attempt.lineage.skipped_samples,
-    )
+    run, limit = RunFolder(attempt.run_dir), attempt.config.runtime.max_rollbacks
+    before = attempt.lineage.skipped_samples
     good, first = _newest_until(run, error.first_skip - 1)  # newer ones stay until it is certain that the run goes back
     if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
         if good is None:

@@ -233,7 +233,7 @@ def _check_shard(
 
 
 def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
-    """Whether there is a prompt for each document, and room behind it for the document's end."""
+    """Whether there is a prompt for each document, and room after it for the document's end."""
     return len(prompts) == len(lengths) and bool((prompts >= 0).all() and (prompts < lengths).all())
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from infini_llama.tasks.runs.mirror import RECORDS
+from infini_llama.tasks.runs.mirror import RECORD_FILES
 
 
 @pytest.mark.slow
@@ -34,4 +34,6 @@ def test_an_empty_machine_resumes_the_run_bitwise(lab, uninterrupted, tmp_path):
     assert '"resume_from": null' not in given[0].read_text()
     lab.assert_same("mirrored", calm)
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()
-    assert {file.name for file in lost.glob("*.json*")} <= set(RECORDS), "what is not of these is lost with its machine"
+    assert {file.name for file in lost.glob("*.json*")} <= set(RECORD_FILES), (
+        "what is not of these is lost with its machine"
+    )

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
-from infini_llama.tasks.preprocess.sources.texts import Records, Span, Unreadable, as_text
+from infini_llama.tasks.preprocess.sources.texts import Span, TextRecords, Unreadable, as_text
 
 AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
@@ -26,7 +26,7 @@ def parquet_sizes(file: IO[bytes]) -> list[int]:
     return [sum(group.column(number).total_compressed_size for number in range(group.num_columns)) for group in groups]
 
 
-def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> Records:
+def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
     """The texts of the file, or of the row groups of `span`."""
     with _seekable(stream) as file:
         table = _opened(file)
@@ -44,7 +44,7 @@ def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
     """The file, whose pages are compared with their checksums where it has these.
 
     Raises:
-        Unreadable: several parquet files behind one another, of which the last footer would give the first file's rows.
+        Unreadable: several parquet files one after another, of which the last footer would give the first file's rows.
     """
     table = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
@@ -72,7 +72,7 @@ def arrow_sizes(file: IO[bytes]) -> list[int]:
     return [size // max(1, count)] * count
 
 
-def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> Records:
+def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
     """The texts of the file, or of the record batches of `span`, which an Arrow file has, not a stream."""
     with _seekable(stream) as file:
         if not _is_arrow_file(file):
@@ -108,7 +108,7 @@ def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
             return
 
 
-def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int) -> Records:
+def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int) -> TextRecords:
     """The texts of batches; `before`: counts the rows before the first one, for messages."""
     number = 0
     for batch in batches:

@@ -48,7 +48,7 @@ class _Streams(io.RawIOBase):
     """All streams of an .xz or .bz2 file. `lzma.open` ends without an error at a later stream that is damaged.
 
     Args:
-        padding: zeros between and behind streams come in multiples of this; the format of xz demands 4.
+        padding: zeros between and after streams come in multiples of this; the format of xz demands 4.
     """
 
     def __init__(self, file: IO[bytes], opened: Callable[[], Any], padding: int) -> None:
@@ -75,7 +75,7 @@ class _Streams(io.RawIOBase):
         return filled
 
     def _next(self) -> bytes:
-        """The first bytes of the next stream, behind its padding; none at the file's end."""
+        """The first bytes of the next stream, after its padding; none at the file's end."""
         data, zeros, stream = self._stream.unused_data or self._file.read(COMPRESSED_READ), 0, b""
         while data and not stream:
             stream = data.lstrip(b"\0")

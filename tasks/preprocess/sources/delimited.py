@@ -103,7 +103,7 @@ def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
 
 
 def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
-    """The rows of a block with quotes, and of those behind it until a row ends where a block does."""
+    """The rows of a block with quotes, and of those after it until a row ends where a block does."""
     csv.field_size_limit(texts.LONGEST_RECORD)
     given = yielded = 0  # lines
 
@@ -300,7 +300,7 @@ class _Evidence:
     """What the quotes of a TSV say about themselves: the first line that says it, 0 where none does.
 
     Attributes:
-        broken: a quote where no writer of tables puts one: within a field, behind the closing one, or never closed.
+        broken: a quote where no writer of tables puts one: within a field, after the closing one, or never closed.
         only_syntax, only_text: what is a record in this reading alone.
         doubled: two quotes for one.
         needless: quotes around a field that needs none.

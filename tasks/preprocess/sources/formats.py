@@ -27,7 +27,7 @@ from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Un
 
 READER_VERSION = 1  # raised where a file that was read before has other texts now
 PLAIN = ("txt", "md", "rst", "py")
-RECORDS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
+DATA_FORMATS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
 BINARY = ("parquet", "arrow")
 BY_PYTHON = ("json", "csv", "tsv")  # read by modules of Python, which hold its lock
 ARCHIVES = (".tar", ".tgz", ".zip")
@@ -44,7 +44,7 @@ def format_of(name: str, form: str = "auto") -> str | None:
     parts = name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
-    return parts[-1] if parts and parts[-1] in PLAIN + RECORDS else None
+    return parts[-1] if parts and parts[-1] in PLAIN + DATA_FORMATS else None
 
 
 def reading_of(path: Path | RemoteFile, form: str) -> list[str | int]:

@@ -11,7 +11,7 @@ from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.tasks.preprocess.sources.columnar import named_column
 from infini_llama.tasks.preprocess.sources.formats import format_of
-from infini_llama.tasks.preprocess.sources.texts import Records, Unreadable, as_text
+from infini_llama.tasks.preprocess.sources.texts import TextRecords, Unreadable, as_text
 
 AT_ONCE = 256  # rows
 ANSWERS_WITHIN = 10.0  # seconds
@@ -60,7 +60,7 @@ def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
     return [(first, min(first + rows, len(dataset))) for first in range(0, len(dataset), rows)] if size > most else None
 
 
-def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = None) -> Records:
+def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = None) -> TextRecords:
     """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
 
     Args:

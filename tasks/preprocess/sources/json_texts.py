@@ -12,8 +12,8 @@ from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Fault,
-    Records,
     Span,
+    TextRecords,
     Unreadable,
     are_short,
     in_batches,
@@ -21,7 +21,7 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 
-def read_json(stream: IO[bytes], text_column: str) -> Records:
+def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
     """An array of records, one record, or one after the other; decoded value by value."""
     decode = json.JSONDecoder().raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError, escaped, portable
-from infini_llama.tasks.preprocess.sources.formats import RECORDS, format_of
+from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
@@ -122,7 +122,7 @@ def matching_files(
             folder, files = _local(expanded, key, form, not_text)
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
-            where = f" (the folder holds no txt, md, {', '.join(RECORDS)} file)" if folder else searched
+            where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)" if folder else searched
             raise DataError(f"{key}: no file matches '{pattern}'{where}.")
         named = [(path, name, real.of(path)) for path, name in files]
         own = {place: not_text.place_of(place, begin) for _, _, place in named}

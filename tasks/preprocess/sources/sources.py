@@ -24,7 +24,7 @@ from infini_llama.tasks.preprocess.sources.patterns import (
     python_stdlib,
 )
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Records, Span, Unreadable, in_batches
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Span, TextRecords, Unreadable, in_batches
 from infini_llama.tasks.records.manifest import Provenance
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -86,7 +86,7 @@ class TextFile:
             raise Unreadable("has no filler: the files contain no word")
         return words
 
-    def records(self) -> Records:
+    def records(self) -> TextRecords:
         """As `batches`, one at a time."""
         return chain.from_iterable(self.batches())
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from infini_llama.configs.errors import escaped
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
-LONGEST_WORD = 4 * 2**20  # characters without a blank: `tokenizers` takes 145 bytes of memory for each
+LONGEST_UNBROKEN = 4 * 2**20  # characters without whitespace: `tokenizers` takes 145 bytes of memory for each
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
@@ -33,7 +33,7 @@ class Fault:
     reason: str
 
 
-Records = Iterator[str | Fault]
+TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
 Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the first, and the one after the last
 AT_ONCE = 1024  # records
@@ -41,28 +41,29 @@ AT_ONCE = 1024  # records
 
 def are_short(texts: Iterable[str]) -> bool:
     """Whether each of these texts is one document by its number of characters, whatever they are."""
-    return max(map(len, texts), default=0) <= min(LONGEST_DOCUMENT // 4, LONGEST_WORD)
+    return max(map(len, texts), default=0) <= min(LONGEST_DOCUMENT // 4, LONGEST_UNBROKEN)
 
 
-def pieces(text: str) -> Iterator[str | Fault]:
+def documents_of(text: str) -> Iterator[str | Fault]:
     """The text, or several where it is longer than a document may be; a Fault for one that no tokenizer can take in parts."""
     size = len(text) if text.isascii() else len(text) * 4  # bytes at most
     if size <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
-        yield _with_blanks(text)
+        yield _refuse_unbroken(text)
         return
     while data:
         end = cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
-        yield _with_blanks(data[:end].decode())
+        yield _refuse_unbroken(data[:end].decode())
         data = data[end:]
 
 
-def _with_blanks(text: str) -> str | Fault:
-    """The text, or a Fault where more than LONGEST_WORD characters have no blank between them."""
-    window = LONGEST_WORD // 2  # so many without a blank would fill one of these
-    parts = range(0, len(text) - window + 1, window) if len(text) > LONGEST_WORD else ()
+def _refuse_unbroken(text: str) -> str | Fault:
+    """The text, or a Fault where more than LONGEST_UNBROKEN characters have no whitespace between them."""
+    window = LONGEST_UNBROKEN // 2  # so many without whitespace would fill one of these
+    parts = range(0, len(text) - window + 1, window) if len(text) > LONGEST_UNBROKEN else ()
     is_unbroken = any(text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window) for part in parts)
-    if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_WORD:  # which takes a hundred bytes per word
-        return Fault(f"has a text with more than {LONGEST_WORD:,} characters without a blank or a line end")
+    # Splitting takes a hundred bytes per word.
+    if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_UNBROKEN:
+        return Fault(f"has a text with more than {LONGEST_UNBROKEN:,} characters without a blank or a line end")
     return text
 
 
@@ -76,14 +77,14 @@ def cut(data: bytes) -> int:
     return end
 
 
-def in_batches(records: Records) -> Iterator[Batch]:
+def in_batches(records: TextRecords) -> Iterator[Batch]:
     """The same records, about a megabyte at a time; a text that is too long for one document is several."""
     batch: list[str | Fault] = []
     size = 0
     for record in records:
-        for piece in (record,) if isinstance(record, Fault) else pieces(record):
-            batch.append(piece)
-            size += len(piece) if isinstance(piece, str) else 0
+        for document in (record,) if isinstance(record, Fault) else documents_of(record):
+            batch.append(document)
+            size += len(document) if isinstance(document, str) else 0
             if size >= BLOCK or len(batch) == AT_ONCE:
                 yield batch
                 batch, size = [], 0

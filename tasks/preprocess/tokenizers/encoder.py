@@ -1,6 +1,6 @@
 """`tokenizers` as the encoder of documents, in whose text no special token is found: the reference for every other engine.
 
-A long text is encoded in pieces, which is a third faster and takes less memory, where it is known that this changes no token.
+A long text is encoded in fragments, which is a third faster and takes less memory, where it is known that this changes no token.
 """
 
 import json
@@ -76,24 +76,24 @@ def special_ids(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def reference(encoder: Tokenizer) -> Encode:
-    """`tokenizers` over pieces of long texts."""
+    """`tokenizers` over fragments of long texts."""
     cut = cut_of(encoder)
 
     def encode(texts: list[bytes]) -> Ids:
-        pieces = [cut(text.decode()) for text in texts]
+        fragments = [cut(text.decode()) for text in texts]
         ids = [
             np.array(encoding.ids, dtype=np.uint32)
-            for batch in batches(chain.from_iterable(pieces), len, TOGETHER)
+            for batch in batches(chain.from_iterable(fragments), len, TOGETHER)
             for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False)
         ]
         ends = np.cumsum([0, *map(len, ids)])
-        return np.concatenate(ids), ends[np.cumsum([0, *map(len, pieces)])]
+        return np.concatenate(ids), ends[np.cumsum([0, *map(len, fragments)])]
 
     return encode
 
 
 def cut_of(encoder: Tokenizer) -> Cut:
-    """What cuts a text into pieces whose tokens, one after the other, are those of the text; one piece where that is not known.
+    """What cuts a text into fragments whose tokens, one after the other, are those of the text; one fragment where that is not known.
 
     A seam lies between an ASCII character and a line's end: any that is no blank under GPT-2's pattern, a letter or digit under the
     others known here. Another lies between a letter and one blank before a letter, both ASCII: under all of them the blank belongs to
@@ -104,7 +104,7 @@ def cut_of(encoder: Tokenizer) -> Cut:
     if encoder.normalizer or encoder.get_added_tokens_decoder() or not encoder.pre_tokenizer:
         return lambda text: [text]
     seam = _seam_of(json.loads(encoder.pre_tokenizer.__getstate__()))
-    return (lambda text: list(_pieces(text, seam))) if seam else lambda text: [text]
+    return (lambda text: list(_fragments(text, seam))) if seam else lambda text: [text]
 
 
 def _seam_of(step: dict) -> re.Pattern | None:
@@ -120,7 +120,7 @@ def _seam_of(step: dict) -> re.Pattern | None:
     return None
 
 
-def _pieces(text: str, seam: re.Pattern) -> Iterator[str]:
+def _fragments(text: str, seam: re.Pattern) -> Iterator[str]:
     first = 0
     while len(text) - first > SHORT and (place := seam.search(text, first + SHORT)):
         yield text[first : place.start()]

@@ -10,9 +10,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.manifest import Shard
 from infini_llama.tasks.storage.dataset_files import repairable
 
-PROMPTS = (
-    "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (data.loss_on: answer)
-)
+PROMPTS = "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (loss_on: answer)
 COUNTED = 2_000_000  # tokens counted together: bincount works on int64
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
 

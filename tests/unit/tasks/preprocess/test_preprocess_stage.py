@@ -22,7 +22,7 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     assert lookup(data(), tmp_path) is None
     reference = preprocess(data(), tmp_path)
     assert reference.path == f"datasets/files-{planned.key[:12]}" == f"datasets/{planned.name}"
-    assert reference.chunks == planned.chunks_key[:12] and reference.built == ("tokens", "chunks")
+    assert reference.chunks == planned.table.chunks_key[:12] and reference.built == ("tokens", "chunks")
     assert DatasetRef.from_json(reference.to_json()) == reference
     assert lookup(data(), tmp_path) == changed(reference, built=[])
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]

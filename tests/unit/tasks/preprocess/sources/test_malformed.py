@@ -219,7 +219,7 @@ def test_unreadable_folders_are_named(data, as_nobody, what):
 
 
 def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "LONGEST_WORD", 1000)
+    monkeypatch.setattr(texts, "LONGEST_UNBROKEN", 1000)
     for name, content in (
         ("good.txt", "words " * 500),
         ("bad.txt", "x" * 1001),

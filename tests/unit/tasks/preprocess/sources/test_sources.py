@@ -94,7 +94,11 @@ def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monk
     data = DataConfig(files=[str(tmp_path / "x.log")])
     Corpus(data, tmp_path / "home").read()
     assert Corpus(data, tmp_path / "home").recall()
-    for name, value in (("READER_VERSION", 0), ("RECORDS", (*formats.RECORDS, "log")), ("COMPRESSED", ("log",))):
+    for name, value in (
+        ("READER_VERSION", 0),
+        ("DATA_FORMATS", (*formats.DATA_FORMATS, "log")),
+        ("COMPRESSED", ("log",)),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(formats, name, value)
             assert not Corpus(data, tmp_path / "home").recall(), name

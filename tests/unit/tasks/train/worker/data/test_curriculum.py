@@ -107,7 +107,7 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     assert plain == changed(reference, curriculum=[], built=plain.built)
     planned = Preparation(staged, tmp_path).plan()
     assert [stage.chunks for stage in planned.curriculum] == [stage.chunks for stage in reference.curriculum]
-    assert planned.chunks == plain.chunks == Preparation(data(), tmp_path).plan().chunks
+    assert planned.table.chunks == plain.chunks == Preparation(data(), tmp_path).plan().table.chunks
     assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(reference, built=[])
     assert verify(reference, tmp_path, "deep").ok
 
