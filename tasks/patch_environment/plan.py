@@ -419,6 +419,8 @@ class Planner:
 
         def rule() -> tuple[Compile, str]:
             if device == "cpu":
+                # Time of an eager step over a compiled one, fp32, size s of benchmarks/training.py, two threads, paired: 1.01 (0.92 to 1.09)
+                # at a vocabulary of 8,192 and 1.06 (0.91 to 1.08) at 32,000, after 30 to 44 s of compilation.
                 return "off", "it is off on a CPU"
             if self.train.parallel == "deepspeed":
                 return "off", "it cannot be combined with train.parallel=deepspeed"
