@@ -124,7 +124,7 @@ def write_configuration(
         mapping = with_task(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
-    config = parse_config(mapping)
+    config = parse_config({**mapping})
     digest = folder.digest()
     head = f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
     output.write_text(head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -138,7 +138,7 @@ def write_configuration(
     )
 
 
-def with_task(mapping: JsonObject, tokenizer: Tokenizer) -> JsonObject:
+def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
     """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to 12 segments,
     the same in natural text, and ordinary text beside them, without which the language is lost.
     """
@@ -146,22 +146,27 @@ def with_task(mapping: JsonObject, tokenizer: Tokenizer) -> JsonObject:
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
     filler, least = (len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around))
     most = max(1, (length - least) // filler)
-    files, task = mapping["data"]["files"], {"loss_on": "answer", "answer_after": QUESTION}
-    in_text = {"documents": 6000, "repetitions": max(1, 2 * most // 3), "filler": "files"}  # its words have more tokens
-    sources = [
+    files = mapping["data"]["files"]
+    task: JsonObject = {"loss_on": "answer", "answer_after": QUESTION}
+    in_text: JsonObject = {
+        "documents": 6000,
+        "repetitions": max(1, 2 * most // 3),
+        "filler": "files",
+    }  # its words have more tokens
+    sources: list[JsonObject] = [
         {"name": "numbers", "source": "passkey", "passkey": {"documents": 6000, "repetitions": most}} | task,
         {"name": "numbers-in-text", "source": "passkey", "files": files, "passkey": in_text} | task,
         {"name": "english", "files": files},
     ]
     for source, weight in zip(sources, (0.5, 0.4, 0.1), strict=True):
         source["weight"] = weight
-    data = {
-        "sources": sources,
+    data: JsonObject = {
+        "sources": [*sources],
         "sequence_length": length,
         "packing": "best_fit",
         "tokenizer": mapping["data"]["tokenizer"],
     }
-    train = {
+    train: JsonObject = {
         "max_steps": TASK_STEPS,
         "global_batch_size": 4,  # small, so that most steps learn from answers alone
         "micro_batch_size": 4,
@@ -199,7 +204,7 @@ def parameters_of(folder: Folder) -> int:
 
 def configuration_of(
     folder: Folder, attention: Attention | None, segment_length: int | None, heads: HeadScores | None = None
-) -> JsonObject:
+) -> dict[str, JsonObject]:
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
     if attention is not None and attention != chosen.attention:
