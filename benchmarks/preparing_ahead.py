@@ -138,7 +138,7 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
         for side, take in takes.items():
             turns[side].append(take(arguments.steps))
     found: dict[str, Any] = {"config": name, "tokens_per_step": BATCH * length, "preparation_seconds": once}
-    found["tokens"] = sum(reader.tokens)
+    found["tokens"] = sum(reader.stream.tokens)
     for side, taken in turns.items():
         timed = list(zip(taken[1:], turns["prepared"][1:], strict=True))
         found[side] = {

@@ -115,12 +115,12 @@ def verify(arguments: Namespace) -> Answer:
     from infini_llama.tasks.formatting import in_words
     from infini_llama.tasks.preprocess.references import references
     from infini_llama.tasks.records.dataset import VerifyReport
-    from infini_llama.tasks.verify_data import checks
+    from infini_llama.tasks.verify_data.checks import verify as verify_dataset
 
     path, home = find(arguments.dataset, "datasets"), home_folder()
     level = "deep" if arguments.deep else "quick"
     reports = {
-        reference.chunks: checks.verify(reference, home, level, sys.maxsize) for reference in references(path, home)
+        reference.chunks: verify_dataset(reference, home, level, sys.maxsize) for reference in references(path, home)
     }
     whole = VerifyReport(
         level=level,
