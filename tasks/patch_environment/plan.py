@@ -419,7 +419,7 @@ class Planner:
 
         def rule() -> tuple[Compile, str]:
             if device == "cpu":
-                # Time of an eager step over a compiled one, fp32, size s of benchmarks/training.py, two threads, paired: 1.01 (0.92 to 1.09)
+                # Time of an eager over a compiled step, fp32, size s of benchmarks/training.py, two threads, paired: 1.01 (0.92 to 1.09)
                 # at a vocabulary of 8,192 and 1.06 (0.91 to 1.08) at 32,000, after 30 to 44 s of compilation.
                 return "off", "it is off on a CPU"
             if self.train.parallel == "deepspeed":
