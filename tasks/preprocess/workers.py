@@ -14,7 +14,7 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -177,6 +177,8 @@ def _threads(job: Job, count: int) -> Iterator[Pool]:
 @contextmanager
 def _processes(job: Job, count: int) -> Iterator[Pool]:
     """`count` processes with an equal share of the cores; if the block raises, they end at once, in the middle of their parts."""
+    from concurrent.futures import ProcessPoolExecutor  # only where there are some
+
     threads = max(1, usable_cores(Machine()) // count)
     spawn = multiprocessing.get_context("spawn")
     try:

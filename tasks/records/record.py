@@ -14,7 +14,8 @@ class Record(BaseModel):
         json_without: which fields a subclass leaves out of its JSON: those never set, those with their default, or None.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    # Validators are built at a record's first use: a process uses a few of the hundred.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
     json_without: ClassVar[Literal["unset", "defaults", "none"] | None] = None
 
     @classmethod

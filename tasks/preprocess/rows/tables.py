@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -81,6 +80,8 @@ def rows_on(device: str) -> Generator[ComputeRows]:
     if device == "cpu":
         yield compute_rows
         return
+    from concurrent.futures import ProcessPoolExecutor  # only for a GPU
+
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 
         def on_device(lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None) -> RowArrays:

@@ -5,15 +5,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.texts import Span, TextRecords, Unreadable, as_text
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
@@ -40,13 +42,15 @@ def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) 
         yield from _texts(batches, text_column, before)
 
 
-def _opened(file: IO[bytes]) -> pyarrow.parquet.ParquetFile:
+def _opened(file: IO[bytes]) -> "ParquetFile":
     """The file, whose pages are compared with their checksums where it has these.
 
     Raises:
         Unreadable: several parquet files one after another, of which the last footer would give the first file's rows.
     """
-    table = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+    from pyarrow.parquet import ParquetFile  # only where there is such a file: it imports file systems
+
+    table = ParquetFile(file, page_checksum_verification=True)
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]

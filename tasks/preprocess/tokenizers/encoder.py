@@ -6,6 +6,7 @@ A long text is encoded in fragments, which is a third faster and takes less memo
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -37,6 +38,7 @@ Ids = tuple[np.ndarray, np.ndarray]  # of several texts, joined, and where in th
 Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 
 
+@lru_cache(maxsize=1)  # an engine is compared, and then opened
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer for documents: no text, whatever it contains, yields the ID of a special token."""
     description = orjson.loads(description_of(tokenizer))

@@ -7,11 +7,12 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -189,19 +190,31 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
         if not _is_young(b"".join([text for text in texts if not text.isascii()])):
             return ids, offsets
         parts = np.split(ids, offsets[1:-1])
-        for number, text in enumerate(texts):
-            if _is_young(text):
-                parts[number] = _in_turns(text, fast, slow, cut)
+        runs = [run for number, text in enumerate(texts) if _is_young(text) for run in _runs(number, text, cut)]
+        encoded = {
+            young: iter(_each(engine, [text for _, is_young, text in runs if is_young == young]))
+            for young, engine in ((True, slow), (False, fast))
+        }
+        for number, of_text in groupby(runs, key=itemgetter(0)):
+            parts[number] = np.concatenate([next(encoded[young]) for _, young, _ in of_text])
         return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
     return encode
 
 
-def _in_turns(text: bytes, fast: Encode, slow: Encode, cut: Cut) -> np.ndarray:
-    """IDs of one text, whose pieces with young characters the reference encodes."""
+def _runs(number: int, text: bytes, cut: Cut) -> Iterator[tuple[int, bool, bytes]]:
+    """A text's pieces in order, those with young characters apart from the others: its number, whether they have some, and the pieces."""
     pieces = (piece.encode() for piece in cut(text.decode()))
-    runs = [(slow if young else fast)([b"".join(run)])[0] for young, run in groupby(pieces, _is_young)]
-    return np.concatenate(runs)
+    for young, run in groupby(pieces, _is_young):
+        yield number, young, b"".join(run)
+
+
+def _each(encode: Encode, texts: list[bytes]) -> list[np.ndarray]:
+    """IDs of each text."""
+    if not texts:
+        return []
+    ids, offsets = encode(texts)
+    return np.split(ids, offsets[1:-1])
 
 
 def gigatoken_of(description: str) -> Encode:

@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level modules of a fresh interpreter after a statement."""
-    script = f"{statement}\nimport sys; print(*sorted({{name.removeprefix('infini_llama.').split('.')[0] for name in sys.modules}}))"
+    """Modules of a fresh interpreter after a statement: their full names, without this package's, and those of their packages."""
+    names = "{name.removeprefix('infini_llama.') for name in sys.modules}"
+    script = (
+        f"{statement}\nimport sys; names = {names}; print(*sorted(names | {{name.split('.')[0] for name in names}}))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -35,7 +38,7 @@ def test_the_supervisor_needs_no_torch():
     }
 
 
-def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
+def test_preparing_data_on_a_cpu_imports_only_what_it_uses(tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"text {number} of the corpus\n" * 20)
     settings = {"files": [f"{tmp_path}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "device": "cpu"}
@@ -46,8 +49,16 @@ def test_preparing_data_on_a_cpu_imports_no_torch(tmp_path):
         f"home = Path({str(tmp_path / 'home')!r})\n"
         f"verify(preprocess(DataConfig.model_validate({data!r}), home), home, 'deep', 0)"
     )
-    assert "tokenizers" in loaded
-    assert not loaded & {"torch", "prefect", "datasets", "transformers"}
+    assert "tokenizers" in loaded and "pyarrow.lib" in loaded
+    assert not loaded & {"torch", "prefect", "datasets", "transformers", "pandas", "fsspec", "huggingface_hub"}
+    assert not loaded & {
+        "pyarrow.parquet",
+        "pyarrow.fs",
+        "pyarrow.dataset",
+        "concurrent.futures.process",
+        "dask",
+        "ray",
+    }
 
 
 def test_help_imports_nothing_heavy():
