@@ -104,8 +104,8 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
         run("tokens", partial(_tokens, dataset), dataset)
         for chunks in tables:
             run("rows", partial(_rows, dataset, chunks), chunks)
-        run("text", partial(_text, dataset, home / "units"), dataset)
         run("leakage", partial(_leakage, dataset), dataset)
+        run("text", partial(_text, dataset, home / "units"), dataset)
     progress.finish()
     return VerifyReport(
         level=level,
