@@ -25,6 +25,7 @@ def dataset() -> DatasetSummary:
     fields = dict.fromkeys(("digest", "created", "source", "license", "dtype"), "same")
     fields |= {"path": "/d", "vocab_size": 61, "bytes_on_disk": 7, "splits": {"train": split, "validation": split}}
     fields |= {"chunks": {"abc": table}, "left_out": {"records": 10, "empty": 1, "bad": []}, "samples": ["one\ntext"]}
+    fields |= {"inexpressible": {}}
     return DatasetSummary.from_json(fields)
 
 
