@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -51,15 +52,17 @@ def test_logits_are_those_of_transformers(model):
 def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model, tmp_path):
     written = tmp_path / "start.yaml"
     answer(tmp_path, "import", str(model), "--output", str(written), "--attention", "infini", "--segment-length", "64")
+    shutil.copytree(PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images"))  # which nobody edits meanwhile
     config = yaml.safe_load(written.read_text())
     assert config["model"]["memory_layers"] == [17, 18, 20, 23] and config["train"]["frozen_layers"] == 17
     for source in config["data"]["sources"]:
-        source |= {"files": [f"{PROSE}/*.md"]} if source["name"] != "numbers" else {}
+        source |= {"files": [f"{tmp_path}/texts/*.md"]} if source["name"] != "numbers" else {}
         source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
     config["data"]["sequence_length"] = 128
     short = {"max_steps": 20, "global_batch_size": 2, "micro_batch_size": 2, "eval_steps": 10, "eval_tokens": 200}
     config["train"] |= short | {"save_steps": 5, "warmup_steps": 2, "sample_prompts": []}
     config["evaluate"] = {"after_training": ["export"]}
+    config["runtime"] = {"hang_timeout": SECONDS}
     config["environment"] = {"device": "cpu", "nproc_per_node": 1, "precision": "fp32"}
     written.write_text(yaml.safe_dump(config))
     lab = Laboratory(tmp_path, written)
