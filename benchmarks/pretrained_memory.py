@@ -69,7 +69,7 @@ def passkey(
         result["found_without_memory"] = all(right_tokens(model, begin(model, asked)))
         model.use_memory(True)
         if before is not None and len(before.asked.answer) == len(asked.answer):
-            written = greedy_tokens(model, mine.rest, before.states, len(asked.answer))
+            written = greedy_tokens(model, mine.rest, before.states, len(asked.answer), asked.vocab_size)
             result |= {"swapped_own": written == asked.answer, "swapped_other": written == before.asked.answer}
     return result, mine
 
