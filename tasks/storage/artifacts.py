@@ -295,13 +295,19 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
     """Makes `folder/name` a relative link to `target_name`, replaced as a whole; nothing where the filesystem has no links.
 
     For people: programs scan. The temporary name is always the same, so that the next call takes away what a kill left; of two calls
-    at once one wins.
+    at once one wins. A folder in the link's place, which a copy without links makes (`cp -rL`, object storage), is moved aside.
     """
-    temporary = folder / f".{name}.tmp"
+    temporary, link = folder / f".{name}.tmp", folder / name
+    if link.is_dir() and not link.is_symlink():
+        log.warning(
+            "%s is a folder, a copy of what a link led to; it is renamed %s and can be deleted.",
+            link,
+            move_aside(link).name,
+        )
     temporary.unlink(missing_ok=True)
     try:
         temporary.symlink_to(target_name)
-        temporary.replace(folder / name)
+        temporary.replace(link)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOENT, *NO_LINKS) or not folder.is_dir():
             raise

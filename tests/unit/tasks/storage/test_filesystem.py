@@ -46,6 +46,13 @@ def test_without_links_there_is_no_pointer_and_all_else_works(lacking, tmp_path,
     assert not tried.fault and not tried.has_links
 
 
+def test_a_folder_in_place_of_a_link_is_moved_aside(tmp_path):
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "kept").touch()
+    set_pointer(tmp_path, "latest", "x")
+    assert (tmp_path / "latest").readlink().name == "x" and (tmp_path / "latest.damaged-1" / "kept").exists()
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_without_file_locks_the_home_folder_is_refused(lacking, tmp_path, data, number):
     with Lock(tmp_path / "lock"):
