@@ -58,8 +58,8 @@ def _has_links(folder: Path) -> bool:
     return True
 
 
-def require_usable(home: Path, folder: Path, fault: str) -> None:
-    """Refuse a home folder with a fault of `examine`.
+def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime.home") -> None:
+    """Refuse a home folder, which `setting` names, with a fault of `examine`.
 
     Raises:
         ConfigError: the filesystem lacks something.
@@ -69,7 +69,7 @@ def require_usable(home: Path, folder: Path, fault: str) -> None:
         raise PipelineError(f"no space at {folder}: {fault}; free space and run the same command again.")
     if fault:
         raise ConfigError(
-            f"runtime.home={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "
+            f"{setting}={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "
             "memory maps."
         )
 

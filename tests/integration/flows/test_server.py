@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.flows.server import Server, api_for_deploy, api_for_run, api_for_serve
+from infini_llama.flows.server import Server, api_for_deploy, api_for_run, api_for_serve, log_into
 from infini_llama.flows.settings import START_TIMEOUT
 from infini_llama.tasks.storage.locks import Busy, Lock
 from support.waiting import wait_until
@@ -39,6 +39,15 @@ def no_prefect(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"runtime\.home"):
+        log_into(tmp_path / "file" / "home", verbose=True)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file" / "prefect"))
+    with pytest.raises(ConfigError, match="PREFECT_HOME"):
+        Server(tmp_path, "127.0.0.1", 1, {}).start()
 
 
 def servers_of(home: Path) -> list[psutil.Process]:
