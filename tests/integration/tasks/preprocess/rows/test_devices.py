@@ -48,7 +48,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(tables, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     monkeypatch.setattr(tables, "rows_by_torch", lambda *arguments: rows_by_torch(*arguments[:-1], "cpu"))
 
 
