@@ -245,8 +245,8 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             client = distributed.Client(
                 **({} if os.environ.get(ADDRESSES["dask"]) else local), timeout=30, set_as_default=False
             )
-        except OSError as fault:
-            raise _silent(ADDRESSES["dask"], fault) from None
+        except Exception as fault:  # a local cluster's faults have no class in common
+            raise _not_started("dask", fault) from None
         with client, client.get_executor(pure=False) as executor:
             driver_versions, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
             yield Pool(
@@ -270,8 +270,8 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             configure_logging=False,
             namespace="infini-llama",
         )
-    except ConnectionError as fault:
-        raise _silent(ADDRESSES["ray"], fault) from None
+    except Exception as fault:  # Ray raises bare exceptions where a process of it does not start in time
+        raise _not_started("ray", fault) from None
     with context:
         driver_versions, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))
@@ -283,8 +283,14 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             raise error.cause from None
 
 
-def _silent(variable: str, fault: Exception) -> ConfigError:
-    return ConfigError(f"no cluster answers at {variable}={os.environ.get(variable)} ({fault}); correct or unset it.")
+def _not_started(engine: str, fault: Exception) -> PipelineError:
+    why = next(iter(str(fault).splitlines()), "").rstrip(".") or type(fault).__name__
+    if address := os.environ.get(ADDRESSES[engine]):
+        return ConfigError(f"no cluster answers at {ADDRESSES[engine]}={address} ({why}); correct or unset it.")
+    return PipelineError(
+        f"data.engine={engine}: a temporary cluster on this machine did not start ({why}), perhaps because the machine is busy. Run "
+        "the same command again, or set data.engine=local."
+    )
 
 
 @contextmanager

@@ -56,6 +56,14 @@ def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path, capfd):
 
 
 @pytest.mark.slow
+def test_a_dask_cluster_that_does_not_start_in_time_is_named(data, tmp_path, capfd):
+    pytest.importorskip("distributed")
+    build = start_build(data(engine="dask"), tmp_path / "home", DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="0.001s")
+    build.communicate(timeout=200)
+    assert "PipelineError: data.engine=dask" in capfd.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine):
     pytest.importorskip("distributed" if engine == "dask" else engine)
