@@ -15,7 +15,7 @@ from infini_llama.configs.pointers import refuse_pointer
 JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
-LARGEST = 2**18  # bytes; PyYAML reads some 30,000 entries per second
+LARGEST = 2**18  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
 
 
 class _StrictLoader(yaml.SafeLoader):

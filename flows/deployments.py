@@ -38,8 +38,9 @@ from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
-ZOMBIES = "infini-llama: silent runs are crashed"
-CANCELLED = "infini-llama: silent runs that are cancelling are cancelled"
+SILENT = "infini-llama: silent runs are crashed"
+PENDING = "infini-llama: runs that do not start are crashed"
+CANCELLING = "infini-llama: runs that are cancelling are cancelled"
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,17 @@ def deploy(
             _create_work_pool(client, pool)
         if gpus is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, gpus)
-        for automation in _automations(silent_for):
+        automations = _automations(silent_for)
+        for automation in automations:
             _write_automation(client, automation)
         names = [_write_deployment(client, deployment) for deployment in deployments]
     limits = [] if gpus is None else [GPU_LIMIT]
-    return {"deployments": names, "work_pools": pools, "limits": limits, "automations": [ZOMBIES, CANCELLED]}
+    return {
+        "deployments": names,
+        "work_pools": pools,
+        "limits": limits,
+        "automations": [one.name for one in automations],
+    }
 
 
 def _digest(content: object) -> str:
@@ -195,37 +202,46 @@ def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
 
 
 def _automations(silent_for: timedelta) -> list[AutomationCore]:
-    """A run whose events stop before its end is ended: its machine is gone, or the process is stuck.
+    """A run that does not go on is ended: its machine is gone, or its process is stopped.
 
-    Prefect's rules let a run that is cancelling only be cancelled, so there are two.
+    A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node or an image: it has longer. One that is
+    cancelling still sends heartbeats, and Prefect's rules let it only be cancelled.
     """
     flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
-    seconds = f"{silent_for.total_seconds():.0f} s"
+    again = "Retry starts the run again, from the newest checkpoint if it has one."
 
-    def automation(name: str, after: Sequence[str], state: StateType, message: str) -> AutomationCore:
+    def automation(
+        name: str, after: Sequence[str], expect: Sequence[str], within: timedelta, state: StateType, fault: str
+    ) -> AutomationCore:
+        seconds = f"{within.total_seconds():.0f} s"
         return AutomationCore(
             name=name,
-            description=f"A run of {pretrain.name} without an event for {seconds} is {state.value.lower()}.",
+            description=f"A run of {pretrain.name} is {state.value.lower()}: {fault} for {seconds}.",
             trigger=EventTrigger(
                 match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
                 match_related=flow,
                 after={f"prefect.flow-run.{event}" for event in after},
-                expect={"prefect.flow-run.*"},
+                expect={f"prefect.flow-run.{event}" for event in expect},
                 for_each={"prefect.resource.id"},
                 posture=Posture.Proactive,
                 threshold=1,
-                within=silent_for,
+                within=within,
             ),
-            actions=[ChangeFlowRunState(state=state, name=state.value.title(), force=False, message=message)],
+            actions=[
+                ChangeFlowRunState(
+                    state=state,
+                    name=state.value.title(),
+                    force=False,
+                    message=f"{fault.capitalize()} for {seconds}. {again}",
+                )
+            ],
         )
 
-    active = ["heartbeat", "Pending", "Submitting", "InfrastructurePending"]
-    again = "Retry starts the run again, from the newest checkpoint if it has one."
+    pending, ends = ["Pending", "Submitting", "InfrastructurePending"], ["Cancelled", "Completed", "Failed", "Crashed"]
     return [
-        automation(ZOMBIES, active, StateType.CRASHED, f"No heartbeat for {seconds}. {again}"),
-        automation(
-            CANCELLED, ["Cancelling"], StateType.CANCELLED, f"No heartbeat for {seconds} while cancelling. {again}"
-        ),
+        automation(SILENT, ["heartbeat"], ["*"], silent_for, StateType.CRASHED, "no heartbeat"),
+        automation(PENDING, pending, ["*"], 6 * silent_for, StateType.CRASHED, "no start"),
+        automation(CANCELLING, ["Cancelling"], ends, silent_for, StateType.CANCELLED, "no end of cancelling"),
     ]
 
 

@@ -43,10 +43,10 @@ def find(name: str, *kinds: str) -> Path:
         path = path.resolve() if ".." in path.parts else path.absolute()
         pointed = path.readlink() if path.is_symlink() else path
         return path.with_name(pointed.name) if len(pointed.parts) == 1 else path
-    if name == "latest" and (
-        complete := [made for kind in kinds for made in (home_folder() / kind).glob("[!.]*/manifest.json")]
-    ):
-        return max(complete, key=lambda made: made.stat().st_mtime).parent.absolute()  # a filesystem without links
+    datasets = home_folder() / "datasets"
+    complete = [*datasets.glob("[!.]*/manifest.json")] if name == "latest" and "datasets" in kinds else []
+    if complete and not os.path.lexists(datasets / name):  # a filesystem without links
+        return max(complete, key=lambda made: made.stat().st_mtime).parent.absolute()
     raise ConfigError(
         f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
     )

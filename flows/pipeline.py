@@ -26,7 +26,7 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import Damaged, is_complete
+from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, is_complete
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
@@ -191,8 +191,9 @@ def has_finished(config: PipelineConfig) -> bool:
 
 def finish(summary: RunSummary, evaluations: Evaluations | None, exported: Path | None) -> PipelineResult:
     """Write the page and the loss curve of a run that has ended, unless they are there and still true; returns its result."""
-    is_changed = not summary.already_finished or evaluations is not None or exported is not None
-    if is_changed or not summary.paths.report.exists():
+    report = summary.paths.report
+    is_changed = not summary.already_finished or evaluations is not None or not report.exists()
+    if is_changed or (exported is not None and (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime):
         with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
             write_report(summary.paths.run)
     return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations, "export": exported})

@@ -16,7 +16,7 @@ LEASE = 3600.0  # seconds; it is renewed after 45 minutes, and the client tries 
 
 
 def keep_slots() -> None:
-    """Change the engine of this process: a lease lasts longer than an outage, and one that is lost does not end its run."""
+    """Change Prefect's engine in this process, also for other flows of it: a lease outlasts an outage, and losing one ends no run."""
     maintain: Callable[..., AbstractContextManager[None]] = flow_engine.maintain_concurrency_lease  # pyright: ignore[reportPrivateImportUsage]
 
     def maintain_longer(lease: UUID, *_: Any, **__: Any) -> AbstractContextManager[None]:

@@ -30,7 +30,7 @@ def name_home() -> None:
         os.environ["HOME"] = "/"
 
 
-def print_anything() -> None:
+def open_streams() -> None:
     """Keep output from ending a command, whatever it goes to.
 
     A stream that the caller has closed (`>&-`) is /dev/null, else the next file opened, a record perhaps, would have its
@@ -52,7 +52,7 @@ class Stopped(BaseException):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    print_anything()
+    open_streams()
     parsed = parse(arguments)
     name_home()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

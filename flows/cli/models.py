@@ -155,7 +155,7 @@ def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.configs.schema.tokenizer import TokenizerConfig
     from infini_llama.flows.naming import config_of_run
     from infini_llama.tasks.estimate.run import estimate
-    from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
+    from infini_llama.tasks.export.importing import folder_of, key_of_text, open_model, write_configuration
     from infini_llama.tasks.formatting import in_bytes, in_words
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 
@@ -166,12 +166,12 @@ def import_folder(arguments: Namespace) -> Answer:
     load(TokenizerConfig(path=str(model.path)))  # the whole check of a tokenizer, before any text is read
     heads = heads_to_read_memory(model, arguments.attention)
     imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, heads)
-    memory = estimate(config_of_run(load_config(output))).memory["total"]
+    config = load_config(output)
+    memory = estimate(config_of_run(config)).memory["total"]
     record = imported.to_json() | {"memory": memory}
     shown = record | {"memory": f"{in_bytes(memory)} per worker", "untrained_loss": first_loss(imported.untrained_loss)}
-    return record, (
-        f"{as_text(in_words(shown))}\n\nname your text in {output} (data.files), then: infini-llama run {shlex.quote(str(output))}"
-    )
+    then = f"name your text in {output} ({key_of_text(config)}), then: infini-llama run {shlex.quote(str(output))}"
+    return record, f"{as_text(in_words(shown))}\n\n{then}"
 
 
 def first_loss(untrained: float) -> str:

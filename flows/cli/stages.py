@@ -64,8 +64,8 @@ def dry_run(config: PipelineConfig) -> Answer:
     if dataset is None:
         preparation = Preparation(config.data, home)
         dataset = preparation.lookup()
-        workers = preparation.corpus.choose_workers().choice
-        chosen = [workers] if workers and dataset is None else []
+        if dataset is None and (workers := preparation.corpus.choose_workers().choice):
+            chosen = [workers]
     reader = RunReader(folder) if (folder / "lineage.json").exists() else None
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -77,16 +77,15 @@ def dry_run(config: PipelineConfig) -> Answer:
     planned = plan_of(config).masked()
     plan = planned.to_json()
     estimated = estimate_run(config)
-    preparing: list[JsonValue] = [choice.to_json() for choice in chosen]
+    choices: list[JsonValue] = [choice.to_json() for choice in (*chosen, *planned.choices)]
     record: JsonObject = {
         "config": shown,
-        "chosen": preparing,
+        "chosen": choices,
         "plan": plan,
         "estimate": estimated.to_json(),
         "cached": cached,
     }
     simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
-    choices: list[JsonValue] = [*preparing, *(choice.to_json() for choice in planned.choices)]
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (
         configuration,

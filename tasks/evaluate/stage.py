@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import passkey, passkey_across, with_and_without_memory
@@ -31,7 +31,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, read_row_table
+from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.record_files import append_line, read_lines
 
@@ -150,12 +150,28 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
     """Tokens of the text around what is hidden; see `find_passkeys_across`."""
     if filler == "text":
         reader = verified_reader(run_dir, "validation")
-        rows = np.arange(min(len(reader), -(-MOST_FILLER // reader.sequence_length)), dtype=np.int64)
+        rows = rows_of_text(reader, dataset_of(run_dir))[: -(-MOST_FILLER // reader.sequence_length)]
         tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     random = Random(0)
     text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
     return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
+    """Rows int64 whose text hides nothing: of several sources, those without `source: passkey`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    made = {source.name for source in read_dataset(dataset).meta.sources if source.source == "passkey"}
+    names, counts = [source.name for source in reader.sources], [source.rows for source in reader.sources]
+    rows = np.arange(len(reader), dtype=np.int64)
+    if names:  # rows stand in the order of their sources
+        rows = rows[~np.repeat([name in made for name in names], counts)]
+    if not len(rows):
+        raise ConfigError("--filler text: all held-out text has passkeys of its own; use repeated or random.")
+    return rows
 
 
 def _retrieval(

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config, refuse_as_new
 from infini_llama.configs.reading import JsonObject
-from infini_llama.configs.schema import ModelConfig
+from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
 from infini_llama.model.config import Attention
@@ -75,7 +75,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 TASK_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
 TASK_STEPS = 600
 KEY = 99_999
-JITTER = 4_194_304.0  # 60 times the segments of a million tokens, see docs/infini-attention.md
+JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
 
 
 # Decided by the run, not by the configuration's `model` section.
@@ -126,7 +126,9 @@ def write_configuration(
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config({**mapping})
     digest = folder.digest()
-    head = f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in data.files.\n"
+    head = (
+        f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
+    )
     output.write_text(head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return ImportedModel(
         config=output,
@@ -136,6 +138,11 @@ def write_configuration(
         attention=config.model.attention,
         untrained_loss=math.log(folder.config.vocab_size),
     )
+
+
+def key_of_text(config: PipelineConfig) -> str:
+    """Where a written configuration names the text."""
+    return "files of data.sources" if config.data.sources else "data.files"
 
 
 def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
@@ -176,6 +183,7 @@ def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str,
         "lr_schedule": "wsd",
         "warmup_steps": 20,
         "eval_steps": 100,
+        "eval_tokens": 20_000,  # else of the first source alone, which is the numbers
         "save_steps": 50,
     }
     return {

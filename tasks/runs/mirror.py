@@ -18,6 +18,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
     MANIFEST,
@@ -232,7 +233,8 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
                 if not _of_another(mirror, run):
                     for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
                         _keep(mirror, run, checkpoint.path, KIND)
-                    _keep(mirror, run, run / "export", EXPORT)
+                    if is_complete(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
+                        _keep(mirror, run, export, EXPORT)
                     if last:
                         _records(mirror, run)
                     _delete_pruned(mirror, run)

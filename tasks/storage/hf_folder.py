@@ -129,8 +129,11 @@ def conversation_of(folder: Folder) -> Conversation:
     ends: list[int] = []
     for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
         ends += [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)]
-    file, inside = folder.path / "chat_template.jinja", tokens.get("chat_template")
-    template = file.read_text(encoding="utf-8") if file.is_file() else inside if isinstance(inside, str) else None
+    file = folder.path / "chat_template.jinja"
+    try:
+        template = file.read_text(encoding="utf-8") if file.is_file() else _template(tokens.get("chat_template"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 (byte {error.start}); convert it, or remove it.") from None
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     special = {name: token for name in names if isinstance(token := _content(tokens.get(name)), str)}
     kept = {
@@ -142,6 +145,13 @@ def conversation_of(folder: Folder) -> Conversation:
         chat_template=template,
         special_tokens=special if template else {},
     )
+
+
+def _template(stated: object) -> str | None:
+    """The chat template; of several with names the one that transformers uses."""
+    if isinstance(stated, list):
+        stated = {each.get("name"): each.get("template") for each in stated if isinstance(each, dict)}.get("default")
+    return stated if isinstance(stated, str) else None
 
 
 def _content(token: object) -> object:

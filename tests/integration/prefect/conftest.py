@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,7 @@ deploy([read_deployment(sys.argv[1])], silent_for=timedelta(seconds=float(sys.ar
 # Steps of a fifth of a second. With a path in FAULT, one worker ends with an error after 25 steps, once.
 SLOW = """
 import time
+import uuid
 
 def change(module):
     step, calls = module.optimizer_step, []
@@ -174,6 +176,22 @@ class House:
             time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None
+
+    def send_heartbeat(self, run: str) -> None:
+        """What the process of a run sends every half minute."""
+        flow = {
+            "prefect.resource.id": "prefect.flow.of-the-run",
+            "prefect.resource.role": "flow",
+            "prefect.resource.name": "pretrain",
+        }
+        event = {
+            "id": str(uuid.uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": "prefect.flow-run.heartbeat",
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+            "related": [flow],
+        }
+        httpx.post(f"{self.api}/events", json=[event], headers=self.headers(), timeout=60).raise_for_status()
 
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""

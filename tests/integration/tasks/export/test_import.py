@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -318,6 +319,12 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     longest = max(PasskeyTexts(200, numbers.passkey.repetitions), key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
+    of_the_model = {"init_from", "init_gate", "frozen_layers"}
+    ours = load_config(Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml")
+    assert config.train.model_dump(exclude=of_the_model) == ours.train.model_dump(exclude=of_the_model)
+    assert [(each.name, each.weight) for each in config.data.sources] == [
+        (each.name, each.weight) for each in ours.data.sources
+    ]
 
 
 def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(theirs, run_of, tmp_path):

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -11,10 +12,11 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.model.generate import Sampling, generate
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, passkey, right_tokens
-from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across
+from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
 
@@ -39,6 +41,22 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     assert asked.distance == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
         ask(tokenizer, least - 1, depth, "12345")
+
+
+def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
+    made = {"name": "a", "source": "passkey", "passkey": {"documents": 60, "repetitions": 1}, "weight": 0.5}
+    sources = [made, {"name": "b", "files": [f"{corpus}/**/*.txt"], "weight": 0.5}]
+    reference = preprocess(data(sources=sources, files=[]), tmp_path)
+    folder = tmp_path / reference.path
+    reader, text = (
+        TokenReader(folder, reference.chunks, "validation"),
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+    )
+    rows = rows_of_text(reader, folder)
+    assert 0 < len(rows) < len(reader)
+    assert "pass key" not in text.decode(reader.gather(rows).ravel()) and "pass key" in text.decode(
+        reader.gather(np.arange(len(reader))).ravel()
+    )
 
 
 @pytest.mark.parametrize("fields", [{}, INFINI])
