@@ -126,7 +126,7 @@ class TokenizerFails(DataError):
 
 @contextmanager
 def tokenizer_faults() -> Generator[None]:
-    """A block that calls a tokenizer: what `tokenizers` raises, which has no narrower type than Exception, and its panics.
+    """Turn errors of `tokenizers`, which have no narrower type than Exception, and its panics into TokenizerFails.
 
     Raises:
         TokenizerFails: instead of them.

@@ -117,7 +117,7 @@ def _tasks(page: RunPage) -> Stages:
         return summary
 
     def evaluate_model(run: Path, config: EvaluationConfig) -> Evaluations:
-        from infini_llama.tasks.evaluate.task import evaluate  # with torch, as the next one
+        from infini_llama.tasks.evaluate.task import evaluate  # imports torch, as the next one does
 
         return evaluate(run, config)
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 
 def convert(file: Path, output: Path) -> None:
-    """Writes `output` with weights, configuration and tokenizer.
+    """Write `output` with weights, configuration and tokenizer.
 
     Raises:
         SystemExit: it is no Llama.
@@ -38,5 +38,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    given = parser.parse_args()
-    convert(given.file, given.output)
+    arguments = parser.parse_args()
+    convert(arguments.file, arguments.output)

@@ -246,7 +246,7 @@ class DatasetMeta(Provenance):
         data: the configuration's section as it was when the dataset was built.
         infini_llama, tokenizers: versions.
         recipe: of the units that it was made of.
-        workers: how many of them were chosen, and why; None where data.num_workers says it.
+        workers: how many prepared the text, and why; None where data.num_workers says it.
         inexpressible: of its text, with the files that had it when the dataset was built.
     """
 
