@@ -104,10 +104,14 @@ def memory(machine: Machine) -> Memory:
     for folder in _control_groups("memory", machine):
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        words = _words(folder / "memory.stat")
+        parts = dict(zip(words[::2], words[1::2], strict=False))
+        # Of files: the kernel drops it where memory is needed. Version 1 has both, the total with the groups below.
+        cached = int(parts.get("total_inactive_file", parts.get("inactive_file", "0")))
         if limit and used and limit[0] != "max":
             if int(limit[0]) < total:
                 total, limit_of = int(limit[0]), "control group"
-            available = min(available, max(0, int(limit[0]) - int(used[0])))
+            available = min(available, max(0, int(limit[0]) - max(0, int(used[0]) - cached)))
     return Memory(total=total, available=available, limit=limit_of)
 
 

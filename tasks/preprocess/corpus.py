@@ -40,6 +40,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
 from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, open_unit, verify_or_remove
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_of
@@ -113,7 +114,6 @@ class Corpus:
     Attributes:
         sources: in the order of their documents.
         not_text: files that are not read.
-        workers: that `prepare` had.
 
     Raises:
         DataError: nothing matches, or a folder cannot be read.
@@ -131,7 +131,6 @@ class Corpus:
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = KnownParts(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
-        self.workers: Workers | None = None
 
     @property
     def parts(self) -> list[Part]:
@@ -151,7 +150,10 @@ class Corpus:
         return sum(part.size for part in self.parts)
 
     def listing(self) -> str:
-        """A hash of the settings and of the places, sizes and times of all files: while it is the same, so is the text."""
+        """A hash of the settings, and of the place and the stamp of every file.
+
+        While it is the same, so is the text of files that have a stamp (`TextFile.stamp`).
+        """
         files = [[[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts]
         return key_of([self.data.model_dump(mode="json"), files])
 
@@ -181,11 +183,14 @@ class Corpus:
         self.reports[part] = report
         self.earlier_reports.remember(part, report)
 
-    def prepare(self, recipe: Recipe, checksums: bool = False) -> None:
+    def prepare(self, recipe: Recipe, checksums: bool = False) -> Choice | None:
         """Writes the units that are not in the store or do not verify there, by `data.num_workers` workers.
 
         Args:
             checksums: as of `verify_or_remove`.
+
+        Returns:
+            how many workers were chosen; None: no unit was missing, or data.num_workers says it.
 
         Raises:
             DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
@@ -196,14 +201,17 @@ class Corpus:
             log.info(
                 "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
             )
-        self.workers = choose_workers(self.data, missing, Machine())
-        if missing and (choice := self.workers.choice):
+        if not missing:
+            return None
+        workers = choose_workers(self.data, missing, Machine())
+        if choice := workers.choice:
             log.info("%s: %s (%s)", choice.setting, choice.value, choice.reason)
         done, total = 0, sum(part.size for part in missing)
-        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data, self.workers):
+        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data, workers):
             self._remember(part, report)
             done += part.size
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
+        return choice
 
     def _is_prepared(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
         if (report := self.reports.get(part)) is None:

@@ -42,12 +42,14 @@ from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_sp
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
+from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
     check,
     commit,
+    file_checksum,
     is_complete,
     move_aside,
     read_dataset,
@@ -77,18 +79,23 @@ def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
 
 @dataclass(frozen=True)
 class _Tokenized:
-    """What the text was tokenized by."""
+    """What the text was tokenized by.
+
+    Attributes:
+        workers: how many were chosen; None: none were needed, or data.num_workers says it.
+    """
 
     tokenizer: Tokenizer
     recipe: Recipe
     engine: EngineChoice
+    workers: Choice | None
 
 
 class Preparation:
     """The dataset of a text.
 
     Attributes:
-        listing: a hash of the settings and of the places, sizes and times of all files of text.
+        listing: as of `Corpus.listing`.
         kept: a dataset that takes the place of today's text; None: nothing does.
         aside: where `build` has moved a damaged dataset, whose row tables may be whole.
 
@@ -227,15 +234,15 @@ class Preparation:
         engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
         recipe = recipe_for(self.home, tokenizer, eos, engine)
         try:
-            corpus.prepare(recipe, repair)
+            workers = corpus.prepare(recipe, repair)
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
             refuse(tokenizer, checks, str(fault))
             remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine)
-            corpus.prepare(recipe, repair)
-        return _Tokenized(tokenizer, recipe, engine)
+            workers = corpus.prepare(recipe, repair)
+        return _Tokenized(tokenizer, recipe, engine, workers)
 
     def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenized) -> list[str]:
         """Builds the levels of the dataset that are missing or damaged, and returns their names."""
@@ -292,8 +299,7 @@ class Preparation:
                 lossless=keeps_text(tokenizer),
                 loss_on="answer" if has_prompts else "all",
             )
-            choice = self.corpus.workers.choice if self.corpus.workers else None
-            workers: dict[str, Any] = {"workers": choice} if choice else {}
+            workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
                 **describe(data).to_json(),  # pyright: ignore[reportArgumentType]
                 key=planned.key,
@@ -333,9 +339,16 @@ def _clear(folder: Path) -> Path | None:
 def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
     """Moves the undamaged row tables of a dataset that was moved aside into its successor, which has the same tokens.
 
+    Those of damaged shards stay: a table may have been computed after the damage, with checksums that are right.
+
     Args:
         tokens: key of the token level.
     """
+    manifest = read_dataset(folder)
+    for file in (shard.file for split in SPLITS for shard in manifest.content[split].shards):
+        if not (aside / file).is_file() or file_checksum(aside / file) != manifest.files[file].checksum:
+            log.warning("%s is damaged; the row tables of its dataset are rebuilt.", aside / file)
+            return
     for table in row_tables(aside):
         try:
             check(table, "chunks", checksums=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.storage.artifacts import Damaged, check, move_aside, remove, set_pointer
+from infini_llama.tasks.storage.artifacts import Damaged, check, move_aside, remove, remove_pointer, set_pointer
 
 KIND = "checkpoint"
 STATE_FILE = "train_state.json"
@@ -164,7 +164,7 @@ def point(folder: Path) -> None:
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
-            (folder / name).unlink(missing_ok=True)
+            remove_pointer(folder, name)
 
 
 def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:

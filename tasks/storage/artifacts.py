@@ -106,7 +106,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def commit(
-    staged: Path,
+    staged_folder: Path,
     target: Path,
     kind: str,
     meta: Mapping[str, object],
@@ -116,7 +116,7 @@ def commit(
     """Turns the staged folder into the artifact `target`, all of it or nothing.
 
     Args:
-        staged: a folder from `staging`, with every file written.
+        staged_folder: a folder from `staging`, with every file written.
         target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
             anything else that has this name is moved aside.
         kind: what the artifact is: unit, dataset, chunks, checkpoint or export.
@@ -128,30 +128,30 @@ def commit(
         the manifest; its digest proves bytes and content.
     """
     files = {}
-    for relative in _files_below(staged):
-        size = (staged / relative).stat().st_size
-        checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged / relative)
+    for relative in _files_below(staged_folder):
+        size = (staged_folder / relative).stat().st_size
+        checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged_folder / relative)
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
     fields = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "files": files, "content": content or {}}
     created = datetime.now(UTC).isoformat(timespec="seconds")
     fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
     fields[SELF_CHECKSUM] = checksum_of(fields)
-    (staged / MANIFEST).write_bytes(_serialized(fields))
-    return publish(staged, target, AnyManifest.model_validate(fields))
+    (staged_folder / MANIFEST).write_bytes(_serialized(fields))
+    return publish(staged_folder, target, AnyManifest.model_validate(fields))
 
 
-def publish(staged: Path, target: Path, manifest: AnyManifest) -> AnyManifest:
+def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyManifest:
     """Gives a complete staged folder the name of its artifact, once all of it is on the disk.
 
     Returns:
         the manifest of the artifact that has the name, see `commit`.
     """
-    for folder, _, files in os.walk(staged, topdown=False):
+    for folder, _, files in os.walk(staged_folder, topdown=False):
         for name in files:
             sync(Path(folder, name))
         sync(Path(folder))
     try:
-        staged.rename(target)  # onto an existing artifact, which is never empty, this fails
+        staged_folder.rename(target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
@@ -161,10 +161,10 @@ def publish(staged: Path, target: Path, manifest: AnyManifest) -> AnyManifest:
         except Damaged as damaged:
             existing, fault = None, str(damaged)
         if existing is not None and existing.digest == manifest.digest:
-            remove(staged)
+            remove(staged_folder)
             return existing
         log.warning("%s It was moved to %s and replaced.", fault, move_aside(target))
-        staged.rename(target)
+        staged_folder.rename(target)
     sync(target.parent)
     return manifest
 
@@ -298,12 +298,7 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
     at once one wins. A folder in the link's place, which a copy without links makes (`cp -rL`, object storage), is moved aside.
     """
     temporary, link = folder / f".{name}.tmp", folder / name
-    if link.is_dir() and not link.is_symlink():
-        log.warning(
-            "%s is a folder, a copy of what a link led to; it is renamed %s and can be deleted.",
-            link,
-            move_aside(link).name,
-        )
+    _move_copy_aside(link)
     temporary.unlink(missing_ok=True)
     try:
         temporary.symlink_to(target_name)
@@ -311,6 +306,23 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOENT, *NO_LINKS) or not folder.is_dir():
             raise
+
+
+def remove_pointer(folder: Path, name: str) -> None:
+    """Removes the link `folder/name`, if there is one; a folder in its place is moved aside."""
+    _move_copy_aside(folder / name)
+    (folder / name).unlink(missing_ok=True)
+
+
+def _move_copy_aside(link: Path) -> None:
+    """Moves aside a folder that is in the place of a link."""
+    if not link.is_dir() or link.is_symlink():
+        return
+    try:
+        aside = move_aside(link)
+    except FileNotFoundError:  # another process has moved it
+        return
+    log.warning("%s is a folder, a copy of what a link led to; it was renamed %s and can be deleted.", link, aside.name)
 
 
 def move_aside(path: Path) -> Path:

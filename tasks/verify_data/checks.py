@@ -4,13 +4,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 from pyarrow.lib import ArrowException
@@ -34,6 +35,7 @@ from infini_llama.tasks.storage.artifacts import (
     read_dataset,
     read_manifest,
     read_row_table,
+    read_unit,
 )
 from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
 
@@ -64,9 +66,7 @@ class Progress:
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(
-                f"{fault} Training does not start. Move {suspect} aside (mv {quote(str(suspect))} {quote(f'{suspect}.damaged')}) "
-                "and run the same command again to rebuild it, or run 'infini-llama preprocess CONFIG --repair' to "
-                "rebuild only the damaged files."
+                f"{fault} Training does not start. Run 'infini-llama preprocess CONFIG --repair' to rebuild only the damaged files."
             ) from None
 
     def finish(self) -> None:
@@ -265,9 +265,13 @@ def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
             yield values[start:end]
 
 
-def _document(dataset: Path, content: DatasetContent, split: str, number: int) -> list[np.ndarray]:
+def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
+    """The shard of a split that has this document."""
+    return next(shard for shard in reversed(shards) if shard.first_document <= number)
+
+
+def _document(dataset: Path, content: DatasetContent, shard: Shard, number: int) -> list[np.ndarray]:
     """A document without its end, in the parts that were tokenized separately: prompt and answer, or all of it."""
-    shard = next(shard for shard in reversed(content[split].shards) if shard.first_document <= number)
     offsets, values = map_shard(dataset / shard.file)
     place = number - shard.first_document
     document = values[offsets[place] : offsets[place + 1] - 1]
@@ -279,13 +283,16 @@ def _document(dataset: Path, content: DatasetContent, split: str, number: int) -
 def _text(dataset: Path, units: Path) -> str:
     """Compares with the text itself: its bytes with those that all tokens stand for, and hashes of some documents."""
     encoder = encoder_of(Tokenizer.from_file(str(dataset / TOKENIZER)))
-    content, meta = read_dataset(dataset).content, read_dataset(dataset).meta
+    manifest = read_dataset(dataset)
+    content, meta, files = manifest.content, manifest.meta, manifest.files
     if not content.lossless:
         lost = meta.inexpressible
         words = f"has no token for {100 * lost.share:.2g} % of it" if lost.files else "has tokens for all of it"
         return f"this tokenizer changes text, so decoding need not give it back; it {words}"
-    sizes = np.load(dataset / "token_bytes.npy", allow_pickle=False).astype(np.int64)
-    hashes = set[bytes]()
+    sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
+    sizes[content.eos_id] = 0  # it may be no special token
+    unit_of = _units_by_stream(units / meta.recipe) if meta.recipe else {}
+    hashes, documents, unknown = defaultdict[Path, set[bytes]](set), 0, 0
     for split in SPLITS:
         shards = (map_shard(dataset / shard.file)[1] for shard in content[split].shards)
         size = sum(int(token_counts(values, content.vocab_size) @ sizes) for values in shards)
@@ -294,34 +301,47 @@ def _text(dataset: Path, units: Path) -> str:
                 f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has {content[split].bytes:,}."
             )
         for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
-            whole = ""
-            for ids in (part.tolist() for part in _document(dataset, content, split, number)):
+            whole, shard = "", _shard_of(content[split].shards, number)
+            for ids in (part.tolist() for part in _document(dataset, content, shard, number)):
                 with tokenizer_faults():
                     text = encoder.decode(ids, skip_special_tokens=False)
                     again = encoder.encode(text, add_special_tokens=False).ids
                 if again != ids:
                     raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
                 whole += text
-            hashes.add(xxh3_128_digest(whole.encode()))
-    compared = f"every byte counted; {len(hashes)} documents decoded and encoded again"
-    tables = list((units / meta.recipe).glob(f"*/{TABLE}")) if meta.recipe else []
-    if not tables:
-        return f"{compared}; their hashes are not compared, since their units were removed"
-    if unlike := hashes - _known(tables, hashes):
-        raise Damaged(
-            f"{len(unlike)} of {len(hashes)} documents of {dataset} are no text that was read: their hashes differ."
-        )
-    return f"{compared}, with the hashes of the text that was read"
+            documents += 1
+            if unit := unit_of.get(files[shard.file].checksum):
+                hashes[unit].add(xxh3_128_digest(whole.encode()))
+            else:
+                unknown += 1
+    compared = f"every byte counted; {documents} documents decoded and encoded again"
+    if unlike := sum(len(of_unit - _known(unit / TABLE, of_unit)) for unit, of_unit in hashes.items()):
+        raise Damaged(f"{unlike} of {documents} documents of {dataset} are no text that was read: their hashes differ.")
+    if not hashes:
+        return f"{compared}; their hashes are not compared, since their units were removed or used in part"
+    words = f", but not those of {unknown}, whose units were removed or used in part" if unknown else ""
+    return f"{compared}, with the hashes of the text that was read{words}"
 
 
-def _known(tables: Iterable[Path], hashes: set[bytes]) -> set[bytes]:
+def _units_by_stream(recipe: Path) -> dict[str, Path]:
+    """The units of a recipe, by the checksums of their streams, which are those of shards with all of their documents."""
+    units = dict[str, Path]()
+    for unit in recipe.glob("[!.]*/"):
+        with suppress(Damaged):
+            units |= {
+                entry.checksum: unit
+                for name, entry in read_unit(unit, unit.name).files.items()
+                if name.endswith(".arrow")
+            }
+    return units
+
+
+def _known(table: Path, hashes: set[bytes]) -> set[bytes]:
     """Those of the hashes that a unit's table of documents has."""
-    wanted, known = np.frombuffer(b"".join(hashes), "<u8")[::2], set[bytes]()
-    for table in tables:
-        of_unit = np.ascontiguousarray(np.load(table, mmap_mode="r", allow_pickle=False)["hash"])
-        alike = np.isin(of_unit.view("<u8")[:, 0], wanted)
-        known.update(bytes(hash) for hash in of_unit[alike])
-    return known & hashes
+    wanted = np.frombuffer(b"".join(hashes), "<u8")[::2]
+    of_unit = np.ascontiguousarray(np.load(table, mmap_mode="r", allow_pickle=False)["hash"])
+    alike = np.isin(of_unit.view("<u8")[:, 0], wanted)
+    return {bytes(hash) for hash in of_unit[alike]} & hashes
 
 
 def _leakage(dataset: Path) -> str:

@@ -15,22 +15,21 @@ from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Unreadable
 
 READ = 2**16  # bytes at once
 Block = tuple[int, str]  # number of its first line, from 1, and whole lines
-Rows = tuple[
-    Sequence[int], list[list[str]]
-]  # the number of each one's first line, and its fields; none of a blank line
+# The number of each one's first line, and its fields; none of a blank line.
+Rows = tuple[Sequence[int], list[list[str]]]
 Reopen = Callable[[], AbstractContextManager[IO[bytes]]]
-FIELD = r'(?:[^"\t]*+|"[^"\t]*+(?:""[^"\t]*+)*+")'
-FIELDS = re.compile(
-    rf"{FIELD}(?:\t{FIELD})*+"
-)  # a record with quotes as syntax, and as many fields with quotes as text
-NEEDLESS = re.compile(
-    r'(?:^|\t)"[^",\t]++"(?=\t|$)'
-)  # around what needs none; FOR_COMMA: what needs them in Excel alone
+# Quotes first: no quote is left for the other alternative, which also matches nothing.
+FIELD = r'(?:"[^"\t]*+(?:""[^"\t]*+)*+"|[^"\t]*+)'
+# A record with quotes as syntax, and as many fields with quotes as text.
+FIELDS = re.compile(rf"{FIELD}(?:\t{FIELD})*+")
+# Around what needs none; FOR_COMMA: what needs them in Excel alone.
+NEEDLESS = re.compile(r'(?:^|\t)"[^",\t]++"(?=\t|$)')
 FOR_COMMA = re.compile(r'(?:^|\t)"[^",\t]*+,[^"\t]*+"(?=\t|$)')
 DOUBLED_WITHIN = re.compile(r'[^"\t](?:"")+[^"\t]')
 BARE_COMMA = re.compile(r'(?:^|\t)[^",\t]*+,')
 TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')
-DOUBLED = re.compile(r'[^"](?:"")+[^"]')  # not at an edge, where """ begins and ends texts of some languages
+# Not at an edge, where """ begins and ends texts of some languages.
+DOUBLED = re.compile(r'[^"](?:"")+[^"]')
 
 
 def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
@@ -105,13 +104,13 @@ def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
 def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
     """The rows of a block with quotes, and of those after it until a row ends where a block does."""
     csv.field_size_limit(texts.LONGEST_RECORD)
-    given = yielded = 0  # lines
+    lines_read = lines_at_yield = 0
 
     def lines() -> Iterator[str]:
-        nonlocal given
+        nonlocal lines_read
         for _, block in chain([(first, text)], blocks):
             of_block = list(io.StringIO(block, newline=""))
-            given += len(of_block)
+            lines_read += len(of_block)
             yield from of_block
 
     numbers, rows, number = list[int](), list[list[str]](), first
@@ -121,13 +120,15 @@ def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str)
             numbers.append(number)
             rows.append(row)
             number = first + reader.line_num
-            if reader.line_num == given:
+            if reader.line_num == lines_read:
                 break
-            if given > yielded:  # a row is open across blocks, perhaps at the end of each one
+            lines_at_yield = lines_at_yield or lines_read
+            if lines_read > lines_at_yield:  # a row is open across blocks, perhaps at the end of each one
                 yield numbers, rows
-                numbers, rows, yielded = [], [], given
+                numbers, rows, lines_at_yield = [], [], lines_read
     except csv.Error as error:
-        yield numbers, rows
+        if rows:
+            yield numbers, rows
         raise Unreadable(f"is damaged in the record that begins in line {number} ({error})") from None
     yield numbers, rows
 

@@ -124,7 +124,9 @@ class TextFile:
     def stamp(self) -> list[Any] | None:
         """What stays the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
-            return None if self.filler else [MADE_VERSION, *astuple(self.made)]
+            stamps = [(file.name, file.reading(), file.stamp()) for file in self.filler]
+            is_known = all(stamp is not None for *_, stamp in stamps)
+            return [MADE_VERSION, *astuple(self.made), *stamps] if is_known else None
         if self.dataset:
             return [self.dataset.revision] if COMMIT.fullmatch(self.dataset.revision or "") else None
         if isinstance(self.path, RemoteFile):

@@ -65,7 +65,7 @@ class Losses:
             return before
         tokens, size = self.model.tokenize(word) if word else [], len(word.encode())
         unknown = sum(token.id == self.unknown for token in tokens)
-        # A model that drops a character moves the tokens behind it, and keeps their lengths.
+        # A model that drops a character moves the tokens after it, and keeps their lengths.
         kept = sum(token.offsets[1] - token.offsets[0] for token in tokens if token.id != self.unknown)
         loss = unknown, max(0, size - kept), size
         if len(word) <= SHORT_WORD:

@@ -340,6 +340,8 @@ class KnownParts:
 
     def _is_settled(self, file: TextFile, stamp: Stamp | None) -> bool:
         """Whether the stamp is not of a file's times, or these are past."""
+        if file.filler:
+            return all(self._is_settled(each, tuple(each.stamp() or ()) or None) for each in file.filler)
         if stamp is None or not file.has_times:
             return stamp is not None
         _, modified, _, changed = stamp

@@ -20,7 +20,7 @@ class TokenStream:
         verify_on_read: compare each shard's checksum before its first use.
 
     Attributes:
-        has_prompts: documents have prompts (data.loss_on: answer).
+        has_prompts: documents have prompts (loss_on: answer).
         ends: after the last token of each shard.
         views: of a shard that `windows` has read: its first token's place in the stream, and its tokens.
     """

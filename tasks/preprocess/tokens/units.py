@@ -24,7 +24,7 @@ from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
-from infini_llama.tasks.preprocess.tokenizers.expressed import losses_of
+from infini_llama.tasks.preprocess.tokenizers.expressed import Loss, losses_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents, Stopped, never
 from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, token_counts, write_shard
@@ -105,7 +105,7 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     """Encodes the documents and writes their unit, unless it is there. Several threads may do so.
 
     Args:
-        should_stop: asked between batches of text.
+        should_stop: asked between batches of text, and between documents whose losses are counted.
 
     Raises:
         Stopped: `should_stop`.
@@ -146,7 +146,11 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
         save_array(folder / TABLE, table)
         save_array(folder / COUNTS, _occurring(counts))
         if writer.losses is not None:
-            lost = [writer.losses.of(text.decode()) for text in documents.texts]
+            lost = list[Loss]()
+            for text in documents.texts:
+                if should_stop():
+                    raise Stopped
+                lost.append(writer.losses.of(text.decode()))
             save_array(folder / LOST, np.array(lost, dtype=np.int64))
         commit(folder, recipe.unit(name), "unit", {"key": name}, content)
 

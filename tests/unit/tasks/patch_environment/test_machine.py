@@ -58,6 +58,23 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
         ("0::/a", {"a/memory.max": str(GIB), "a/memory.current": str(GIB // 4), "memory.max": "max"}),
         ("0::/a", {"memory.max": str(GIB), "memory.current": str(GIB // 4)}),
         ("3:memory:/", {"memory/memory.limit_in_bytes": str(GIB), "memory/memory.usage_in_bytes": str(GIB // 4)}),
+        # of files, which the kernel drops where memory is needed
+        (
+            "0::/",
+            {
+                "memory.max": str(GIB),
+                "memory.current": str(GIB // 2),
+                "memory.stat": f"anon 9\nactive_file 7\ninactive_file {GIB // 4}",
+            },
+        ),
+        (
+            "3:memory:/",
+            {
+                "memory/memory.limit_in_bytes": str(GIB),
+                "memory/memory.usage_in_bytes": str(GIB // 2),
+                "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB // 4}",
+            },
+        ),
     ],
 )
 def test_the_tightest_limit_of_the_control_groups_is_the_memory(group, membership, files):

@@ -9,6 +9,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
+from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
@@ -43,7 +44,8 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     with caplog.at_level(logging.WARNING, logger="infini_llama.preprocess"):
         repaired = preprocess(data(), tmp_path, repair=repair)
     assert count > 3 and len(written) == again and str(folder) in caplog.text
-    assert repaired == changed(reference, built=["tokens"]) and digests(folder) == before
+    assert repaired == changed(reference, built=["tokens", "chunks"])
+    assert preprocess(data(sequence_length=8), tmp_path).built == ("chunks",) and digests(folder) == before
     assert verify(repaired, tmp_path, "deep").ok
 
 
@@ -51,10 +53,18 @@ def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp
     reference = preprocess(data(), tmp_path)
     other = preprocess(data(sequence_length=8), tmp_path)
     tables = tmp_path / reference.path / "chunks"
-    for damaged in (tables / other.chunks / "train.rows.npy", tmp_path / reference.path / "train/data-00001.arrow"):
+    for damaged in (tables / other.chunks / "train.rows.npy", tmp_path / reference.path / "tokenizer.json"):
         flip(damaged)
     assert preprocess(data(), tmp_path, repair=True) == changed(reference, built=["tokens"])
     assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["chunks"])
+
+
+def test_a_row_table_computed_from_damaged_lengths_is_not_taken_over(data, tmp_path):
+    shard = tmp_path / preprocess(data(), tmp_path).path / "train/data-00001.arrow"
+    place = shard.read_bytes().index(map_shard(shard)[0].tobytes())
+    flip(shard, 8 * (place + 8))  # where the second document begins
+    preprocess(data(packing="padded"), tmp_path)
+    assert verify(preprocess(data(packing="padded"), tmp_path, repair=True), tmp_path, "deep").ok
 
 
 def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
@@ -72,6 +82,7 @@ def test_a_damaged_file_beside_the_shards_is_rebuilt_from_units(data, built, dat
     flip(dataset / name)
     assert preprocess(data(), home, repair=True) == changed(reference, built=["tokens"]) and written == []
     assert digests(dataset) == before and verify(reference, home, "deep").ok
+    assert read_dataset(dataset).meta.workers is None, "nothing was tokenized"
 
 
 def foreign(folder: Path) -> None:

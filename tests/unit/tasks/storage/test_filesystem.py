@@ -12,7 +12,8 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.cli.main import name_home
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.storage.artifacts import set_pointer
+from infini_llama.tasks.storage import artifacts
+from infini_llama.tasks.storage.artifacts import move_aside, set_pointer
 from infini_llama.tasks.storage.files import sync
 from infini_llama.tasks.storage.filesystem import examine, require_temporary_folder
 from infini_llama.tasks.storage.locks import Lock, lock_holder
@@ -51,6 +52,20 @@ def test_a_folder_in_place_of_a_link_is_moved_aside(tmp_path):
     (tmp_path / "latest" / "kept").touch()
     set_pointer(tmp_path, "latest", "x")
     assert (tmp_path / "latest").readlink().name == "x" and (tmp_path / "latest.damaged-1" / "kept").exists()
+
+
+def test_a_folder_in_place_of_a_link_may_be_moved_by_another_build(tmp_path, monkeypatch):
+    (tmp_path / "latest").mkdir()
+    monkeypatch.setattr(artifacts, "move_aside", lambda path: move_aside(move_aside(path) and path))
+    set_pointer(tmp_path, "latest", "x")
+    assert (tmp_path / "latest").readlink().name == "x" and (tmp_path / "latest.damaged-1").is_dir()
+
+
+def test_a_folder_in_place_of_a_link_that_leads_nowhere_is_moved_aside(tmp_path):
+    add_checkpoint(tmp_path, 8, None)
+    (tmp_path / "best").mkdir()
+    checkpoints.point(tmp_path)
+    assert not (tmp_path / "best").exists() and (tmp_path / "best.damaged-1").is_dir()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

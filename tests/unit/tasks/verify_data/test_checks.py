@@ -13,8 +13,9 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
-from infini_llama.tasks.records.dataset import VerifyReport
-from infini_llama.tasks.storage.artifacts import MANIFEST
+from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.runs.gc import Rules, collect
+from infini_llama.tasks.storage.artifacts import MANIFEST, staging
 from infini_llama.tasks.verify_data import checks
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip, reseal
@@ -119,13 +120,12 @@ def test_quick_above_the_bound_leaves_only_the_bytes_of_shards_unread(built, dat
 
 def test_every_refusal_says_what_to_do_and_doing_it_helps(built, dataset, row_table, data):
     home, reference = built
-    for suspect, path in ((row_table, row_table / "train.rows.npy"), (dataset, dataset / "tokenizer.json")):
+    for path in (row_table / "train.rows.npy", dataset / "tokenizer.json", dataset / "train" / "data-00000.arrow"):
         flip(path, 8 * 200)
         with pytest.raises(DataError, match=str(path)) as caught:
             verify(reference, home, "quick")
-        assert f"mv {suspect} {suspect}.damaged" in str(caught.value)
-        shutil.move(suspect, f"{suspect}.damaged")
-        assert changed(preprocess(data(), home), built=[]) == changed(reference, built=[])
+        assert "preprocess CONFIG --repair" in str(caught.value) and " aside" not in str(caught.value)
+        assert changed(preprocess(data(), home, repair=True), built=[]) == changed(reference, built=[])
         assert verify(reference, home, "deep").ok
 
 
@@ -264,3 +264,32 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
     digests = {"digest": reseal(dataset, validation=facts), "chunks_digest": reseal(row_table, rows=counts)}
     with pytest.raises(DataError, match=r"^1 training document"):
         verify(changed(reference, **digests), home, "deep")
+
+
+def test_an_end_of_text_token_that_text_could_hold_is_no_text(data, dataset, tmp_path):
+    tokenizer = {"path": str(dataset / "tokenizer.json"), "eos": "Q"}
+    assert verify(preprocess(data(tokenizer=tokenizer), tmp_path), tmp_path, "deep").ok
+
+
+def detail_of_text(reference: DatasetRef, home: Path) -> str:
+    (found,) = (check.detail for check in verify(reference, home, "deep").checks if check.name == "text")
+    return found
+
+
+def test_a_unit_that_is_being_written_is_not_compared_with(built):
+    home, reference = built
+    unit = next((home / "units").glob("*/*/documents.npy")).parent
+    half = staging(unit)
+    (half / "documents.npy").write_bytes(b"half")
+    assert "with the hashes of the text that was read" in detail_of_text(reference, home)
+
+
+def test_documents_of_deleted_units_are_not_compared(data, corpus, tmp_path, small_parts):
+    """`gc` deletes a unit of which the dataset has a copy without some documents."""
+    text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "home"
+    shutil.copyfile(text / "text-001.txt", text / "text-000.txt")
+    reference = preprocess(data(files=[f"{text}/*.txt"], deduplicate=True), home)
+    count = len(list((home / "units").glob("*/*/documents.npy")))
+    collect(home, Rules(older_than=0.0), yes=True)
+    assert 0 < len(list((home / "units").glob("*/*/documents.npy"))) < count
+    assert "not those of" in detail_of_text(reference, home)

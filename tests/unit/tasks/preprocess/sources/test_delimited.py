@@ -140,6 +140,11 @@ def test_what_fits_neither_reading_or_both_is_refused_with_its_line(tmp_path, co
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("line", ['"a"\t1', '1\t"a"', '1\t"a ""b"""\t2', '""\t""\t""'])
+def test_a_line_of_quoted_fields_in_any_column_needs_no_closer_look(line):
+    assert delimited.FIELDS.fullmatch(line) and not delimited.FIELDS.fullmatch(f"{line}x\t'b'\"")
+
+
 def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
     texts = ["a table:\n1\tfoo\n2\tbar", "two\nlines"]
     path = tmp_path / "x.tsv"
@@ -155,6 +160,8 @@ def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
             b'id,text\n1,"two\nlines"\n2,"open\nand\n',
             "is damaged in the record that begins in line 4 (unexpected end",
         ),
+        ("x.csv", b'"id" x,text\n1,one\n', "is damaged in the record that begins in line 1 ("),
+        ("x.csv", b'"id,text\n1,one\n', "is damaged in the record that begins in line 1 (unexpected end"),
         ("x.csv", b'id,text\n1,"two\nlines"\n\n2,"a"b\n', "is damaged in the record that begins in line 5 ("),
         ("x.csv", b'id,text\n1,"two\nlines"\n2,caf\xe9\n', "is not UTF-8 in line 4 (byte 5 of it)"),
         ("x.tsv", b"id\ttext\r1\ttwo\r2\tcaf\xe9\n", "is not UTF-8 in line 3 (byte 5 of it)"),
@@ -172,6 +179,11 @@ def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
     assert found == ["two\r\nlines", Fault("has 1 fields instead of 2 in line 4"), "good", "better"]
     found = read(written(tmp_path, lines("good", 'a "b"\tc', "better")))
     assert found == ["good", Fault("has 3 fields instead of 2 in line 3"), "better"]
+
+
+def test_rows_with_quotes_come_in_batches(tmp_path):
+    path = written(tmp_path, "id,text\n" + '1,"a, b"\n' * 100, "x.csv")
+    assert [len(batch) for batch in formats.read(path, "text")] == [100]
 
 
 def test_looking_at_quotes_takes_little_memory_however_far_one_is_open(tmp_path):

@@ -9,10 +9,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
+from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.expressed import Losses, has_all_bytes, keeps_text
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes, train
+from infini_llama.tasks.preprocess.tokens.parts import Documents, Stopped
+from infini_llama.tasks.preprocess.tokens.units import recipe_for, write_unit
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.verify_data.checks import verify
@@ -143,6 +147,16 @@ def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
 
 def test_an_unknown_token_stands_for_no_bytes():
     assert token_bytes(Tokenizer(models.WordPiece(ids("the"), unk_token="<unk>"))).tolist() == [4, 0, 3]
+
+
+def test_counting_of_losses_can_be_stopped(tmp_path):
+    tokenizer = LOSSY["unknown"]
+    recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine())
+    documents = Documents([b"one", b"two"], [(TextFile(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
+    requests = iter([False, False, True])  # of encoding, and of each document's loss
+    with pytest.raises(Stopped):
+        write_unit(recipe, documents, lambda: next(requests))
+    assert not list(tmp_path.glob("units/*/*/*"))
 
 
 def test_deep_verification_compares_with_the_text_itself(data, tmp_path):

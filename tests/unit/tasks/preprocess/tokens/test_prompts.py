@@ -14,7 +14,8 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.sources import files_of
-from infini_llama.tasks.preprocess.stage import Preparation, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
+from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.units import encode_answers
@@ -195,7 +196,8 @@ def test_without_a_mark_the_encoding_is_the_whole_text():
     assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]
 
 
-def test_filler_can_be_words_of_files(data, tmp_path):
+def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "SETTLED", -(10**12))  # the files are new
     prose = [f"word{number}" for number in range(200)]
     for number, part in enumerate((prose[:90], prose[90:])):
         (tmp_path / f"{number}.txt").write_text("\n".join(part))
@@ -216,8 +218,10 @@ def test_filler_can_be_words_of_files(data, tmp_path):
         starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
     assert len(texts) == 30 and len(starts) > 15
     digest = preprocess(settings, tmp_path / "home").digest
-    assert preprocess(settings, tmp_path / "home").built == ()
+    known = lookup(settings, tmp_path / "home")
+    assert known and preprocess(settings, tmp_path / "home") == known and known.built == ()
     (tmp_path / "1.txt").write_text("other " * 90)
+    assert lookup(settings, tmp_path / "home") is None
     assert preprocess(settings, tmp_path / "home").digest != digest
     (tmp_path / "1.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match=r"1\.txt"):
