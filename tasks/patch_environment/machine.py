@@ -30,6 +30,8 @@ PACKAGES = (
     "triton",
     "flash-attn",
 )
+# How threads of OpenMP wait for each other.
+THREAD_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # Where flock may not reach other machines, and renames and listings may lag behind.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
            "fuse.s3fs", "afs")  # fmt: skip

@@ -9,6 +9,7 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import estimate
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
+from infini_llama.tasks.patch_environment.machine import THREAD_WAITING
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.machine import MachineFacts
@@ -419,8 +420,7 @@ class Planner:
 
         def rule() -> tuple[Compile, str]:
             if device == "cpu":
-                # Time of an eager over a compiled step, fp32, size s of benchmarks/training.py, two threads, paired: 1.01 (0.92 to 1.09)
-                # at a vocabulary of 8,192 and 1.06 (0.91 to 1.08) at 32,000, after 30 to 44 s of compilation.
+                # In fp32, compiled steps were hardly faster, after half a minute of compilation; no result is stored.
                 return "off", "it is off on a CPU"
             if self.train.parallel == "deepspeed":
                 return "off", "it cannot be combined with train.parallel=deepspeed"
@@ -474,10 +474,11 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
     """Variables of every worker of this plan."""
     threads = str(plan.threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-    if plan.device == "cpu" and plan.threads > 1:
-        # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: with two busy
-        # neighbours on two cores, steps took 3.3 times as long (3.0 to 4.6) as with threads that sleep at once. Without neighbours,
-        # spinning saves 6 to 10 %, of which a spin of some 100 microseconds loses nothing; it loses less if neighbours come later.
+    chosen = set(facts.thread_waiting) | (config.environment.env.keys() & set(THREAD_WAITING))
+    if plan.device == "cpu" and plan.threads > 1 and not chosen:
+        # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: beside busy
+        # neighbours, steps took several times as long as with threads that sleep at once. Without neighbours, spinning saves some
+        # percent, and a spin of some 100 microseconds saved as much. Seen once on two cores; no result is stored.
         variables |= {"OMP_WAIT_POLICY": "passive"} if facts.load >= 1 else {"GOMP_SPINCOUNT": "10000"}
     if plan.compile != "off":
         variables["TORCHINDUCTOR_CACHE_DIR"] = str(config.runtime.home.absolute() / "compile-cache")

@@ -101,6 +101,7 @@ class MachineFacts(GpuFacts):
         occupied_port: environment.master_port, where another program listens there.
         loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
+        thread_waiting: variables of this process that say how waiting threads of OpenMP wait, by name.
         versions: of installed packages, by name.
     """
 
@@ -117,5 +118,6 @@ class MachineFacts(GpuFacts):
     occupied_port: int | None = None
     loopback_fault: str = ""
     visible_gpus: str = ""
+    thread_waiting: tuple[str, ...] = ()
     compilers: Compilers = Compilers()
     versions: dict[str, str]

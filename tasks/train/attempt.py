@@ -198,11 +198,9 @@ def supervise(
         raise
     except Exception as raised:
         log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        stop_workers(attempt, workers)
-        fault = raised
+        fault, stop_request = raised, stop_workers(attempt, workers)
     except BaseException as raised:
-        stop_workers(attempt, workers)
-        stop_request = raised
+        stop_request = stop_workers(attempt, workers, raised)
     finally:
         signals.hold()
         workers.end()

@@ -20,7 +20,7 @@ from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
-SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.SLURM_STEP, written by the node that hosts the rendezvous
+SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
 
 def start(

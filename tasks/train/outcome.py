@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infini_llama.configs.errors import ConfigError, DataError, ExitCode, PipelineError, Preempted, TrainFailed
+from infini_llama.configs.errors import ENDINGS, ConfigError, DataError, ExitCode, PipelineError, Preempted, TrainFailed
 from infini_llama.tasks.records.status import EndKind, RankError, RankStatus
 
 log = logging.getLogger("infini_llama.train")
@@ -15,7 +15,7 @@ log = logging.getLogger("infini_llama.train")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of an attempt whose workers have ended.
+    """All that is known of an attempt whose workers have ended.
 
     Attributes:
         returncode: of torchrun; 1 for anything that went wrong in a worker, negative for a signal to torchrun itself.
@@ -78,7 +78,7 @@ def outcome_of(evidence: Evidence) -> Outcome:
 
 
 def _reported(evidence: Evidence) -> Outcome:
-    """What the ranks' statuses and torchrun's exit code say."""
+    """The end of an attempt by the ranks' statuses and torchrun's exit code alone."""
     returncode, statuses, logs = evidence.returncode, evidence.statuses, evidence.log_folder
     written = [status for status in statuses if status]
     if len(written) == len(statuses) and all(status.state == "done" for status in written):
@@ -118,18 +118,19 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
 
 
 def exception_of(outcome: Outcome, evidence: Evidence, run: str, step: int) -> Exception | None:
-    """The exception that ends the command whatever follows the exit code: a fault of this process, or a request to stop it.
+    """The exception that ends the command whatever follows the exit code: a request to stop this process, or a fault of it.
 
     Args:
         run: its name.
         step: of the newest checkpoint.
     """
-    if evidence.fault is not None and outcome.kind == "failed" and outcome.culprit is None:
-        return evidence.fault
+    failed = outcome.kind == "failed"
+    if evidence.stop_request is None:
+        return evidence.fault if failed and outcome.culprit is None else None
     # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
-    if evidence.stop_request is None or outcome.code in (ExitCode.INVALID_CONFIG, ExitCode.INVALID_DATA):
+    if failed and ENDINGS[ExitCode(outcome.code)].follows == "nothing":
         return None
-    if outcome.kind == "failed":
+    if failed:
         log.error("the attempt failed while it was stopped: %s", outcome.message)
     newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
     where = "it has done its last step" if outcome.kind == "done" else newest

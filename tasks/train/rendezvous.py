@@ -1,6 +1,6 @@
 """Where the torchruns of an attempt find each other: chosen by the leading node, written into the attempt's folder for the others.
 
-A machine that is alone uses its loopback address, whatever its name is and whether that can be attempt.
+A machine that is alone uses its loopback address, whatever its name is and whether that can be resolved.
 """
 
 import array

@@ -28,6 +28,8 @@ def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
     A preempted attempt resumes, one that ran out of memory with smaller micro-batches, and a diverged one from an older
     checkpoint, without the samples since.
     """
+    if ENDINGS[ExitCode(outcome.code)].follows != "attempt":
+        return None
     if outcome.code == ExitCode.PREEMPTED:
         log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
         return plan_next_attempt(attempt)

@@ -39,11 +39,17 @@ def stop_seconds(lines: list[MetricsLine]) -> float:
     return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
-def stop_workers(attempt: AttemptPlan, workers: Workers) -> None:
+def stop_workers(attempt: AttemptPlan, workers: Workers, request: BaseException | None = None) -> BaseException | None:
     """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
 
     What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
     as often as it comes.
+
+    Args:
+        request: why; None: for a fault.
+
+    Returns:
+        `request`, or the first that came meanwhile.
     """
     requested = time.monotonic()
     while True:
@@ -54,13 +60,15 @@ def stop_workers(attempt: AttemptPlan, workers: Workers) -> None:
             )
             notify_systemd(grace)
             workers.stop(grace)
-            return
+            return request
         except Exception:
             raise
-        except BaseException:
-            if time.monotonic() - requested > ONE_REQUEST_SECONDS:
+        except BaseException as interruption:
+            if request is None:
+                request, requested = interruption, time.monotonic()
+            elif time.monotonic() - requested > ONE_REQUEST_SECONDS:
                 log.warning("second signal received: exiting now; the newest valid checkpoint remains")
-                return
+                return request
 
 
 def _grace_period_now(attempt: AttemptPlan) -> float:

@@ -181,11 +181,12 @@ class Trainer:
         train, strategy = self.attempt.config.train, self.strategy
 
         self._set_write_jitter(0)
+        samples, number = self.batches.first_with_targets()
 
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
-            first = list(self.batches.micro_batches(0, self.ranks.device))[:1]
-            return strategy.accumulate(first, max(1, self.batches.targets(0))).item()
+            first = list(self.batches.micro_batches(samples, self.ranks.device))[number : number + 1]
+            return strategy.accumulate(first, max(1, self.batches.targets(samples))).item()
 
         first_batch()
         strategy.discard_gradients()

@@ -185,19 +185,19 @@ def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters.
-
-    Attributes:
-        has_validation: metrics.jsonl had a validation when it was opened.
-    """
+    """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters."""
 
     def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
-        self.has_validation = any(isinstance(line, ValidationLine) for line in read_metrics(RunFolder(run_dir)))
+        self.run = RunFolder(run_dir)
         self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
-        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, RunFolder(run_dir).read_id()
+        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, self.run.read_id()
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
+
+    def has_validation(self) -> bool:
+        """Whether metrics.jsonl has a validation; reads all of it."""
+        return any(isinstance(line, ValidationLine) for line in read_metrics(self.run))
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)

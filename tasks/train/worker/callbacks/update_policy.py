@@ -108,14 +108,14 @@ class UpdatePolicy(Callback):
 
     Attributes:
         skips: steps within the window whose update was skipped.
-        without_targets: steps of this attempt whose batch had no target.
+        saw_no_targets: a step of this attempt had a batch without a target, which is logged once.
     """
 
     def __init__(self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]) -> None:
         self.limit, self.rows = train.max_skips, rows
         self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
         self.skips: list[int] = []
-        self.without_targets = 0
+        self.saw_no_targets = False
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         """Record an update that was made or skipped; one that fp16's scale explains does not count as skipped.
@@ -125,8 +125,8 @@ class UpdatePolicy(Callback):
         """
         update = result.update
         if not result.targets:  # nothing was computed
-            self.without_targets += 1
-            if self.without_targets == 1:
+            if not self.saw_no_targets:
+                self.saw_no_targets = True
                 log.warning(
                     "step %d: no token of its sequences is a target, so it changes nothing; such steps are counted, and not logged again",
                     state.step,

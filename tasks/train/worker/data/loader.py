@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -142,6 +143,23 @@ class TrainBatches:
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
         return self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed))
+
+    def first_with_targets(self) -> tuple[int, int]:
+        """The first micro-batch of which a label counts on any rank: samples consumed before its step, and its number in the step.
+
+        (0, 0) where none does in the first epoch. The same on all ranks, since each rank knows the rows of all.
+        """
+        for samples in count(0, self.global_batch):
+            stage = self.stage(samples)
+            if samples and samples * stage.rows_per_sample >= len(stage.reader):
+                break
+            if stage.reader.count_targets(rows := self.rows(samples)):
+                of_ranks = rows.reshape(-1, self.per_rank * stage.rows_per_sample)
+                length = self.micro_batch * stage.rows_per_sample
+                for number, start in enumerate(range(0, of_ranks.shape[1], length)):
+                    if stage.reader.count_targets(of_ranks[:, start : start + length].ravel()):
+                        return samples, number
+        return 0, 0
 
     def input_tokens(self, samples_consumed: int) -> int:
         """Tokens that the model reads in that step, over all ranks, padding among them."""

@@ -98,8 +98,8 @@ def compile_if_it_agrees(
         module: the loss module around `model`.
         plan: what is compiled, and the precision that decides how much may differ.
         mode: train.compile_mode.
-        first_batch: forward and backward of this rank's first micro-batch from the same random state each time; returns its
-            loss and leaves the gradients in the parameters of `module`.
+        first_batch: forward and backward of this rank's part of the first micro-batch that has targets, from the same random
+            state each time; returns its loss and leaves the gradients in the parameters of `module`.
     """
     what = plan.compile
     if what == "off":
@@ -153,6 +153,8 @@ def disagreement(
     difference, size, losses, loss_difference = ranks.sum(
         sum(pair[0] for pair in squares), sum(pair[1] for pair in squares), eager_loss, abs(loss - eager_loss)
     )
+    if not losses:
+        return "no label of the training rows counts, so there is nothing to compare"
     gradients = (difference / size) ** 0.5 if size else difference
     log.info("compiled against eager: loss differs by %.2g, gradients by %.2g", loss_difference / losses, gradients)
     if loss_difference <= tolerance * losses and gradients <= tolerance:

@@ -10,6 +10,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import masked
 from infini_llama.model.config import parameters
+from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.estimate import bytes_needed, checkpoint_bytes, model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
@@ -322,6 +323,17 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     two_gpus = plan_environment(settings(), with_gpus(laptop, [H100] * 2)).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_how_threads_wait_is_the_users_where_they_say_it(laptop, tmp_path, name, load):
+    waiting = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    mine = plan_environment(settings({"env": {name: "active"}}), changed(laptop, load=load)).env
+    assert {key: value for key, value in mine.items() if key in waiting} == {name: "active"}
+    exported = probe(tmp_path, machine=Machine(environ={name: "active"}, gpu_probe=("-c", "raise SystemExit(1)")))
+    facts = changed(laptop, load=load, thread_waiting=exported.thread_waiting)
+    assert not waiting & plan_environment(settings(), facts).env.keys()
 
 
 def test_a_driver_that_torch_cannot_use_is_named(laptop):

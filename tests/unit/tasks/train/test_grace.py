@@ -3,10 +3,14 @@
 import json
 import socket
 
+from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.train.stopping import grace_period, notify_systemd, stop_seconds
+from infini_llama.tasks.train import stopping
+from infini_llama.tasks.train.launch import Workers
+from infini_llama.tasks.train.stopping import grace_period, notify_systemd, stop_seconds, stop_workers
+from support.records import make_attempt, make_plan
 
 STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
 SAVED = STEP | {"step": 2, "save_time": 4.0, "save_write_time": 10.0}
@@ -32,3 +36,27 @@ def test_systemds_stop_timeout_is_extended(tmp_path, monkeypatch):
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         notify_systemd(39.0)
         assert systemd.recv(200) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=44000000"
+
+
+class Interrupted(Workers):
+    """Workers whose stop is interrupted by each of `requests` in turn, and then succeeds."""
+
+    def __init__(self, *requests: BaseException) -> None:
+        object.__setattr__(self, "requests", list(requests))
+
+    def stop(self, grace_period: float) -> None:
+        if self.requests:
+            raise self.requests.pop(0)
+
+
+def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(tmp_path, monkeypatch):
+    attempt = make_attempt(tmp_path, parse_config({"data": {"source": "python-stdlib"}}), plan=make_plan())
+    first, second = KeyboardInterrupt(), KeyboardInterrupt()
+    assert stop_workers(attempt, Interrupted()) is None
+    repeated = Interrupted(first, second)  # within a second: one request, for which the workers still save
+    assert stop_workers(attempt, repeated) is first and not repeated.requests
+    monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", -1.0)
+    ended = Interrupted(first, second, KeyboardInterrupt())
+    assert stop_workers(attempt, ended) is first and len(ended.requests) == 1
+    again = Interrupted(second, KeyboardInterrupt())
+    assert stop_workers(attempt, again, first) is first and len(again.requests) == 1

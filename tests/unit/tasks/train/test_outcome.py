@@ -2,9 +2,9 @@
 
 import pytest
 
-from infini_llama.configs.errors import ENDINGS, ExitCode
+from infini_llama.configs.errors import ENDINGS, ExitCode, Preempted
 from infini_llama.tasks.records.status import RankError, RankStatus
-from infini_llama.tasks.train.outcome import Evidence, Outcome, outcome_of
+from infini_llama.tasks.train.outcome import Evidence, Outcome, exception_of, outcome_of
 
 
 def reported(returncode: int, *statuses: RankStatus | None) -> Outcome:
@@ -89,6 +89,23 @@ SILENT = (word(0, "running", 70),)
 )
 def test_what_is_known_best_decides(statuses, seen, code):
     assert outcome_of(Evidence(1, statuses, "logs", **seen)).code == code
+
+
+@pytest.mark.parametrize(
+    ("statuses", "seen", "kind"),
+    [
+        (SILENT, {"fault": OSError()}, OSError),
+        (SILENT, {"fault": OSError(), "stop_request": KeyboardInterrupt()}, Preempted),
+        (SAVED, {"fault": OSError(), "stop_request": KeyboardInterrupt()}, Preempted),
+        (DONE, {"fault": OSError()}, type(None)),
+        (DONE, {"stop_request": KeyboardInterrupt()}, Preempted),
+        (REFUSED, {"stop_request": KeyboardInterrupt()}, type(None)),
+        (REFUSED, {"fault": OSError(), "stop_request": KeyboardInterrupt()}, type(None)),
+    ],
+)
+def test_a_request_to_stop_ends_the_command_also_beside_a_fault(statuses, seen, kind):
+    evidence = Evidence(1, statuses, "logs", **seen)
+    assert type(exception_of(outcome_of(evidence), evidence, "mine", 3)) is kind
 
 
 def test_every_exit_code_has_its_ending():

@@ -103,3 +103,10 @@ def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, mo
     compiling.use_cache(tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(module, run_dir, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "compile", lambda original, **options: lambda *arguments: original(*arguments) * 2)
+    plan = make_plan(compile="block")
+    assert compile_if_it_agrees(module, module.model, plan, "default", lambda: 0.0, OneRank(), run_dir) is None
+    assert not called(module) and caplog.text and json.loads((run_dir / "compile.json").read_text())["reason"]

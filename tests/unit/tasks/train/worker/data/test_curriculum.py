@@ -56,6 +56,29 @@ def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     assert len(set(first.tolist())) == 64 and first.max() < 90
 
 
+class Masked(Rows):
+    """Rows of which those numbered `counting` alone have targets."""
+
+    counting: tuple[int, ...] = ()
+
+    def count_targets(self, rows: np.ndarray) -> int:
+        return int(np.isin(rows, self.counting).sum())
+
+
+def test_all_ranks_find_the_same_first_micro_batch_with_targets():
+    reader = Masked(16, 40)
+    ranks = [TrainBatches(curriculum_stages(reader), 7, 8, 2, rank, 2) for rank in range(2)]
+    reader.counting = tuple(
+        ranks[0].rows(8)[[3, 6]].tolist()
+    )  # second micro-batch of each rank's four samples of step 1
+    assert [of.first_with_targets() for of in ranks] == [(8, 1)] * 2
+    reader.counting = tuple(ranks[0].rows(8)[[3, 4]].tolist())
+    assert [of.first_with_targets() for of in ranks] == [(8, 0)] * 2
+    reader.counting = ()
+    assert ranks[0].first_with_targets() == (0, 0)
+    assert batches().first_with_targets() == (0, 0)
+
+
 @given(world=st.sampled_from([1, 2, 4, 8]), micro=st.sampled_from([1, 2, 4, 8]), step=st.integers(0, 12))
 @settings(deadline=None, max_examples=40)
 def test_ranks_and_micro_batches_do_not_change_the_order_of_rows(world, micro, step):
