@@ -78,34 +78,56 @@ class Workers:
     choice: Choice | None
 
 
+@dataclass(frozen=True)
+class Limit:
+    """The most workers that something allows, and what it is, for people."""
+
+    most: int
+    reason: str
+
+
 def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) -> Workers:
     """The workers for the preparation of these parts."""
     text = sum(map(_text_bytes, parts))
     is_read_by_python = 2 * sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python) > text
     if data.num_workers != "auto":
         count = min(data.num_workers, max(1, len(parts)))
-        are_threads = count == 1 or (count <= MOST_THREADS and not is_read_by_python)
-        return Workers(count, are_threads and data.engine == "local", None)
+        return Workers(count, _are_threads(data, count, is_read_by_python), None)
     if os.environ.get(ADDRESSES.get(data.engine, "")):
         return Workers(0, False, _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}"))
     cores, available = usable_cores(machine), memory(machine).available
     limits = [
-        (cores, f"{cores} usable core(s)"),
-        (len(parts), f"{len(parts)} part(s) of text"),
-        (
+        Limit(cores, f"{cores} usable core(s)"),
+        Limit(len(parts), f"{len(parts)} part(s) of text"),
+        Limit(
             available // WORKER_MEMORY,
             f"{in_bytes(available)} of free memory, of which a worker takes {in_bytes(WORKER_MEMORY)}",
         ),
     ]
-    by_text = text // WORTH_A_PROCESS, f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
-    by_lock = MOST_THREADS, "more threads would wait for one another, and there is too little text for more processes"
-    processes = min((*limits, by_text), key=lambda limit: limit[0])
-    has_processes = data.engine != "local" or is_read_by_python or processes[0] > MOST_THREADS
-    most, reason = processes if has_processes else min((*limits, by_lock), key=lambda limit: limit[0])
-    count = max(1, most)
-    are_threads = data.engine == "local" and (count == 1 or not has_processes)
+    by_text = Limit(
+        text // WORTH_A_PROCESS,
+        f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
+    )
+    by_lock = Limit(
+        MOST_THREADS, "more threads would wait for one another, and there is too little text for more processes"
+    )
+    tightest = _tightest([*limits, by_text])
+    if _are_threads(data, MOST_THREADS, is_read_by_python) and tightest.most <= MOST_THREADS:
+        tightest = _tightest([*limits, by_lock])
+    count = max(1, tightest.most)
+    are_threads = _are_threads(data, count, is_read_by_python)
     kind = ("thread" if count == 1 else "threads") if are_threads else ("process" if count == 1 else "processes")
-    return Workers(count, are_threads, _choice(f"{count} {kind}", reason))
+    return Workers(count, are_threads, _choice(f"{count} {kind}", tightest.reason))
+
+
+def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
+    """Whether so many workers are threads of this process, not processes; see the top of this file."""
+    return data.engine == "local" and (count == 1 or (count <= MOST_THREADS and not is_read_by_python))
+
+
+def _tightest(limits: Sequence[Limit]) -> Limit:
+    """The limit that allows the fewest workers; the first of several equal ones."""
+    return min(limits, key=lambda limit: limit.most)
 
 
 def _choice(value: str, reason: str) -> Choice:

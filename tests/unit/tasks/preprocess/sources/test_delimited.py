@@ -181,7 +181,8 @@ def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
     assert found == ["good", Fault("has 3 fields instead of 2 in line 3"), "better"]
 
 
-def test_rows_with_quotes_come_in_batches(tmp_path):
+def test_rows_with_quotes_come_in_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "READ", 2**16)
     path = written(tmp_path, "id,text\n" + '1,"a, b"\n' * 100, "x.csv")
     assert [len(batch) for batch in formats.read(path, "text")] == [100]
 
