@@ -92,7 +92,7 @@ def measure(config: PipelineConfig, plan: EnvironmentPlan) -> float:
 
 
 def child(job: str) -> None:
-    """Steps of one worker, as the trainer makes them; prints the median seconds of a step."""
+    """Steps of one worker, as the trainer makes them; prints the seconds of the fastest."""
     import torch
 
     from infini_llama.model.config import LlamaConfig

@@ -42,19 +42,23 @@ class Ending:
     """What an exit code says of an attempt to train, and what follows it.
 
     Attributes:
-        cause, action: for people; docs/resume.md and the help of the command line are written from them.
+        cause, action: for people; the table of docs/resume.md is written from them.
         follows: "nothing": the same command would end the same way, on all nodes. "attempt": the stage makes another attempt at once,
             unless it was the command that was stopped, or none is left to make. "retry": the stage raises, and is entered
             again as often as runtime.retries says.
+        of_command: what the help says of a command that ended so; "": the cause.
     """
 
     cause: str
     follows: Literal["nothing", "attempt", "retry"]
     action: str
+    of_command: str = ""
 
 
 ENDINGS = {
-    ExitCode.FINISHED: Ending("finished", "nothing", "None. Running the command again only prints the result."),
+    ExitCode.FINISHED: Ending(
+        "finished", "nothing", "None. Running the command again only prints the result.", "success"
+    ),
     ExitCode.INVALID_CONFIG: Ending(
         "invalid configuration or arguments", "nothing", "Not retried. The error names the key."
     ),
@@ -67,16 +71,19 @@ ENDINGS = {
         "unexpected error, killed worker, killed torchrun",
         "retry",
         "Retried by the Prefect task, or with `--no-prefect` in a loop with the same policy.",
+        "unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
         "out of memory",
         "attempt",
         "Retried with half the micro-batch and the same global batches in the same order, until it cannot be halved.",
+        "out of memory, and the micro-batch cannot be halved",
     ),
     ExitCode.DIVERGED: Ending(
         "loss, gradient or weights not finite",
         "attempt",
-        "[Rolled back](#non-finite-losses-and-spikes) at most `runtime.max_rollbacks` times.",
+        "Rolled back at most `runtime.max_rollbacks` times.",
+        "loss, gradient or weights not finite, also after rollbacks",
     ),
     ExitCode.PREEMPTED: Ending(
         "stopped by a signal or by Prefect",
@@ -84,11 +91,13 @@ ENDINGS = {
         "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a worker, training then continues "
         "immediately, and no failure is counted. After SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the "
         "command ends within `runtime.grace_period`; run it again to resume.",
+        "training was stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(
         "hung rank",
         "retry",
         "Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all ranks to their logs, and kills them.",
+        "hung rank, also after retries",
     ),
 }
 

@@ -56,19 +56,32 @@ def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def machine(name: str) -> str:
-    """Cores, platform and load, as far as a file states them."""
+    """Cores, platforms, and the lowest to the highest load, as far as the rows of a file state them."""
     content = result(name)
-    content = content[0] if isinstance(content, list) else content
-    row = next(iter(content.get("rows", [])), content)
-    facts = content.get("machine") or {"platform": row.get("platform"), "cores": row.get("cores") or row.get("threads")}
-    facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": content["cores"]}
-    cpu = facts.get("cpu") or facts.get("processor") or next(iter(content.get("backends", [{}]))).get("processor")
-    cpu = cpu["model"] if isinstance(cpu, dict) else cpu
-    load = facts.get("load_at_the_end") or facts.get("load") or content.get("load") or row.get("load")
-    loads: list[Any] = [load] if isinstance(load, float) else load or []
-    loads = loads[0] if loads and isinstance(loads[0], list) else loads
-    known = [cpu, facts.get("cores") and f"{facts['cores']} cores", str(facts["platform"]).partition("-with")[0]]
-    return ", ".join([*filter(None, known), *([f"load {loads[0]:.1f}"] if loads else [])])
+    rows: list[Any] = content
+    if isinstance(content, dict):
+        rows = [content | row for row in content.get("rows") or content.get("backends") or [{}]]
+    known: dict[Any, None] = {}
+    loads: list[float] = []
+    for row in rows:
+        facts = row.get("machine") or {"platform": row.get("platform"), "cores": row.get("cores") or row.get("threads")}
+        facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": row["cores"]}
+        cpu = facts.get("cpu") or facts.get("processor") or ("backends" in row and row["processor"])
+        cpu = cpu["model"] if isinstance(cpu, dict) else cpu
+        load: Any = facts.get("load_at_the_end") or facts.get("load") or row.get("load")
+        while isinstance(load, list):
+            load = load[0] if load else None
+        loads += [load] if load else []
+        platform = str(facts["platform"]).partition("-with")[0]
+        known |= dict.fromkeys(filter(None, [cpu, facts.get("cores") and f"{facts['cores']} cores", platform]))
+    lowest, highest = (f"{end(loads):.1f}" if loads else "" for end in (min, max))
+    load_range = [f"load {lowest}" + (f" to {highest}" if highest != lowest else "")] if loads else []
+    return ", ".join([*known, *load_range])
+
+
+def attention_loads() -> str:
+    loads = [row["load"] for row in result("attention-cpu.json")["backends"]]
+    return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
 def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) -> tuple[float, float, float]:
@@ -118,6 +131,20 @@ def training_ratios(mode: str, peer: str, allocator: str) -> str:
     """The lowest and highest of the medians of all rows that have the mode."""
     rows = [row for row in result("training.json")["rows"] if f"ours, {mode}" in row["starts"][0]["lanes"]]
     found = [training_ratio(row, mode, peer, allocator)[0] for row in rows]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def compiled_steps() -> str:
+    """Time of our eager step over our compiled one in the same round: the lowest and highest median of a start."""
+    starts = [start["lanes"] for row in result("training.json")["rows"] for start in row["starts"]]
+    found = [
+        median(
+            eager / compiled
+            for eager, compiled in zip(lanes["ours, eager"]["wall"], lanes["ours, compiled"]["wall"], strict=True)
+        )
+        for lanes in starts
+        if "ours, compiled" in lanes
+    ]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
@@ -567,6 +594,8 @@ TABLES: tuple[Callable[[], str], ...] = (
     context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,
 )  # fmt: skip
 NUMBERS: dict[str, Callable[[], str]] = {
+    "attention_loads": attention_loads,
+    "compiled_steps": compiled_steps,
     "trainer_shipped": lambda: training_ratios("eager", "trainer", "as shipped"),
     "trainer_same": lambda: training_ratios("eager", "trainer", "our allocator"),
     "litgpt_shipped": lambda: training_ratios("eager", "litgpt", "as shipped"),

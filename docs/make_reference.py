@@ -68,6 +68,7 @@ def with_exit_codes(page: str) -> str:
     """The page with the table of `ENDINGS` between its marks."""
     lines = [f"| {ending.cause} | {code:d} | {ending.action} |\n" for code, ending in ENDINGS.items()]
     table = "| cause | exit code | action |\n|---|---|---|\n" + "".join(lines)
+    table = table.replace("Rolled back", "[Rolled back](#non-finite-losses-and-spikes)")
     return EXIT_CODES.sub(lambda marks: f"{marks[1]}\n\n{table}\n{marks[2]}", page)
 
 

@@ -341,8 +341,9 @@ def overview() -> str:
         lines += ["", heading, *(f"  {name:<11} {COMMANDS[name].help}" for name in names)]
         lines += [f"  Example: infini-llama {example}"]
     lines += ["", SETTING_KEYS, "'infini-llama help COMMAND' prints the options of a command.", "", "Exit codes:"]
-    causes = {str(int(code)): ending.cause for code, ending in ENDINGS.items()} | OTHER_CODES
-    lines += [f"{code:>10}  {cause}" for code, cause in causes.items()]
+    codes = {str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()} | OTHER_CODES
+    in_order = sorted(codes.items(), key=lambda item: int(item[0].partition(",")[0]))
+    lines += [f"{code:>10}  {meaning}" for code, meaning in in_order]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
 
 
 def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
-    """What the optimizer keeps of the weights that are trained."""
+    """Bytes of the optimizer's moments, of the weights that are trained."""
     optimizer, layers = OPTIMIZERS[train.optimizer], model.num_hidden_layers
     matrices = (
         (matrix_parameters(model) - model.vocab_size * model.hidden_size) // layers * (layers - train.frozen_layers)

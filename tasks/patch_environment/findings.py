@@ -108,9 +108,7 @@ def _disk(disk: Disk) -> Finding:
 
 def _file_system(disk: Disk) -> Finding:
     if not disk.has_links and not disk.fault:
-        sentence = (
-            "It has no symbolic links, so there are no folders `latest` and `best`; the commands find them without."
-        )
+        sentence = "It has no symbolic links, so there are no folders `latest` and `best`; commands find both checkpoints themselves."
         return finding("file system", disk.kind or "unknown", "note", sentence)
     if not disk.network:
         return finding("file system", disk.kind or "unknown")

@@ -420,7 +420,8 @@ class Planner:
 
         def rule() -> tuple[Compile, str]:
             if device == "cpu":
-                # In fp32, compiled steps were hardly faster, after half a minute of compilation; no result is stored.
+                # Compiled steps in bf16 are some percent faster (benchmarks/results/training.json), after half a minute of
+                # compilation; those in fp32 were hardly faster, of which no result is stored.
                 return "off", "it is off on a CPU"
             if self.train.parallel == "deepspeed":
                 return "off", "it cannot be combined with train.parallel=deepspeed"

@@ -97,11 +97,11 @@ def srun(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) 
 def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
     """The environment of torchrun: this process's and `variables`, without PET_*, which torchrun would read as its own options."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-    own = {
+    forced = {
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),  # after a signal; after a rank's failure it is 30 s
         "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
     }
-    return inherited | variables | own
+    return inherited | variables | forced
 
 
 def spawn(

@@ -232,8 +232,8 @@ def save_checkpoint(
     """
     target = checkpoint_path(folder, step)
     first = dist.get_rank(group) == 0
-    with staged(target) if first else nullcontext() as own:
-        box = [str(own)]
+    with staged(target) if first else nullcontext() as staging:
+        box = [str(staging)]
         dist.broadcast_object_list(box, group=group, group_src=0)
         shared = Path(box[0])
         writer, planner = TensorWriter(shared), DefaultSavePlanner(flatten_state_dict=False)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from infini_llama.configs import other_names
-from infini_llama.flows.cli.commands import COMMANDS, build_parser
+from infini_llama.configs.errors import ExitCode
+from infini_llama.flows.cli.commands import COMMANDS, build_parser, overview
 from infini_llama.flows.cli.main import main, parse
 
 
@@ -64,3 +65,8 @@ def test_completion_knows_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in (*COMMANDS, "keep-checkpoints"))
+
+
+def test_the_help_lists_every_exit_code_in_order():
+    listed = [int(code) for code in re.findall(r"^ +(\d+)(?:, \d+)?  ", overview().partition("Exit codes:")[2], re.M)]
+    assert listed == sorted(listed) and {*map(int, ExitCode)} <= set(listed)
