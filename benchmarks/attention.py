@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stored_rows import about, store
 
 from infini_llama.model.backends import causal_attention
-from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.gpu_probe import TOLERANCE
-from infini_llama.tasks.patch_environment.machine import cpu
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
 LONG, SHORT_AND_LONG = [2048, 4096, 8192, 16384, 32768], [64, 128, 256, 512, 1024, 2048, 4096, 8192]
@@ -175,30 +174,17 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def compare_backends(options: argparse.Namespace, target: Path) -> None:
     """Each shape in a process of its own."""
-    processor = cpu(Machine()).model + (" with bf16" if cpu(Machine()).bf16 else " without bf16")
-    if options.device == "cuda":
-        processor = torch.cuda.get_device_name()
     fifo = os.sched_getscheduler(0) == os.SCHED_FIFO  # under chrt: other programs do not interrupt
-    about = {
-        "priority": "real time" if fifo else "ordinary",
-    } | {
-        "processor": processor,
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
-    stored = json.loads(target.read_text(encoding="utf-8"))
+    known = about() | {"priority": "real time" if fifo else "ordinary"}
+    if options.device == "cuda":
+        known["processor"] = torch.cuda.get_device_name()
     for case in cases_of(options):
         command = [sys.executable, __file__, "--rounds", str(options.rounds), "--case", json.dumps(case)]
         answer = subprocess.run(
             command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
         )
         timed: dict[str, list[float]] = json.loads(answer.stdout)
-        row = about | case | {"seconds": timed, "load": os.getloadavg()[0]}
-        same = ("processor", *case)
-        kept = [old for old in stored.get("backends", []) if any(old.get(name) != row[name] for name in same)]
-        stored["backends"] = [*kept, row]
-        target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        store(target, known | case | {"seconds": timed}, ("processor", *case), "backends")
         print(", ".join(f"{name} {value}" for name, value in case.items() if name != "device"), end=": ")
         for form, seconds in timed.items():
             ratios = [sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)]

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stored_rows import about, store
+
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
@@ -146,8 +148,6 @@ def main() -> None:
     if arguments.child:
         return child(arguments.child)
     facts = probe(Path.cwd())
-    about = {"processor": facts.cpu.model + (" with bf16" if facts.cpu.bf16 else " without bf16"), "cores": facts.cores}
-    about |= {"platform": facts.platform, "torch": facts.versions["torch"]}
     for vocabulary in arguments.vocabularies:
         cases = plans(vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")])
         speeds: dict[str, list[float]] = {name: [] for name in cases}
@@ -158,15 +158,8 @@ def main() -> None:
         chosen = default.model_dump(
             include={"precision", "attention_backend", "allocator", "loss_chunk", "compile", "threads"}
         )
-        row = about | {
-            "vocabulary": vocabulary,
-            "plan": chosen,
-            "load": os.getloadavg()[0],
-            "tokens_per_second": speeds,
-        }
-        stored = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
-        kept = [old for old in stored if any(old[name] != row[name] for name in ("processor", "vocabulary"))]
-        RESULTS.write_text(json.dumps({"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+        row = about() | {"vocabulary": vocabulary, "plan": chosen, "tokens_per_second": speeds}
+        store(RESULTS, row, ("processor", "vocabulary"))
         for name, values in speeds.items():
             ratios = [value / base for value, base in zip(values, speeds["default"], strict=True)]
             low, middle, high = min(ratios), statistics.median(ratios), max(ratios)

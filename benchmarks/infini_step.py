@@ -11,7 +11,6 @@ a row per processor, size, segment length and number of threads. On a machine th
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stored_rows import about, store
 from training_peer import SIZES
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.patch_environment.machine import Machine, cpu
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -101,22 +100,18 @@ def child(case: dict[str, Any], rounds: int) -> None:
 
 def measure(size: str, segment: int, threads: int, rounds: int, home: Path) -> dict[str, Any]:
     """The row of one case, in a process with the variables of its plan."""
-    plans = {kind: plan_environment(config_of(size, segment, threads, kind), probe(home)) for kind in KINDS}
+    facts = probe(home)  # once, so that both kinds have the same variables
+    plans = {kind: plan_environment(config_of(size, segment, threads, kind), facts) for kind in KINDS}
     case = {"size": size, "segment": segment, "threads": threads}
     order = json.dumps(case | {"plans": {kind: plan.to_json() for kind, plan in plans.items()}})
     command = [sys.executable, __file__, "--rounds", str(rounds), "--child", order]
     done = subprocess.run(command, env=os.environ | plans["infini"].env, stdout=subprocess.PIPE, check=True)
-    found = cpu(Machine())
-    about = {
-        "processor": found.model + (" with bf16" if found.bf16 else " without bf16"),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
+    chosen = {
         "precision": plans["infini"].precision,
         "attention_backend": {kind: plan.attention_backend for kind, plan in plans.items()},
+        "env": plans["infini"].env,
     }
-    return about | case | {"seconds": json.loads(done.stdout.splitlines()[-1])}
+    return about() | chosen | case | {"seconds": json.loads(done.stdout.splitlines()[-1])}
 
 
 def main() -> None:
@@ -134,10 +129,7 @@ def main() -> None:
             for segment in arguments.segments:
                 for threads in arguments.threads:
                     row = measure(size, segment, threads, arguments.rounds, Path(home))
-                    stored = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
-                    same = ("processor", "size", "segment", "threads")
-                    kept = [old for old in stored if any(old[name] != row[name] for name in same)]
-                    RESULTS.write_text(json.dumps({"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+                    store(RESULTS, row, ("processor", "size", "segment", "threads"))
                     ratios = [
                         infini / local
                         for local, infini in zip(row["seconds"]["local"], row["seconds"]["infini"], strict=True)
