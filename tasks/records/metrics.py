@@ -2,7 +2,7 @@
 a run's time went."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -59,8 +59,13 @@ class StepLine(Record):
     step: int
 
 
+def when_measured(default: Any) -> Any:
+    """A field that lines have only where it was measured."""
+    return Field(default=default, exclude_if=lambda value: value == default)
+
+
 class TrainLine(StepLine):
-    """One step. A field is None if it was not measured in this step or was not finite.
+    """One step. A field is None if it was not measured in this step or was not finite; a `when_measured` one is then left out.
 
     Attributes:
         loss: mean over the global batch, nats per token; None: the update was skipped, or the step has no targets.
@@ -86,11 +91,11 @@ class TrainLine(StepLine):
     tokens: int = 0
     targets: int | None = None
     input_tokens: int = 0
-    loss_scale: float | None = None
-    param_norm: float | None = None
-    gates: tuple[tuple[float | None, ...], ...] = ()
-    custom: dict[str, float | None] = Field(default_factory=dict)
-    sequence_length: int | None = None
+    loss_scale: float | None = when_measured(None)
+    param_norm: float | None = when_measured(None)
+    gates: tuple[tuple[float | None, ...], ...] = when_measured(())
+    custom: dict[str, float | None] = when_measured({})
+    sequence_length: int | None = when_measured(None)
     step_time: float = 0.0
     data_time: float | None = None
     save_time: float = 0.0
@@ -100,8 +105,8 @@ class TrainLine(StepLine):
     flops_per_second: float | None = None
     mfu: float | None = None
     memory_peak: int | None = None
-    goodput: Goodput | None = None
-    step_time_spread: StepTimeSpread | None = None
+    goodput: Goodput | None = when_measured(None)
+    step_time_spread: StepTimeSpread | None = when_measured(None)
 
     @property
     def layer_gates(self) -> list[float | None]:

@@ -20,16 +20,16 @@ REACH = 1.0  # by which a gate, before the sigmoid, should be able to move: from
 log = logging.getLogger("infini_llama.worker")
 
 
-def gate_shares(model: Llama) -> list[list[float]]:
+def gate_shares(model: Llama) -> tuple[tuple[float, ...], ...]:
     """Share of memory in the output of each head, by layer; of a layer without a memory empty. A collective call.
 
-    Without Infini-attention the whole list is empty.
+    Without Infini-attention the result is empty.
     """
     shares = {
-        layer: full_tensor(attention.gate.detach()).sigmoid().tolist()
+        layer: tuple(full_tensor(attention.gate.detach()).sigmoid().tolist())
         for layer, attention in model.memory_layers().items()
     }
-    return [shares.get(layer, []) for layer in range(model.config.num_hidden_layers)] if shares else []
+    return tuple(shares.get(layer, ()) for layer in range(model.config.num_hidden_layers)) if shares else ()
 
 
 class MemoryNorms:

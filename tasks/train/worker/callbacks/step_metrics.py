@@ -81,24 +81,17 @@ class StepMetrics(Callback):
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         started = time.perf_counter()
-        update = result.update
-        line = TrainLine(
-            kind="train",
-            step=state.step,
-            loss=None if update.skipped else update.loss,
-            learning_rate=result.learning_rate,
-            grad_norm=None if update.skipped else update.grad_norm,
-            tokens=state.tokens,
-            targets=result.targets,
-            input_tokens=self.batches.input_tokens(result.samples) if result.targets else 0,
-        )
-        if self.attempt.plan.precision == "fp16":
-            line = changed(line, loss_scale=result.loss_scale)
         if state.step % self.attempt.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
-                line = self._with_parameters(line)
+                model = self.strategy.model
+                norm, gates = parameter_norm(model), gate_shares(model)
+                line = self._with_custom(self._line(state, result, norm, gates))
+            if self.writer and gates:
+                self.gate_warnings.observe(line.step, gates)
+        else:
+            line = self._line(state, result, None, ())
         if self.writer:
-            self.writer.train(self._with_times(line, result))
+            self.writer.train(line)
         self.report_time = time.perf_counter() - started
 
     def on_train_end(self, finished: bool) -> None:
@@ -110,39 +103,45 @@ class StepMetrics(Callback):
         if self.writer:
             self.writer.sync()
 
-    def _with_parameters(self, line: TrainLine) -> TrainLine:
-        model, name = self.strategy.model, self.attempt.config.train.metrics_hook
-        values: dict[str, Any] = {"param_norm": parameter_norm(model)}
-        if gates := gate_shares(model):
-            values["gates"] = gates
-            if self.writer:
-                self.gate_warnings.observe(line.step, gates)
-        line = changed(line, **values)
+    def _line(
+        self, state: TrainState, result: StepResult, norm: float | None, gates: tuple[tuple[float, ...], ...]
+    ) -> TrainLine:
+        update, times = result.update, result.times
+        length = self.batches.stage(result.samples).reader.sequence_length
+        input_tokens = self.batches.input_tokens(result.samples) if result.targets else 0
+        speed = input_tokens / times.step
+        flops = flops_per_token(self.strategy.model.config, length, self.attempt.config.train.frozen_layers) * speed
+        return TrainLine(
+            kind="train",
+            step=state.step,
+            loss=None if update.skipped else update.loss,
+            learning_rate=result.learning_rate,
+            grad_norm=None if update.skipped else update.grad_norm,
+            tokens=state.tokens,
+            targets=result.targets,
+            input_tokens=input_tokens,
+            loss_scale=result.loss_scale if self.attempt.plan.precision == "fp16" else None,
+            param_norm=norm,
+            gates=gates,
+            sequence_length=length if len(self.batches.stages) > 1 else None,
+            step_time=times.step,
+            data_time=times.data,
+            save_time=times.save,
+            save_write_time=times.save_write,
+            report_time=self.report_time,  # of the step before, as save_time is
+            tokens_per_second=speed,
+            flops_per_second=flops,
+            mfu=utilization(flops, self.peak_flops),
+            memory_peak=memory_peak(),
+            goodput=self.ledger.spent() if self.ledger else None,
+        )
+
+    def _with_custom(self, line: TrainLine) -> TrainLine:
+        name = self.attempt.config.train.metrics_hook
         if self.hook and name:
             with best_effort(f"train.metrics_hook={name}", HOOK, repeated=True):
-                line = changed(line, custom=call_hook(self.hook, name, model, line))
+                return changed(line, custom=call_hook(self.hook, name, self.strategy.model, line))
         return line
-
-    def _with_times(self, line: TrainLine, result: StepResult) -> TrainLine:
-        length = self.batches.stage(result.samples).reader.sequence_length
-        times, speed = result.times, line.input_tokens / result.times.step
-        flops = flops_per_token(self.strategy.model.config, length, self.attempt.config.train.frozen_layers) * speed
-        values: dict[str, Any] = {
-            "step_time": times.step,
-            "data_time": times.data,
-            "save_time": times.save,
-            "save_write_time": times.save_write,
-            "report_time": self.report_time,  # of the step before, as save_time is
-            "tokens_per_second": speed,
-            "flops_per_second": flops,
-            "mfu": utilization(flops, self.peak_flops),
-            "memory_peak": memory_peak(),
-        }
-        if len(self.batches.stages) > 1:
-            values["sequence_length"] = length
-        if self.ledger:
-            values["goodput"] = self.ledger.spent()
-        return changed(line, **values)
 
 
 def parameter_norm(model: nn.Module) -> float:

@@ -118,8 +118,8 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
 def test_gates_are_reported_by_layer_and_head():
     heads = gate_shares(small_model())
     assert len(heads) == 2 and all(share == 0.5 for layer in heads for share in layer)
-    assert gate_shares(small_model("softmax")) == []
-    assert gate_shares(small_model(memory_layers=[1])) == [[], heads[1]]
+    assert gate_shares(small_model("softmax")) == ()
+    assert gate_shares(small_model(memory_layers=[1])) == ((), heads[1])
 
 
 def test_the_parameter_norm_is_that_of_one_vector():

@@ -25,7 +25,9 @@ CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
 def step(number: int, loss: float = 2.0) -> TrainLine:
     timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
-    logged = {"param_norm": 3.0, "gates": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}} if number % 2 == 0 else {}
+    logged = {"param_norm": 3.0, "gates": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}}
+    if number % 2:
+        logged = {"param_norm": None, "gates": (), "custom": {}}
     record = {
         "kind": "train",
         "step": number,
@@ -56,6 +58,7 @@ def test_a_resumed_run_reports_every_step_once(tmp_path):
     assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 9))
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4, 6, 8]
     assert lines[0]["grad_norm"] is None, "JSON has no word for infinity"
+    assert not lines[0].keys() & {"param_norm", "gates", "custom"}, "not measured"
     logged = next(line for line in lines if line["step"] == 4)
     assert logged["step_time_spread"] == pytest.approx({"p50": 0.25, "p90": 0.37, "p99": 0.397})
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
