@@ -120,7 +120,7 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     reference = preprocess(DataConfig.model_validate(config["data"]), folder)
     dataset, length = folder / reference.path, reference.sequence_length
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
-    reader = TokenReader(dataset, reference.chunks, "train")
+    reader = TokenReader(dataset, reference.row_table, "train")
     texts = texts_of(dataset, tokenizer)
     given = config["data"] | {"tokenizer": config["data"]["tokenizer"] | {"path": str(dataset / "tokenizer.json")}}
     once = preparation(given, folder / "again")

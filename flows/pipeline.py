@@ -16,7 +16,7 @@ from infini_llama.flows.naming import config_of_run
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.preprocess.references import reference_for
+from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.records.evaluation import Evaluations
@@ -26,7 +26,7 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, is_complete
+from infini_llama.tasks.storage.artifacts import MANIFEST, ROW_TABLES, Damaged, is_complete
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
@@ -161,7 +161,7 @@ def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:
         folder = config.runtime.home / record.lineage.dataset.path
         dataset = changed(reference_for(config.data, folder, config.runtime.home), text=record.lineage.text)
         whole = is_complete(folder, "dataset") and all(
-            is_complete(folder / "chunks" / table.chunks, "chunks") for table in dataset.row_tables
+            is_complete(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in dataset.row_tables
         )
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
         return None

@@ -132,7 +132,7 @@ def dataset(built: tuple[Path, DatasetRef]) -> Path:
 @pytest.fixture
 def row_table(built: tuple[Path, DatasetRef], dataset: Path) -> Path:
     """The folder of its row table."""
-    return dataset / "chunks" / built[1].chunks
+    return dataset / "chunks" / built[1].row_table
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
         (Path(folder) / "more.txt").write_text("a text to hold out\n" * 400, encoding="utf-8")
         settings |= more | {"validation_files": [str(Path(folder) / "more.txt")]}
     reference = preprocess(DataConfig.model_validate(settings), Path(folder))
-    return TokenReader(Path(folder) / reference.path, reference.chunks, "train")
+    return TokenReader(Path(folder) / reference.path, reference.row_table, "train")
 
 
 def digest(batch: tuple[torch.Tensor, ...]) -> str:

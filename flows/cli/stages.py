@@ -112,14 +112,14 @@ def preprocess(arguments: Namespace) -> Answer:
 def verify(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.formatting import in_words
-    from infini_llama.tasks.preprocess.references import references
+    from infini_llama.tasks.preprocess.rows.references import references
     from infini_llama.tasks.records.dataset import VerifyReport
     from infini_llama.tasks.verify_data.checks import verify as verify_dataset
 
     path, home = find(arguments.dataset, "datasets"), home_folder()
     level = "deep" if arguments.deep else "quick"
     reports = {
-        reference.chunks: verify_dataset(reference, home, level, sys.maxsize) for reference in references(path, home)
+        reference.row_table: verify_dataset(reference, home, level, sys.maxsize) for reference in references(path, home)
     }
     whole = VerifyReport(
         level=level,
@@ -131,7 +131,7 @@ def verify(arguments: Namespace) -> Answer:
         verify_on_read=any(report.verify_on_read for report in reports.values()),
     )
     checks: list[JsonValue] = [
-        {"chunks": name, **dict(check)} for name, report in reports.items() for check in report.checks
+        {"row_table": name, **dict(check)} for name, report in reports.items() for check in report.checks
     ]
     record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
     text = as_text(in_words(record))
@@ -173,7 +173,7 @@ def estimate(arguments: Namespace) -> Answer:
 def train(arguments: Namespace) -> Answer:
     from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_continue, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
-    from infini_llama.tasks.preprocess.references import reference_for
+    from infini_llama.tasks.preprocess.rows.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
 
     config = config_of_run(load_config(arguments.config, arguments.overrides))

@@ -37,14 +37,13 @@ if TYPE_CHECKING:
     from infini_llama.tasks.records.summary import RunResults
     from infini_llama.tasks.runs.gc import Collected
 
-LEVELS = {"tokens": "tokens", "chunks": "row tables"}
 WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
 
 def reference_text(reference: "DatasetRef", home: Path) -> str:
     """The dataset that `preprocess` built or found, as text: one line per split, and one per row table."""
     tables = [
-        {"row table": table.chunks, "sequence length": table.sequence_length, "training rows": table.rows}
+        {"row table": table.row_table, "sequence length": table.sequence_length, "training rows": table.rows}
         for table in reference.row_tables
     ]
     splits = {"train": reference.train, "validation": reference.validation}
@@ -52,7 +51,7 @@ def reference_text(reference: "DatasetRef", home: Path) -> str:
         {
             "dataset": str(home / reference.path),
             "digest": reference.digest,
-            "built": " and ".join(LEVELS[level] for level in reference.built) or "nothing; the dataset was complete",
+            "built": " and ".join(reference.built) or "nothing; the dataset was complete",
             "vocabulary": reference.vocab_size,
             "splits": {name: in_words(dict(split)) for name, split in splits.items()},
             "row tables": tables,

@@ -31,7 +31,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import Damaged, read_dataset, read_manifest, read_row_table
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_dataset, read_manifest, read_row_table
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.record_files import append_line, read_lines
 
@@ -94,11 +94,11 @@ def verified_reader(run_dir: Path, split: str) -> TokenReader:
         DataError: the dataset is damaged, or another one than the run was trained on.
     """
     dataset, bound = dataset_of(run_dir), RunFolder(run_dir).require_lineage().dataset
-    table = dataset / "chunks" / bound.chunks
+    table = dataset / ROW_TABLES / bound.row_table
     with repairable():
-        if bound.chunks_digest != (digest := read_row_table(table).digest):
-            raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.chunks_digest}.")
-        return TokenReader(dataset, bound.chunks, split, verify_on_read=True)
+        if bound.row_table_digest != (digest := read_row_table(table).digest):
+            raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.row_table_digest}.")
+        return TokenReader(dataset, bound.row_table, split, verify_on_read=True)
 
 
 def find_passkeys(

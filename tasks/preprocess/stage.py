@@ -21,10 +21,10 @@ from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
+from infini_llama.tasks.preprocess.rows.references import dataset_ref
 from infini_llama.tasks.preprocess.rows.tables import (
-    chunks_key,
-    dataset_ref,
     resolve_device,
+    row_table_key,
     with_curriculum,
     write_table,
 )
@@ -46,6 +46,7 @@ from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
 from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
     Damaged,
     check,
     commit,
@@ -129,7 +130,7 @@ class Preparation:
         return self._reference(planned, built=[]) if self._is_complete(planned) else None
 
     def build(self, repair: bool = False) -> DatasetRef:
-        """Builds the token level and the chunk level where they are missing; the same input gives the same bytes.
+        """Builds the token level and the row tables where they are missing; the same input gives the same bytes.
 
         Two builders of one text: one builds, the other waits for it. What a killed build has finished is in the store of units, and the
         next one does the rest.
@@ -180,8 +181,8 @@ class Preparation:
                 "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
             )
         tokens = tokens_key(self.data, corpus.units_by_source())
-        keys = [chunks_key(section, tokens) for section in with_curriculum(self.data)]
-        first, *stages = [PlannedTable(chunks=key[:12], chunks_key=key) for key in keys]
+        keys = [row_table_key(section, tokens) for section in with_curriculum(self.data)]
+        first, *stages = [PlannedTable(row_table=key[:12], row_table_key=key) for key in keys]
         return DatasetPlan(
             key=tokens,
             table=first,
@@ -195,14 +196,15 @@ class Preparation:
     def _is_complete(self, planned: DatasetPlan) -> bool:
         folder = self._folder(planned)
         return is_complete(folder, "dataset", planned.key) and all(
-            is_complete(folder / "chunks" / table.chunks, "chunks", table.chunks_key) for table in planned.row_tables
+            is_complete(folder / ROW_TABLES / table.row_table, ROW_TABLES, table.row_table_key)
+            for table in planned.row_tables
         )
 
     def _reference(self, planned: DatasetPlan, built: list[str]) -> DatasetRef:
         folder = self._folder(planned)
-        tables = folder / "chunks"
-        stages = [tables / stage.chunks for stage in planned.curriculum]
-        reference = dataset_ref(folder, tables / planned.table.chunks, self.home, built, stages)
+        tables = folder / ROW_TABLES
+        stages = [tables / stage.row_table for stage in planned.curriculum]
+        reference = dataset_ref(folder, tables / planned.table.row_table, self.home, built, stages)
         provenance, built_from = describe(self.data), reference.text.left_out
         left_out = self.corpus.left_out(
             built_from.duplicates, built_from.also_validation
@@ -214,7 +216,7 @@ class Preparation:
         """Moves what does not have the bytes of its manifest aside; units that are damaged, too, are found when they are used."""
         folder = self._folder(planned)
         for path, kind, key in [
-            *((table, "chunks", None) for table in row_tables(folder)),
+            *((table, ROW_TABLES, None) for table in row_tables(folder)),
             (folder, "dataset", planned.key),
         ]:
             try:
@@ -255,13 +257,13 @@ class Preparation:
             if aside:
                 _take_tables(aside, folder, planned.key)
         for section in with_curriculum(self.data):
-            key = chunks_key(section, planned.key)
-            table = folder / "chunks" / key[:12]
-            if not is_complete(table, "chunks", key):
+            key = row_table_key(section, planned.key)
+            table = folder / ROW_TABLES / key[:12]
+            if not is_complete(table, ROW_TABLES, key):
                 _clear(table)
                 write_table(section, folder, table, key)
-                if "chunks" not in built:
-                    built.append("chunks")
+                if "row tables" not in built:
+                    built.append("row tables")
         return built
 
     def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenized) -> None:
@@ -351,10 +353,10 @@ def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
             return
     for table in row_tables(aside):
         try:
-            check(table, "chunks", checksums=True)
-            if chunks_key(read_row_table(table).content, tokens)[:12] == table.name:
-                (folder / "chunks").mkdir(exist_ok=True)
-                table.rename(folder / "chunks" / table.name)
+            check(table, ROW_TABLES, checksums=True)
+            if row_table_key(read_row_table(table).content, tokens)[:12] == table.name:
+                (folder / ROW_TABLES).mkdir(exist_ok=True)
+                table.rename(folder / ROW_TABLES / table.name)
         except Damaged as fault:
             log.warning("%s It is rebuilt.", fault)
 
@@ -363,7 +365,7 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
     """Log which share of the sequences teaches nothing, since none of their tokens is a target: as of a prompt longer than a sequence."""
     for table in reference.row_tables:
         for split in SPLITS:
-            share = TokenReader(dataset, table.chunks, split).share_without_targets()
+            share = TokenReader(dataset, table.row_table, split).share_without_targets()
             if share:
                 log.warning(
                     "%.3g %% of the %s sequences of %d tokens have no target: %s; lengthen data.sequence_length, or shorten the prompts",

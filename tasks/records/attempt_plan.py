@@ -66,7 +66,7 @@ class AttemptPlan(Record):
     def shorter_rows(self) -> tuple[tuple[str, int], ...]:
         """The row tables that the run starts with, in order: the name of a row table, and the first sample that is not taken from it."""
         ends = (last_step * self.config.train.global_batch_size for last_step in self.lineage.curriculum_ends)
-        return tuple(zip((table.chunks for table in self.dataset.curriculum), ends, strict=True))
+        return tuple(zip((table.row_table for table in self.dataset.curriculum), ends, strict=True))
 
     @property
     def init_from(self) -> Path | None:

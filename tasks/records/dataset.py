@@ -20,10 +20,10 @@ class SplitStats(Record):
 
 
 class RowTableRef(Record):
-    """A row table of a dataset: chunks/<chunks>; `rows`: training rows of `sequence_length` tokens."""
+    """A row table of a dataset, chunks/<row_table>; `rows`: training rows of `sequence_length` tokens."""
 
-    chunks: str
-    chunks_digest: str
+    row_table: str
+    row_table_digest: str
     sequence_length: int
     rows: int
 
@@ -41,16 +41,16 @@ class DatasetRef(Record):
 
     Attributes:
         path: relative to the home folder.
-        digest: of the token level; chunks_digest: of the row table chunks/<chunks>.
-        built: which levels this call built ("tokens", "chunks"); empty if all was there.
+        digest: of the token level; row_table_digest: of the row table chunks/<row_table>.
+        built: which levels this call built ("tokens", "row tables"); empty if all was there.
         text: that was read by this call; of a dataset that is named by its folder, by the call that built it.
         curriculum: row tables of the shorter rows that training starts with, in order; without any, the JSON has no such field.
     """
 
     path: str
     digest: str
-    chunks: str
-    chunks_digest: str
+    row_table: str
+    row_table_digest: str
     built: tuple[str, ...] = ()
     sequence_length: int
     vocab_size: int
@@ -68,19 +68,19 @@ class DatasetRef(Record):
     def row_tables(self) -> tuple[RowTableRef, ...]:
         """Every row table once, the one of the full sequence length first."""
         full_length = RowTableRef(
-            chunks=self.chunks,
-            chunks_digest=self.chunks_digest,
+            row_table=self.row_table,
+            row_table_digest=self.row_table_digest,
             sequence_length=self.sequence_length,
             rows=self.train.rows,
         )
-        return tuple({table.chunks: table for table in (full_length, *self.curriculum)}.values())
+        return tuple({table.row_table: table for table in (full_length, *self.curriculum)}.values())
 
 
 class PlannedTable(Record):
-    """A row table that may not exist yet; chunks_key: 64 hex digits, of which `chunks` is the first 12."""
+    """A row table that may not exist yet; row_table_key: 64 hex digits, of which `row_table` is the first 12."""
 
-    chunks: str
-    chunks_key: str
+    row_table: str
+    row_table_key: str
 
 
 class DatasetPlan(Record):
@@ -101,7 +101,7 @@ class DatasetPlan(Record):
     @property
     def row_tables(self) -> tuple[PlannedTable, ...]:
         """Every row table once, the one of the full sequence length first."""
-        return tuple({table.chunks: table for table in (self.table, *self.curriculum)}.values())
+        return tuple({table.row_table: table for table in (self.table, *self.curriculum)}.values())
 
 
 class Check(Record):
@@ -178,7 +178,7 @@ class DatasetSummary(Record):
     Attributes:
         workers: that built it, if they were chosen.
         sources: by name, if data.sources has several.
-        chunks: row tables by name.
+        row_tables: by name.
         samples: training rows as text.
     """
 
@@ -195,7 +195,7 @@ class DatasetSummary(Record):
     workers: Choice | None = None
     splits: BySplit[SplitSummary]
     sources: dict[str, SourceSummary] = Field(default_factory=dict)
-    chunks: dict[str, RowTableSummary]
+    row_tables: dict[str, RowTableSummary]
     left_out: LeftOut
     inexpressible: Inexpressible
     samples: tuple[str, ...]

@@ -23,22 +23,22 @@ class LineageStage(Record):
 
     sequence_length: int
     until: int | float
-    chunks_digest: str
+    row_table_digest: str
 
 
 class LineageDataset(Record):
     """The dataset of a run and the order of its samples.
 
     Attributes:
-        chunks_digest: of the row table chunks/<chunks>.
+        row_table_digest: of the row table chunks/<row_table>.
         weights: of each source, where data.sources has weights.
         curriculum: stages of other row lengths.
     """
 
     path: str
     digest: str
-    chunks: str
-    chunks_digest: str
+    row_table: str
+    row_table_digest: str
     sequence_length: int
     weights: dict[str, float] | None = None
     curriculum: tuple[LineageStage, ...] | None = None

@@ -29,7 +29,7 @@ def compare(paths: list[Path]) -> Comparison:
     settings = {name: _settings(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
     beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}
-    rows = {(run.lineage.dataset.digest, run.lineage.dataset.chunks_digest) for run in runs.values()}
+    rows = {(run.lineage.dataset.digest, run.lineage.dataset.row_table_digest) for run in runs.values()}
     sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(
         runs={name: run.results for name, run in runs.items()},

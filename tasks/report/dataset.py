@@ -46,7 +46,7 @@ from infini_llama.tasks.records.manifest import (
     Provenance,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import is_complete, read_dataset, read_row_table, row_tables
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, is_complete, read_dataset, read_row_table, row_tables
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
 
 SAMPLES = 3
@@ -63,7 +63,7 @@ def describe(path: Path) -> DatasetSummary:
     """
     manifest = read_dataset(path)
     content, meta = manifest.content, manifest.meta
-    tables = [table for table in row_tables(path) if is_complete(table, "chunks")]
+    tables = [table for table in row_tables(path) if is_complete(table, ROW_TABLES)]
     summary = DatasetSummary(
         path=str(path),
         digest=manifest.digest,
@@ -74,7 +74,7 @@ def describe(path: Path) -> DatasetSummary:
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
         splits=BySplit(train=_split(path, content.train), validation=_split(path, content.validation)),
-        chunks={table.name: _rows(table) for table in tables},
+        row_tables={table.name: _rows(table) for table in tables},
         left_out=meta.left_out,
         inexpressible=meta.inexpressible,
         samples=_samples(path, tables[0].name) if tables else (),
@@ -130,9 +130,9 @@ def _split(path: Path, content: SplitContent) -> SplitSummary:
     )
 
 
-def _samples(path: Path, chunks: str) -> tuple[str, ...]:
+def _samples(path: Path, row_table: str) -> tuple[str, ...]:
     tokenizer = read_tokenizer(path)
-    reader = TokenReader(path, chunks, "train")
+    reader = TokenReader(path, row_table, "train")
     rows = np.linspace(0, len(reader) - 1, SAMPLES).astype(np.int64)
     return tuple(_decoded(tokenizer, row.tolist()) for row in reader.gather(rows))
 
@@ -167,7 +167,7 @@ def dataset_document(
         "of text": in_bytes(sum(split.bytes for split in splits.values())),
         "bytes per token": f"{dataset.splits.train.bytes_per_token:.2f}",
         "vocabulary": f"{dataset.vocab_size:,}",
-        "training rows": ", ".join(f"{table.rows.train:,}" for table in dataset.chunks.values()) or "none",
+        "training rows": ", ".join(f"{table.rows.train:,}" for table in dataset.row_tables.values()) or "none",
     }
     lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
     sources = [{"source": name} | source.model_dump(by_alias=True) for name, source in dataset.sources.items()]
@@ -179,7 +179,7 @@ def dataset_document(
         *section("Tokens per document", table(lengths)),
         *measured,
         *section("Sources", table(sources)),
-        *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.chunks.items())),
+        *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.row_tables.items())),
         *section("Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)),
         *section("Text without tokens", _inexpressible(dataset.inexpressible)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
@@ -258,7 +258,7 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
         Chart("Tokens per document, share of documents", _histograms(lengths), "tokens", log_x=True),
         Chart("Bytes per token, share of all tokens", [_widths(counts, read_token_bytes(path))], "bytes"),
         Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
-        *(_fill(path, name) for name in summary.chunks),
+        *(_fill(path, name) for name in summary.row_tables),
     )
     measured = (*section("Distributions", *drawn), *section("Tokens", *_tokens(path, counts)))
     return dataset_document(summary, verified, measured=measured)
@@ -296,15 +296,15 @@ def _ranks(counts: np.ndarray) -> Curve:
     return Curve("occurrences", [float(n + 1) for n in chosen], [float(sizes[n]) for n in chosen])
 
 
-def _fill(path: Path, chunks: str) -> Chart:
+def _fill(path: Path, row_table: str) -> Chart:
     """Fraction of a sequence that is targets, where documents are packed into rows."""
-    reader, curves = TokenReader(path, chunks, "train"), []
+    reader, curves = TokenReader(path, row_table, "train"), []
     if isinstance(reader.rows, PackedRows) and len(reader):
         targets = reader.rows.fill()
         edges = np.linspace(0, 1, 21)
         counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
-    return Chart(f"Fraction of a sequence that is targets ({chunks})", curves, "fraction of positions")
+    return Chart(f"Fraction of a sequence that is targets ({row_table})", curves, "fraction of positions")
 
 
 def _tokens(path: Path, counts: np.ndarray) -> Iterator[Part]:

@@ -16,7 +16,7 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder, size_of
-from infini_llama.tasks.storage.artifacts import Damaged, read_manifest, remove
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
@@ -84,7 +84,7 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
 
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
     datasets = home / "datasets"
-    tables = [path for path in datasets.glob("*/chunks") if not path.parent.is_symlink()]  # `latest` is one
+    tables = [path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()]  # `latest` is one
     places = [datasets, *tables]
     for path in (path for place in places if place.is_dir() for path in sorted(place.iterdir())):
         owner = path if path.parent == datasets else path.parent.parent

@@ -22,6 +22,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
     MANIFEST,
+    ROW_TABLES,
     Damaged,
     check,
     is_complete,
@@ -182,9 +183,9 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
     if not folder.exists():
         mirror.restore(folder, "dataset")
     for table in planned.row_tables:
-        chunks = folder / "chunks" / table.chunks
-        if folder.exists() and not chunks.exists():
-            mirror.restore(chunks, "chunks")
+        table_folder = folder / ROW_TABLES / table.row_table
+        if folder.exists() and not table_folder.exists():
+            mirror.restore(table_folder, ROW_TABLES)
 
 
 def restore_run(config: PipelineConfig) -> None:
@@ -220,7 +221,7 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
         yield
         return
     dataset = mirror.home / reference.path
-    tables = [(dataset / "chunks" / table.chunks, "chunks") for table in reference.row_tables]
+    tables = [(dataset / ROW_TABLES / table.row_table, ROW_TABLES) for table in reference.row_tables]
     artifacts = [(dataset, "dataset"), *tables]
     run, over = mirror.home / "runs" / config.runtime.name, threading.Event()
 

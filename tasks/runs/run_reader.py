@@ -37,7 +37,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_metrics,
     size_of,
 )
-from infini_llama.tasks.storage.artifacts import EXPORT, Damaged, is_complete, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import EXPORT, ROW_TABLES, Damaged, is_complete, read_dataset, read_row_table
 from infini_llama.tasks.storage.locks import lock_holder
 from infini_llama.tasks.storage.record_files import SHOWN, read_lines
 
@@ -170,7 +170,7 @@ class RunReader:
         dataset = self.lineage.dataset
         folder = self.folder.dataset(dataset.path)
         try:
-            manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / "chunks" / dataset.chunks))
+            manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / ROW_TABLES / dataset.row_table))
             if manifests.tokens.digest != dataset.digest:
                 raise Damaged(f"{folder} is not the dataset that the run was trained on.")
             return manifests

@@ -35,11 +35,11 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 EXPORT = "export"
-FORMAT_VERSIONS = {"unit": 3, "dataset": 2, "chunks": 1, "checkpoint": 3, EXPORT: 1}
+ROW_TABLES = "chunks"  # their kind, and their folder inside a dataset
+FORMAT_VERSIONS = {"unit": 3, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 READ_AT_ONCE = 2**21  # bytes
-NESTED = "chunks"  # a folder of artifacts of its own inside a dataset
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 log = logging.getLogger("infini_llama.artifacts")
 Read = TypeVar("Read", bound=Manifest)
@@ -100,8 +100,8 @@ def _files_below(folder: Path) -> list[Path]:
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if Path(root, name).is_symlink()]
         relatives += [Path(root, name).relative_to(folder) for name in [*files, *links]]
-        if Path(root) == folder and NESTED in folders and NESTED not in links:
-            folders.remove(NESTED)
+        if Path(root) == folder and ROW_TABLES in folders and ROW_TABLES not in links:
+            folders.remove(ROW_TABLES)
     return sorted(relatives)
 
 
@@ -119,7 +119,7 @@ def commit(
         staged_folder: a folder from `staging`, with every file written.
         target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
             anything else that has this name is moved aside.
-        kind: what the artifact is: unit, dataset, chunks, checkpoint or export.
+        kind: what the artifact is: a key of FORMAT_VERSIONS.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
         checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
@@ -193,7 +193,7 @@ def read_unit(path: Path, key: str) -> UnitManifest:
 
 def read_row_table(path: Path) -> RowTableManifest:
     """The manifest of the row table at `path`; see `read_manifest`."""
-    return _read(path, "chunks", None, RowTableManifest)
+    return _read(path, ROW_TABLES, None, RowTableManifest)
 
 
 def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
@@ -333,7 +333,9 @@ def move_aside(path: Path) -> Path:
 
 def row_tables(dataset: Path) -> list[Path]:
     """The row tables of a dataset, but those that `move_aside` has renamed, or a person who followed the advice of `verify`."""
-    return [path for path in sorted((dataset / NESTED).glob("[!.]*")) if path.is_dir() and ".damaged" not in path.name]
+    return [
+        path for path in sorted((dataset / ROW_TABLES).glob("[!.]*")) if path.is_dir() and ".damaged" not in path.name
+    ]
 
 
 def remove(path: Path) -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.manifest import DatasetManifest
-from infini_llama.tasks.storage.artifacts import Damaged, check, read_dataset, readable, row_tables
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, check, read_dataset, readable, row_tables
 
 TOKENIZER, TOKEN_BYTES = "tokenizer.json", "token_bytes.npy"
 REPAIR = "Run 'infini-llama preprocess CONFIG --repair' to rebuild what is damaged."
@@ -45,7 +45,7 @@ def verify_dataset(dataset: Path) -> None:
     with repairable():
         check(dataset, "dataset", checksums=True)
         for table in row_tables(dataset):
-            check(table, "chunks", checksums=True)
+            check(table, ROW_TABLES, checksums=True)
 
 
 def read_tokenizer(dataset: Path) -> Tokenizer:

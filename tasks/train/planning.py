@@ -151,7 +151,7 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
             steps, setting = math.ceil(train.num_epochs * rows / batch), f"train.num_epochs={train.num_epochs:g}"
         else:
             assert train.max_tokens is not None  # one of the three is set
-            reader = TokenReader(home / dataset.path, dataset.chunks, "train", verify_on_read=True)
+            reader = TokenReader(home / dataset.path, dataset.row_table, "train", verify_on_read=True)
             targets = reader.count_targets(np.arange(rows))
             steps = math.ceil(count(train.max_tokens) * rows / (batch * targets))
             setting = f"train.max_tokens={train.max_tokens}"
@@ -200,14 +200,14 @@ def _warn_of_unused_stages(data: DataConfig, lineage: Lineage) -> None:
 
 def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:
     stages = tuple(
-        LineageStage(**stage.model_dump(mode="json"), chunks_digest=table.chunks_digest)
+        LineageStage(**stage.model_dump(mode="json"), row_table_digest=table.row_table_digest)
         for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
     )
     return LineageDataset(
         path=dataset.path,
         digest=dataset.digest,
-        chunks=dataset.chunks,
-        chunks_digest=dataset.chunks_digest,
+        row_table=dataset.row_table,
+        row_table_digest=dataset.row_table_digest,
         sequence_length=dataset.sequence_length,
         weights=source_weights(config.data),
         curriculum=stages or None,

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, tokenizer_faults
-from infini_llama.tasks.preprocess.rows.tables import build_table, chunks_key, lengths_by_source
+from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, row_table_key
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
@@ -29,6 +29,7 @@ from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, Shard, SourceRows
 from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
     Damaged,
     check,
     file_checksum,
@@ -86,24 +87,24 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
     """
     started = time.perf_counter()
     dataset = home / reference.path
-    tables = {dataset / "chunks" / table.chunks: table.chunks_digest for table in reference.row_tables}
+    tables = {dataset / ROW_TABLES / table.row_table: table.row_table_digest for table in reference.row_tables}
     progress = Progress(6 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables))
     run = progress.run
     run("manifest of the tokens", partial(_manifest, dataset), dataset)
-    for chunks in tables:
-        run("manifest of the rows", partial(_manifest_of_rows, dataset, chunks), chunks)
-    manifests = [read_manifest(dataset, "dataset"), *(read_manifest(chunks, "chunks") for chunks in tables)]
+    for table in tables:
+        run("manifest of the rows", partial(_manifest_of_rows, dataset, table), table)
+    manifests = [read_manifest(dataset, "dataset"), *(read_manifest(table, ROW_TABLES) for table in tables)]
     files = [file for manifest in manifests for file in manifest.files.values()]
     total = sum(file.size for file in files)
     checksums = level == "deep" or total <= full_below
     run("token files", partial(_files, dataset, "dataset", checksums, reference.digest), dataset)
-    for chunks, digest in tables.items():
-        run("row files", partial(_files, chunks, "chunks", checksums, digest), chunks)
+    for table, digest in tables.items():
+        run("row files", partial(_files, table, ROW_TABLES, checksums, digest), table)
     run("tokenizer", partial(_tokenizer, dataset), dataset)
     if level == "deep":
         run("tokens", partial(_tokens, dataset), dataset)
-        for chunks in tables:
-            run("rows", partial(_rows, dataset, chunks), chunks)
+        for table in tables:
+            run("rows", partial(_rows, dataset, table), table)
         run("leakage", partial(_leakage, dataset), dataset)
         run("text", partial(_text, dataset, home / "units"), dataset)
     progress.finish()
@@ -127,10 +128,10 @@ def _manifest(dataset: Path) -> str:
     return f"{len(manifest.files)} files"
 
 
-def _manifest_of_rows(dataset: Path, chunks: Path) -> str:
-    tokens, manifest = read_dataset(dataset).meta.key, read_row_table(chunks)
-    if (key := chunks_key(manifest.content, tokens)[:12]) != chunks.name:
-        raise Damaged(f"{chunks} holds the row table with key {key}, which is not its name.")
+def _manifest_of_rows(dataset: Path, table: Path) -> str:
+    tokens, manifest = read_dataset(dataset).meta.key, read_row_table(table)
+    if (key := row_table_key(manifest.content, tokens)[:12]) != table.name:
+        raise Damaged(f"{table} holds the row table with key {key}, which is not its name.")
     return f"{len(manifest.files)} files"
 
 
@@ -237,25 +238,25 @@ def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
     return len(prompts) == len(lengths) and bool((prompts >= 0).all() and (prompts < lengths).all())
 
 
-def _rows(dataset: Path, chunks: Path) -> str:
-    content, table = read_dataset(dataset).content, read_row_table(chunks).content
+def _rows(dataset: Path, table: Path) -> str:
+    tokens, content = read_dataset(dataset).content, read_row_table(table).content
     for split in SPLITS:
-        lengths = lengths_by_source(dataset, content[split].shards)
-        expected = build_table(lengths, table.strategy, table.sequence_length, table.stride)
+        lengths = lengths_by_source(dataset, tokens[split].shards)
+        expected = build_table(lengths, content.strategy, content.sequence_length, content.stride)
         for name, array in expected.arrays.items():
-            stored = np.load(chunks / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
+            stored = np.load(table / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
             if stored.dtype != array.dtype or not np.array_equal(stored, array):
-                raise Damaged(f"{chunks / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
-        rows = table.rows[split]
-        stated = table.sources[split] if table.sources else (SourceRows(name="", rows=rows),)
+                raise Damaged(f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
+        rows = content.rows[split]
+        stated = content.sources[split] if content.sources else (SourceRows(name="", rows=rows),)
         if expected.rows != rows or expected.sources != stated:
             counted, written = (
                 {source.name: source.rows for source in sources} for sources in (expected.sources, stated)
             )
             raise Damaged(
-                f"{chunks} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
+                f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
             )
-    return f"{table.rows.train:,} training and {table.rows.validation:,} validation rows"
+    return f"{content.rows.train:,} training and {content.rows.validation:,} validation rows"
 
 
 def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:

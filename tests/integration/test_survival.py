@@ -167,7 +167,7 @@ def not_finite(lab, uninterrupted, tmp_path):
     It is by their first rows, of the table that the undisturbed run was trained on.
     """
     dataset = lab.lineage(uninterrupted("softmax", 2))["dataset"]
-    manifest = lab.home / dataset["path"] / "chunks" / dataset["chunks"] / "manifest.json"
+    manifest = lab.home / dataset["path"] / "chunks" / dataset["row_table"] / "manifest.json"
     rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
 
     def setting(steps: range) -> str:

@@ -31,7 +31,7 @@ def make_plan(**changes: Any) -> EnvironmentPlan:
 
 def make_dataset(**changes: Any) -> DatasetRef:
     """A dataset of 100 training rows of 16 tokens that is not on disk."""
-    fields: dict[str, Any] = dict.fromkeys(("path", "digest", "chunks", "chunks_digest"), "same")
+    fields: dict[str, Any] = dict.fromkeys(("path", "digest", "row_table", "row_table_digest"), "same")
     fields |= {"sequence_length": 16, "vocab_size": 61, "train": SPLIT, "validation": SPLIT}
     return DatasetRef.from_json(fields | changes)
 
@@ -46,7 +46,9 @@ def make_config() -> PipelineConfig:
 def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | None = None, **changes: Any) -> Lineage:
     """What a run of this configuration is bound to, without a curriculum."""
     config, dataset = config or make_config(), dataset or make_dataset()
-    bound = {name: getattr(dataset, name) for name in ("path", "digest", "chunks", "chunks_digest", "sequence_length")}
+    bound = {
+        name: getattr(dataset, name) for name in ("path", "digest", "row_table", "row_table_digest", "sequence_length")
+    }
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),
         "model": LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length)),

@@ -1,1 +1,1 @@
-"""The chunk level of a dataset: row tables over the token stream."""
+"""Row tables over the token stream of a dataset."""

@@ -1,9 +1,9 @@
-"""Row tables, the chunk level of a dataset: the rows of each source by itself, so that no row holds text of two."""
+"""Row tables of a dataset: the rows of each source by itself, so that no row holds text of two."""
 
 import logging
 import multiprocessing
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,7 +17,6 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, RowArrays, compute_rows, costs_of
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, save_array
-from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     BySplit,
@@ -30,10 +29,10 @@ from infini_llama.tasks.records.manifest import (
 )
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
+    ROW_TABLES,
     commit,
     key_of,
     read_dataset,
-    read_row_table,
     staged,
 )
 
@@ -42,10 +41,10 @@ DEVICES = Path("/dev")
 ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `gpu` computes
 
 
-def chunks_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
+def row_table_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     """64 hex digits for the row table of one strategy and length over the token level with key `tokens`."""
     strategy = rows.packing if isinstance(rows, DataConfig) else rows.strategy
-    key = {"version": FORMAT_VERSIONS["chunks"], "tokens": tokens, "strategy": strategy}
+    key = {"version": FORMAT_VERSIONS[ROW_TABLES], "tokens": tokens, "strategy": strategy}
     key |= {"sequence_length": rows.sequence_length} | ({"stride": rows.stride} if strategy == "window" else {})
     return key_of(key)
 
@@ -175,53 +174,7 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
     return [data, *stages]
 
 
-def table_ref(chunks: Path) -> RowTableRef:
-    """The row table in folder `chunks`, as a reference names it."""
-    table = read_row_table(chunks)
-    return RowTableRef(
-        chunks=chunks.name,
-        chunks_digest=table.digest,
-        sequence_length=table.content.sequence_length,
-        rows=table.content.rows.train,
-    )
-
-
-def dataset_ref(dataset: Path, chunks: Path, home: Path, built: list[str], curriculum: Iterable[Path]) -> DatasetRef:
-    """The reference of the dataset in folder `dataset` with its row table in folder `chunks`.
-
-    Args:
-        home: which the path is relative to, if the dataset is below it.
-        built: levels that were missing before.
-        curriculum: folders of the row tables of shorter rows.
-    """
-    tokens, table = read_dataset(dataset), read_row_table(chunks)
-
-    def stats(split: str) -> SplitStats:
-        facts = tokens.content[split]
-        return SplitStats(
-            documents=facts.documents,
-            tokens=facts.tokens,
-            bytes=facts.bytes,
-            unigram_entropy_bits=facts.unigram_entropy_bits,
-            rows=table.content.rows[split],
-        )
-
-    return DatasetRef(
-        path=dataset.relative_to(home).as_posix() if dataset.is_relative_to(home) else str(dataset),
-        digest=tokens.digest,
-        chunks=chunks.name,
-        chunks_digest=table.digest,
-        built=tuple(built),
-        sequence_length=table.content.sequence_length,
-        vocab_size=tokens.content.vocab_size,
-        train=stats("train"),
-        validation=stats("validation"),
-        text=TextSummary(source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out),
-        curriculum=tuple(map(table_ref, curriculum)),
-    )
-
-
-def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None:
+def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None:
     """Computes and commits the row tables of both splits for the strategy and length of the section `data`.
 
     Raises:
@@ -250,11 +203,11 @@ def write_table(data: DataConfig, dataset: Path, chunks: Path, key: str) -> None
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
     )
-    with staged(chunks) as folder:
+    with staged(target) as folder:
         for split, table in built.items():
             for name, array in table.arrays.items():
                 save_array(folder / f"{split}.{name}.npy", array)
-        commit(folder, chunks, "chunks", meta.to_json(), facts.to_json())
+        commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
 
 
 def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows) -> Table:

@@ -11,7 +11,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
-from infini_llama.tasks.storage.artifacts import read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
 PROMPT_LETTERS = 60  # of those words at most
@@ -145,7 +145,7 @@ class TokenReader:
 
     Args:
         dataset: folder of the token level.
-        chunks: name of a row table below `chunks/`.
+        row_table: name of the folder below `chunks/`.
         split: "train" or "validation".
         verify_on_read: check the row table's checksum now and each shard's before its first use.
 
@@ -156,8 +156,8 @@ class TokenReader:
         DataError: a file is not what its manifest says.
     """
 
-    def __init__(self, dataset: Path, chunks: str, split: str, verify_on_read: bool = False) -> None:
-        manifest, folder = read_dataset(dataset), dataset / "chunks" / chunks
+    def __init__(self, dataset: Path, row_table: str, split: str, verify_on_read: bool = False) -> None:
+        manifest, folder = read_dataset(dataset), dataset / ROW_TABLES / row_table
         table = read_row_table(folder)
         self.verify_on_read = verify_on_read
         self.sequence_length = table.content.sequence_length

@@ -24,7 +24,7 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.status import NODE
-from infini_llama.tasks.storage.artifacts import read_manifest
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_manifest
 from infini_llama.tasks.train.worker.data.loader import curriculum_stages_of
 
 POLL_SECONDS = 0.05
@@ -154,13 +154,13 @@ def facts(attempt: AttemptPlan) -> dict[str, str]:
         DataError: the dataset is not here, or damaged.
     """
     dataset = attempt.dataset_path
-    tables = [attempt.dataset.chunks, *(chunks for chunks, _ in attempt.shorter_rows)]
+    tables = [attempt.dataset.row_table, *(name for name, _ in attempt.shorter_rows)]
     return {
         "code of infini-llama": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset").digest,
-        "rows": " ".join(read_manifest(dataset / "chunks" / table, "chunks").digest for table in tables),
+        "rows": " ".join(read_manifest(dataset / ROW_TABLES / table, ROW_TABLES).digest for table in tables),
         "order and tokens of the first rows": first_rows_digest(attempt),
     }
 

@@ -97,7 +97,7 @@ class Trainer:
 
         token_bytes = read_token_bytes(attempt.dataset_path)
         held_out = TokenReader(
-            attempt.dataset_path, attempt.dataset.chunks, "validation", verify_on_read=attempt.verify_on_read
+            attempt.dataset_path, attempt.dataset.row_table, "validation", verify_on_read=attempt.verify_on_read
         )
         validation = validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)

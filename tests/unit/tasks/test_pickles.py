@@ -64,9 +64,12 @@ def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, pois
     assert len(files) >= 8
     for folder, name in files:
         with replaced(folder, name, poison):
-            digest, chunks_digest = read_manifest(dataset, "dataset").digest, read_manifest(row_table, "chunks").digest
+            digest, row_table_digest = (
+                read_manifest(dataset, "dataset").digest,
+                read_manifest(row_table, "chunks").digest,
+            )
             with nullcontext() if name.endswith(NOT_READ) else pytest.raises(DataError):
-                verify(changed(reference, digest=digest, chunks_digest=chunks_digest), home, "deep")
+                verify(changed(reference, digest=digest, row_table_digest=row_table_digest), home, "deep")
         assert not mark.exists(), name
     assert verify(reference, home, "deep").ok
 

@@ -81,12 +81,12 @@ def curriculum_stages(
 def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
     """`curriculum_stages` with the dataset and the settings of a run."""
 
-    def reader(chunks: str) -> TokenReader:
-        return TokenReader(attempt.dataset_path, chunks, "train", verify_on_read=attempt.verify_on_read)
+    def reader(row_table: str) -> TokenReader:
+        return TokenReader(attempt.dataset_path, row_table, "train", verify_on_read=attempt.verify_on_read)
 
     return curriculum_stages(
-        reader(attempt.dataset.chunks),
-        [(reader(chunks), end) for chunks, end in attempt.shorter_rows],
+        reader(attempt.dataset.row_table),
+        [(reader(row_table), end) for row_table, end in attempt.shorter_rows],
         attempt.lineage.dataset.weights,
     )
 

@@ -198,7 +198,7 @@ def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_part
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
     both = [start_build(data(), tmp_path) for _ in range(2)]
     references = [finish_build(process) for process in both]
-    assert sorted(reference.built for reference in references) == [(), ("tokens", "chunks")]
+    assert sorted(reference.built for reference in references) == [(), ("tokens", "row tables")]
     assert changed(references[0], built=[]) == changed(references[1], built=[])
 
 
@@ -240,4 +240,4 @@ def test_no_space_ends_with_code_70_and_leaves_no_partial_files(one_shard, tmp_p
         child.stdout + child.stderr
     )
     assert temporaries(home / "datasets") == [] and lookup(settings, home) is None
-    assert preprocess(settings, home).built == ("tokens", "chunks")
+    assert preprocess(settings, home).built == ("tokens", "row tables")

@@ -82,7 +82,7 @@ def test_preprocess_verify_report(command, texts):
     built = command("preprocess", "run.yaml", "--json")
     assert built.returncode == 0, built.stderr
     reference = json.loads(built.stdout.splitlines()[-1])
-    assert reference["built"] == ["tokens", "chunks"]
+    assert reference["built"] == ["tokens", "row tables"]
     assert len(built.stdout.splitlines()) == 1  # all else is on stderr
     assert json.loads(command("preprocess", "run.yaml", "--json").stdout)["built"] == []
 

@@ -24,7 +24,11 @@ def dataset() -> DatasetSummary:
     table |= {"packing": {"train": costs, "validation": costs}}
     fields = dict.fromkeys(("digest", "created", "source", "license", "dtype"), "same")
     fields |= {"path": "/d", "vocab_size": 61, "bytes_on_disk": 7, "splits": {"train": split, "validation": split}}
-    fields |= {"chunks": {"abc": table}, "left_out": {"records": 10, "empty": 1, "bad": []}, "samples": ["one\ntext"]}
+    fields |= {
+        "row_tables": {"abc": table},
+        "left_out": {"records": 10, "empty": 1, "bad": []},
+        "samples": ["one\ntext"],
+    }
     fields |= {"inexpressible": {}}
     return DatasetSummary.from_json(fields)
 

@@ -49,7 +49,7 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
     reference = preprocess(data(sources=sources, files=[]), tmp_path)
     folder = tmp_path / reference.path
     reader, text = (
-        TokenReader(folder, reference.chunks, "validation"),
+        TokenReader(folder, reference.row_table, "validation"),
         Tokenizer.from_file(str(folder / "tokenizer.json")),
     )
     rows = rows_of_text(reader, folder)

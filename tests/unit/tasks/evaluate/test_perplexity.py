@@ -24,8 +24,8 @@ INFINI = {"attention": "infini", "segment_length": 4}
 
 def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
-    dataset, chunks = dataset_of(folder), RunFolder(folder).require_lineage().dataset.chunks
-    reader, token_bytes = TokenReader(dataset, chunks, "validation"), np.load(dataset / "token_bytes.npy")
+    dataset, table = dataset_of(folder), RunFolder(folder).require_lineage().dataset.row_table
+    reader, token_bytes = TokenReader(dataset, table, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5).model
     measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks)
     assert found.tokens == measured.tokens == 5 * 16

@@ -3,7 +3,7 @@ import pytest
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import SourceUnitNames, learned_key, tokens_key
-from infini_llama.tasks.preprocess.rows.tables import chunks_key
+from infini_llama.tasks.preprocess.rows.tables import row_table_key
 from infini_llama.tasks.preprocess.tokens.parts import Documents
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 
@@ -73,12 +73,12 @@ def test_settings_that_do_not_determine_the_tokens_are_not_in_the_key(change):
 
 
 def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
-    key = chunks_key(DATA, "t" * 64)
+    key = row_table_key(DATA, "t" * 64)
     assert len(key) == len(tokens_key(DATA, TEXTS)) == 64
-    assert chunks_key(data(device="cpu"), "t" * 64) == key
+    assert row_table_key(data(device="cpu"), "t" * 64) == key
     changed = [
-        chunks_key(DATA, "u" * 64),
-        *(chunks_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"packing": "padded"})),
+        row_table_key(DATA, "u" * 64),
+        *(row_table_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"packing": "padded"})),
     ]
     assert key not in changed and len(set(changed)) == 3
 

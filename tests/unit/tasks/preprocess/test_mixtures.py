@@ -68,7 +68,7 @@ def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, str
     assert folder.name.startswith("mixture-")
     table = bytes_of_tokens(folder)
     for split in ("train", "validation"):
-        reader = TokenReader(folder, reference.chunks, split)
+        reader = TokenReader(folder, reference.row_table, split)
         assert [source.name for source in reader.sources] == ["numbers", "prose"]
         assert sum(source.rows for source in reader.sources) == len(reader) == getattr(reference, split).rows
         digits = is_digits(reader.gather(np.arange(len(reader))), table)
@@ -111,7 +111,7 @@ def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, 
 
 def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reference = preprocess(mixture(), tmp_path)
-    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     numbers = reader.sources[0].rows
     batches = TrainBatches(curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
     for step in range(5):

@@ -22,7 +22,7 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     assert lookup(data(), tmp_path) is None
     reference = preprocess(data(), tmp_path)
     assert reference.path == f"datasets/files-{planned.key[:12]}" == f"datasets/{planned.name}"
-    assert reference.chunks == planned.table.chunks_key[:12] and reference.built == ("tokens", "chunks")
+    assert reference.row_table == planned.table.row_table_key[:12] and reference.built == ("tokens", "row tables")
     assert DatasetRef.from_json(reference.to_json()) == reference
     assert lookup(data(), tmp_path) == changed(reference, built=[])
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
@@ -95,11 +95,11 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
     before = touched()
     assert preprocess(data(), tmp_path) == changed(first, built=[])
     other = preprocess(data(sequence_length=33), tmp_path)
-    assert other.built == ("chunks",) and other.digest == first.digest and touched() == before
+    assert other.built == ("row tables",) and other.digest == first.digest and touched() == before
     assert other.sequence_length == 33 and other.train.rows == (first.train.tokens - 1) // 33
     assert len(list((folder / "chunks").iterdir())) == 2
     assert lookup(data(), tmp_path) == changed(first, built=[])
-    assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == ("tokens", "chunks")
+    assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == ("tokens", "row tables")
 
 
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
@@ -117,8 +117,8 @@ def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, row_tab
     (row_table / "train.rows.npy").unlink()
     assert lookup(data(), home) is None
     with caplog.at_level(logging.WARNING):
-        assert preprocess(data(), home) == changed(reference, built=["chunks"])
-    assert f"{reference.chunks} is incomplete; it was moved to" in caplog.text
+        assert preprocess(data(), home) == changed(reference, built=["row tables"])
+    assert f"{reference.row_table} is incomplete; it was moved to" in caplog.text
     assert (row_table.parent / f"{row_table.name}.damaged-1" / "manifest.json").exists()
 
 
@@ -129,7 +129,7 @@ def test_a_dataset_under_the_name_of_another_is_not_used(built, dataset, data, t
     dataset.rename(tmp_path / "kept")
     shutil.copytree(home / other.path, dataset)
     assert lookup(data(), home) is None
-    assert preprocess(data(), home) == changed(reference, built=["tokens", "chunks"])
+    assert preprocess(data(), home) == changed(reference, built=["tokens", "row tables"])
     assert digests(dataset) == before and lookup(data(tokenizer={"vocab_size": 299}), home) == changed(other, built=[])
 
 
@@ -137,9 +137,9 @@ def test_a_row_table_under_the_name_of_another_is_not_used(built, row_table, dat
     home, reference = built
     other = preprocess(data(sequence_length=8), home)
     shutil.rmtree(row_table)
-    row_table.with_name(other.chunks).rename(row_table)
+    row_table.with_name(other.row_table).rename(row_table)
     assert lookup(data(), home) is None
-    assert preprocess(data(), home) == changed(reference, built=["chunks"])
+    assert preprocess(data(), home) == changed(reference, built=["row tables"])
 
 
 def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, dataset, data):
@@ -161,7 +161,7 @@ def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_
     longest = preprocess(data(sequence_length=tokens - 1), tmp_path)
     assert longest.validation.rows == 1
     folder = tmp_path / longest.path
-    row = TokenReader(folder, longest.chunks, "validation").gather(np.array([0]))
+    row = TokenReader(folder, longest.row_table, "validation").gather(np.array([0]))
     assert row.shape == (1, tokens) and row[0, -1] == 0
     with pytest.raises(DataError, match=r"data\.sequence_length"):
         preprocess(data(sequence_length=tokens), tmp_path)
@@ -181,4 +181,4 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     assert {record.getMessage() for record in logged} == {"reading text for the tokenizer", "tokenizing"}
     last = {record.getMessage(): record.__dict__["progress"] for record in logged}
     assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
-    assert "built tokens and chunks" in caplog.text
+    assert "built tokens and row tables" in caplog.text

@@ -44,8 +44,8 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     with caplog.at_level(logging.WARNING, logger="infini_llama.preprocess"):
         repaired = preprocess(data(), tmp_path, repair=repair)
     assert count > 3 and len(written) == again and str(folder) in caplog.text
-    assert repaired == changed(reference, built=["tokens", "chunks"])
-    assert preprocess(data(sequence_length=8), tmp_path).built == ("chunks",) and digests(folder) == before
+    assert repaired == changed(reference, built=["tokens", "row tables"])
+    assert preprocess(data(sequence_length=8), tmp_path).built == ("row tables",) and digests(folder) == before
     assert verify(repaired, tmp_path, "deep").ok
 
 
@@ -53,10 +53,10 @@ def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp
     reference = preprocess(data(), tmp_path)
     other = preprocess(data(sequence_length=8), tmp_path)
     tables = tmp_path / reference.path / "chunks"
-    for damaged in (tables / other.chunks / "train.rows.npy", tmp_path / reference.path / "tokenizer.json"):
+    for damaged in (tables / other.row_table / "train.rows.npy", tmp_path / reference.path / "tokenizer.json"):
         flip(damaged)
     assert preprocess(data(), tmp_path, repair=True) == changed(reference, built=["tokens"])
-    assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["chunks"])
+    assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["row tables"])
 
 
 def test_a_row_table_computed_from_damaged_lengths_is_not_taken_over(data, tmp_path):
@@ -71,7 +71,7 @@ def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
     home, reference = built
     assert preprocess(data(), home, repair=True) == changed(reference, built=[])
     flip(row_table / "train.rows.npy")
-    assert preprocess(data(), home, repair=True) == changed(reference, built=["chunks"]) and written == []
+    assert preprocess(data(), home, repair=True) == changed(reference, built=["row tables"]) and written == []
     assert verify(reference, home, "deep").ok
 
 

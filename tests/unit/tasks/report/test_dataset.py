@@ -27,7 +27,7 @@ def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
         assert (shown.documents, shown.tokens) == (stated.documents, stated.tokens)
         assert 1 < lengths.shortest <= lengths.p5 <= lengths.median <= lengths.p95 <= lengths.longest
         assert shown.bytes_per_token == pytest.approx(shown.bytes / shown.tokens)
-    assert sorted(table.sequence_length for table in summary.chunks.values()) == [16, 20]
+    assert sorted(table.sequence_length for table in summary.row_tables.values()) == [16, 20]
     assert len(summary.samples) == 3 and all(summary.samples)
     assert (summary.license, summary.vocab_size, summary.dtype) == ("not stated", 300, "uint16")
 
@@ -40,11 +40,11 @@ def test_samples_are_rows_as_text(dataset, corpus):
 
 def test_only_complete_tables_of_a_complete_dataset_are_described(built, dataset, row_table, data):
     home, reference = built
-    other = preprocess(data(sequence_length=20), home).chunks
+    other = preprocess(data(sequence_length=20), home).row_table
     (dataset / "chunks" / other / "train.rows.npy").unlink()
     move_aside(dataset / "chunks" / other)
     shutil.copytree(row_table, dataset / "chunks" / f".{other}.1-ab.tmp")
-    assert list(describe(dataset).chunks) == [reference.chunks]
+    assert list(describe(dataset).row_tables) == [reference.row_table]
     (dataset / "manifest.json").unlink()
     with pytest.raises(Damaged, match="manifest"):
         describe(dataset)
@@ -115,7 +115,7 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     reference = preprocess(data(packing="best_fit"), home)
     page = read_page(as_page(measured_dataset(home / reference.path)))
     assert page.elements.count("svg") == 4 and "all checks passed" not in page.text
-    assert f"Fraction of a sequence that is targets ({reference.chunks})" in page.text
+    assert f"Fraction of a sequence that is targets ({reference.row_table})" in page.text
 
 
 def test_tokens_are_counted(built, dataset, monkeypatch):

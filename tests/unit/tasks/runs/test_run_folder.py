@@ -34,7 +34,9 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
     stage = {"sequence_length": 8, "until": 0.5}
     data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
-    dataset = make_dataset(curriculum=[{"chunks": "short", "chunks_digest": "same", "sequence_length": 8, "rows": 9}])
+    dataset = make_dataset(
+        curriculum=[{"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}]
+    )
     configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
     begun, resumed = (claim_run(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200

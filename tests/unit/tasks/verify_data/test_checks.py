@@ -142,9 +142,9 @@ def test_a_row_table_under_the_name_of_another_is_refused(built, row_table, data
     home, reference = built
     other = preprocess(data(sequence_length=8), home)
     shutil.rmtree(row_table)
-    row_table.with_name(other.chunks).rename(row_table)
+    row_table.with_name(other.row_table).rename(row_table)
     with pytest.raises(DataError, match="key"):
-        verify(changed(other, chunks=reference.chunks), home, "quick")
+        verify(changed(other, row_table=reference.row_table), home, "quick")
 
 
 def test_a_renamed_dataset_is_valid(built, dataset):
@@ -155,7 +155,7 @@ def test_a_renamed_dataset_is_valid(built, dataset):
 
 def test_another_dataset_than_the_reference_says_is_refused(built):
     home, reference = built
-    for name in ("digest", "chunks_digest"):
+    for name in ("digest", "row_table_digest"):
         with pytest.raises(DataError, match=r"blake3:[0-9a-f]{64}.*blake3:0"):
             verify(changed(reference, **{name: "blake3:0"}), home, "quick", 0)
 
@@ -204,14 +204,14 @@ def test_a_row_table_of_other_tokens_is_found_by_deep(built, row_table):
     starts = np.load(row_table / "train.rows.npy")
     for wrong in (starts + 1, starts[::-1], starts[:-1], starts.astype(np.int32), np.append(starts, starts[-1] + 16)):
         save_array(row_table / "train.rows.npy", wrong)
-        resealed = changed(reference, chunks_digest=reseal(row_table))
+        resealed = changed(reference, row_table_digest=reseal(row_table))
         verify(resealed, home, "quick")
         with pytest.raises(DataError, match=r"train\.rows\.npy"):
             verify(resealed, home, "deep")
     save_array(row_table / "train.rows.npy", starts)
     digest = reseal(row_table, rows={"train": len(starts) + 1, "validation": 3})
     with pytest.raises(DataError, match="manifest"):
-        verify(changed(reference, chunks_digest=digest), home, "deep")
+        verify(changed(reference, row_table_digest=digest), home, "deep")
 
 
 def test_a_different_tokenizer_is_found(built, dataset):
@@ -261,7 +261,7 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
     rows = np.arange((facts["tokens"] - 1) // 16, dtype=np.int64) * 16
     save_array(row_table / "validation.rows.npy", rows)
     counts = {"train": reference.train.rows, "validation": len(rows)}
-    digests = {"digest": reseal(dataset, validation=facts), "chunks_digest": reseal(row_table, rows=counts)}
+    digests = {"digest": reseal(dataset, validation=facts), "row_table_digest": reseal(row_table, rows=counts)}
     with pytest.raises(DataError, match=r"^1 training document"):
         verify(changed(reference, **digests), home, "deep")
 

@@ -57,7 +57,7 @@ def test_a_gpu_gives_the_bytes_of_the_cpu_and_is_recorded(data, tmp_path, digest
     settings, devices = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
     for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
         reference = preprocess(data(**settings, device=requested), tmp_path / name)
-        table = tmp_path / name / reference.path / "chunks" / reference.chunks
+        table = tmp_path / name / reference.path / "chunks" / reference.row_table
         devices.append(read_row_table(table).meta.device)
     assert devices == ["cuda:0" if strategy in ON_A_GPU else "cpu", "cpu"]
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")

@@ -129,13 +129,13 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     extra = {"stride": 5} if strategy == "window" else {}
     whole = preprocess(data(), tmp_path)
     reference = preprocess(data(packing=strategy, **extra), tmp_path)
-    assert reference.digest == whole.digest and reference.built == ("chunks",)
+    assert reference.digest == whole.digest and reference.built == ("row tables",)
     assert verify(reference, tmp_path, "deep").ok
     folder = tmp_path / reference.path
-    statistics = describe(folder).chunks[reference.chunks].packing.train
+    statistics = describe(folder).row_tables[reference.row_table].packing.train
     shards = read_dataset(folder).content.train.shards
     stream = np.concatenate([map_shard(folder / shard.file)[1] for shard in shards])
-    reader = TokenReader(folder, reference.chunks, "train", verify_on_read=True)
+    reader = TokenReader(folder, reference.row_table, "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)
     assert len(reader) == reference.train.rows and reader.count_targets(numbers) == statistics.targets
@@ -150,7 +150,7 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
 
 def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path):
     reference = preprocess(data(packing="padded"), tmp_path)
-    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     rows = np.flatnonzero(np.diff(reader.rows.bounds) > 0)[:60]
@@ -174,7 +174,7 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, strategy):
     reference = preprocess(data(packing=strategy), tmp_path)
-    reader = TokenReader(tmp_path / reference.path, reference.chunks, "train")
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     (inputs, labels, documents), *_ = TrainBatches(

@@ -215,7 +215,7 @@ def test_unreadable_folders_are_named(data, as_nobody, what):
         preprocess(settings, home)
     assert not list((home / "datasets").glob("files-*"))
     denied.chmod(0o755)
-    assert preprocess(settings, home).built == ("tokens", "chunks")
+    assert preprocess(settings, home).built == ("tokens", "row tables")
 
 
 def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(data, tmp_path, monkeypatch):

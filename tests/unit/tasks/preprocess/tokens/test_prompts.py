@@ -68,7 +68,7 @@ def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, 
     assert len(list((folder / "train").glob("*.arrow"))) > 2
     for split in ("train", "validation"):
         ids, answers = literal(folder, split)
-        reader = TokenReader(folder, reference.chunks, split)
+        reader = TokenReader(folder, reference.row_table, split)
         assert np.concatenate([map_shard(path)[1] for path in reader.stream.paths]).tolist() == ids.tolist()
         rows = np.arange(len(reader))
         mask, counted = reader.targets(rows), 0
@@ -100,7 +100,7 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
     verify(reference, tmp_path, "deep")
     folder = tmp_path / reference.path
     for split in ("train", "validation"):
-        reader = TokenReader(folder, reference.chunks, split)
+        reader = TokenReader(folder, reference.row_table, split)
         ids, is_answer = literal(folder, split)
         shards = read_dataset(folder).content[split].shards
         answers = sum(shard.tokens for shard in shards if shard.source == "answers")
@@ -133,7 +133,7 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
 def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
     reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
     folder = tmp_path / reference.path
-    reader = TokenReader(folder, reference.chunks, "train")
+    reader = TokenReader(folder, reference.row_table, "train")
     batches = TrainBatches(curriculum_stages(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
     ids, answers = literal(folder, "train")
     config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
-from infini_llama.tasks.preprocess.references import reference_for
+from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.planning import claim_run
@@ -97,7 +97,7 @@ def config(home: str = "workspace", model: dict | None = None, **data) -> Pipeli
 
 def test_steps_and_shares_become_samples(tmp_path, caplog):
     caplog.set_level("WARNING", "infini_llama")
-    tables = [{"chunks": name, "chunks_digest": name, "sequence_length": 8, "rows": 9} for name in ("a", "b")]
+    tables = [{"row_table": name, "row_table_digest": name, "sequence_length": 8, "rows": 9} for name in ("a", "b")]
     dataset = make_dataset(curriculum=tables, sequence_length=32)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
 
@@ -124,30 +124,30 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     plain = preprocess(data(), tmp_path)
     assert lookup(staged, tmp_path) is None and "curriculum" not in plain.to_json()
     reference = preprocess(staged, tmp_path)
-    assert reference.built == ("chunks",) and reference.digest == plain.digest
+    assert reference.built == ("row tables",) and reference.digest == plain.digest
     assert [stage.sequence_length for stage in reference.curriculum] == [4, 8]
     assert changed(reference, built=[]) == lookup(staged, tmp_path)
     assert plain == changed(reference, curriculum=[], built=plain.built)
     planned = Preparation(staged, tmp_path).plan()
-    assert [stage.chunks for stage in planned.curriculum] == [stage.chunks for stage in reference.curriculum]
-    assert planned.table.chunks == plain.chunks == Preparation(data(), tmp_path).plan().table.chunks
+    assert [stage.row_table for stage in planned.curriculum] == [stage.row_table for stage in reference.curriculum]
+    assert planned.table.row_table == plain.row_table == Preparation(data(), tmp_path).plan().table.row_table
     assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(reference, built=[])
     assert verify(reference, tmp_path, "deep").ok
 
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
     reference = preprocess(staged, tmp_path)
-    table = tmp_path / reference.path / "chunks" / reference.curriculum[1].chunks / "train.rows.npy"
+    table = tmp_path / reference.path / "chunks" / reference.curriculum[1].row_table / "train.rows.npy"
     flip(table, -1)
     with pytest.raises(DataError, match=str(table)):
         verify(reference, tmp_path, "quick")
-    assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["chunks"])
+    assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["row tables"])
     assert verify(reference, tmp_path, "quick").ok
 
 
 def test_short_rows_hold_the_text_of_the_long_ones(staged, tmp_path):
     reference = preprocess(staged, tmp_path)
     folder = tmp_path / reference.path
-    long = TokenReader(folder, reference.chunks, "train")
-    short = TokenReader(folder, reference.curriculum[0].chunks, "train")
+    long = TokenReader(folder, reference.row_table, "train")
+    short = TokenReader(folder, reference.curriculum[0].row_table, "train")
     assert np.array_equal(long.gather(np.array([1]))[0, :5], short.gather(np.array([4]))[0])

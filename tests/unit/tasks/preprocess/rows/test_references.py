@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess.references import reference_for, references
+from infini_llama.tasks.preprocess.rows.references import reference_for, references
 from infini_llama.tasks.preprocess.stage import preprocess
 
 
@@ -13,7 +13,7 @@ def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(data, tmp_p
         (tmp_path / f"{number}.txt").write_text(f"text number {number}, told again and again. " * 9)
     home, files = tmp_path / "home", [f"{tmp_path}/*.txt"]
     first, longer = (preprocess(data(files=files, sequence_length=n), home) for n in (16, 32))
-    assert first.path == longer.path and first.chunks != longer.chunks
+    assert first.path == longer.path and first.row_table != longer.row_table
     folder = home / first.path
     for reference in (first, longer):
         wanted = data(files=files, sequence_length=reference.sequence_length)
@@ -21,9 +21,9 @@ def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(data, tmp_p
     assert reference_for(data(files=files), folder, tmp_path / "elsewhere").path == str(folder)
     with pytest.raises(ConfigError, match=r"rows of 16, 32 tokens|rows of 32, 16 tokens"):
         reference_for(data(files=files, sequence_length=64), folder, home)
-    damaged = folder / "chunks" / longer.chunks
+    damaged = folder / "chunks" / longer.row_table
     damaged.rename(f"{damaged}.damaged")
     (reference,) = references(folder, home)  # a table that was moved aside is none
-    assert reference.chunks == first.chunks
+    assert reference.row_table == first.row_table
     with pytest.raises(DataError, match="was never finished"):
         references(tmp_path, home)

@@ -1,0 +1,96 @@
+"""References to a dataset and its row tables, as `preprocess` returns them, also for a dataset that is named by its folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig
+from infini_llama.tasks.preprocess.rows.tables import with_curriculum
+from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_manifest, read_row_table, row_tables
+
+
+def table_ref(table: Path) -> RowTableRef:
+    """The row table in folder `table`, as a reference names it."""
+    manifest = read_row_table(table)
+    return RowTableRef(
+        row_table=table.name,
+        row_table_digest=manifest.digest,
+        sequence_length=manifest.content.sequence_length,
+        rows=manifest.content.rows.train,
+    )
+
+
+def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curriculum: Iterable[Path]) -> DatasetRef:
+    """The reference of the dataset in folder `dataset` with its row table in folder `table`.
+
+    Args:
+        home: which the path is relative to, if the dataset is below it.
+        built: what was missing before: "tokens", "row tables".
+        curriculum: folders of the row tables of shorter rows.
+    """
+    tokens, rows = read_dataset(dataset), read_row_table(table)
+
+    def stats(split: str) -> SplitStats:
+        facts = tokens.content[split]
+        return SplitStats(
+            documents=facts.documents,
+            tokens=facts.tokens,
+            bytes=facts.bytes,
+            unigram_entropy_bits=facts.unigram_entropy_bits,
+            rows=rows.content.rows[split],
+        )
+
+    return DatasetRef(
+        path=dataset.relative_to(home).as_posix() if dataset.is_relative_to(home) else str(dataset),
+        digest=tokens.digest,
+        row_table=table.name,
+        row_table_digest=rows.digest,
+        built=tuple(built),
+        sequence_length=rows.content.sequence_length,
+        vocab_size=tokens.content.vocab_size,
+        train=stats("train"),
+        validation=stats("validation"),
+        text=TextSummary(source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out),
+        curriculum=tuple(map(table_ref, curriculum)),
+    )
+
+
+def references(dataset: Path, home: Path) -> list[DatasetRef]:
+    """A reference for each row table of the dataset in this folder.
+
+    Raises:
+        DataError: no dataset is there, or it has no row table.
+    """
+    read_manifest(dataset, "dataset")
+    tables = row_tables(dataset)
+    if not tables:
+        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
+    return [dataset_ref(dataset, table, home, built=[], curriculum=[]) for table in tables]
+
+
+def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
+    """The reference whose rows are those that the section `data` requests, with the row tables of its curriculum.
+
+    Raises:
+        ConfigError: the dataset has no such rows.
+        DataError: no dataset is there, or it has no row table.
+    """
+    available = references(dataset, home)
+    reference, *stages = [_with_rows(section, available, dataset) for section in with_curriculum(data)]
+    curriculum = tuple(table_ref(dataset / ROW_TABLES / stage.row_table) for stage in stages)
+    return changed(reference, curriculum=curriculum)
+
+
+def _with_rows(data: DataConfig, available: list[DatasetRef], dataset: Path) -> DatasetRef:
+    for reference in available:
+        content = read_row_table(dataset / ROW_TABLES / reference.row_table).content
+        requested = (data.sequence_length, data.packing, data.stride)
+        if (content.sequence_length, content.strategy, content.stride) == requested:
+            return reference
+    lengths = ", ".join(str(reference.sequence_length) for reference in available)
+    raise ConfigError(
+        f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
+        f"made by data.packing={data.packing}; change that."
+    )
