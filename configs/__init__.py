@@ -1,1 +1,1 @@
-"""What a run is: the schema of a configuration, and how a file becomes one."""
+"""The configuration of a run: its schema, and how a file becomes one."""

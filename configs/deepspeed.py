@@ -72,10 +72,7 @@ def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precisio
     of_run: dict[str, tuple[str, JsonValue]] = {
         "train_batch_size": ("train.global_batch_size", train.global_batch_size),
         "train_micro_batch_size_per_gpu": ("train.micro_batch_size", micro_batch_size),
-        "gradient_accumulation_steps": (
-            "global batch / (micro-batch x workers)",
-            sizes["gradient_accumulation_steps"],
-        ),
+        "gradient_accumulation_steps": ("global batch / (micro-batch x workers)", sizes["gradient_accumulation_steps"]),
         "gradient_clipping": ("train.max_grad_norm", train.max_grad_norm),
         "fp16.enabled": ("environment.precision=fp16", precision == "fp16"),
         "bf16.enabled": ("environment.precision=bf16", precision == "bf16"),

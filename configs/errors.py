@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """What an exit code says of an attempt to train, and what follows it.
+    """The meaning of an exit code for an attempt to train, and what follows it.
 
     Attributes:
         cause, action: for people; the table of docs/resume.md is written from them.

@@ -51,7 +51,7 @@ def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dic
 
 
 def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
-    """Where an error's location leads.
+    """The key that an error's location leads to.
 
     Returns:
         the steps that the user wrote; those of the key to blame, which is the whole list for an entry of it, and the whole section for
@@ -103,13 +103,7 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     return PLAIN[allowed] + _range(rules)
 
 
-PLAIN = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    Path: "a path",
-    type(None): "null",
-}
+PLAIN = {int: "an integer", float: "a number", bool: "true or false", Path: "a path", type(None): "null"}
 
 
 def _rule(rules: tuple[Any, ...], name: str) -> Any:

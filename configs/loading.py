@@ -134,7 +134,7 @@ def _holds_text(allowed: Any) -> bool:
 
 
 def _text(text: str) -> str:
-    """What was written, without the quotes if it was quoted as YAML."""
+    """The text that was written, without the quotes if it was quoted as YAML."""
     if text[:1] in ("'", '"') and len(text) > 1 and text[-1] == text[0]:
         value = parse_yaml(text)
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What is known of each optimizer without torch; the function of its name in tasks/train/worker/strategies/optimizer.py builds it."""
+"""Facts of each optimizer, without torch; the function of its name in tasks/train/worker/strategies/optimizer.py builds it."""
 
 from dataclasses import dataclass
 from typing import Literal

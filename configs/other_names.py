@@ -1,4 +1,4 @@
-"""What a wrong name most likely means: a key that another program or an earlier version calls so, or one of a similar name."""
+"""The key that a wrong name most likely means: one that another program or an earlier version calls so, or one of a similar name."""
 
 import difflib
 
@@ -177,11 +177,7 @@ OPTIONS = {
 }
 
 # Former commands, each with the one that replaces it.
-COMMANDS = {
-    "passkey": "evaluate RUN --passkey",
-    "inspect": "report RUN_OR_DATASET",
-    "config": "run CONFIG --dry-run",
-}
+COMMANDS = {"passkey": "evaluate RUN --passkey", "inspect": "report RUN_OR_DATASET", "config": "run CONFIG --dry-run"}
 
 
 def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ CURE = {"Git LFS": "git lfs pull", "git-annex": "git annex get ."}
 
 
 def pointer_in(data: bytes) -> str | None:
-    """What a file with these first bytes is, and what to do, where it is a pointer; the text completes '<file> …'. None: content.
+    """The kind of pointer that a file with these first bytes is, and what to do; the text completes '<file> …'. None: content.
 
     Args:
         data: its first LONGEST bytes, or all of them; of a longer file at least one more, since that is no pointer.
@@ -47,7 +47,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def dangling(path: Path) -> str | None:
-    """As `pointer_in`, of a link that leads into a git-annex and to no file."""
+    """The same as `pointer_in`, of a link that leads into a git-annex and to no file."""
     try:
         is_annexed = not path.exists() and ANNEX.fullmatch(os.fsencode(path.readlink()))
     except OSError:  # it is no link

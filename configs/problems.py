@@ -100,7 +100,7 @@ def _with_empty_sections(settings: Settings, section: type[BaseModel]) -> Settin
 
 
 def _hint(steps: Steps, value: Any) -> tuple[str, set[str]]:
-    """What to do about an unknown key, and the keys that were probably meant."""
+    """Advice about an unknown key, and the keys that were probably meant."""
     is_in_list = any(isinstance(step, int) for step in steps)
     if (decided := other_names.DECIDED.get(".".join(map(str, steps)))) is not None:
         return f"leave it out: {decided}", set()
@@ -114,7 +114,7 @@ def _hint(steps: Steps, value: Any) -> tuple[str, set[str]]:
 
 
 def _with_nul(value: Any, steps: Steps = ()) -> Iterator[Steps]:
-    """Where a text or a key has a NUL character, which no path or variable can hold."""
+    """A problem for each text or key with a NUL character, which no path or variable can hold."""
     if isinstance(value, str) and "\0" in value:
         yield steps
     for key, below in value.items() if _is_mapping(value) else enumerate(value) if _is_list(value) else ():

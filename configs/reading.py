@@ -31,7 +31,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _values(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many values a node writes out, with those behind its aliases: nine lines of nine aliases each are 387 million."""
+    """How many values a node writes out, with those that its aliases refer to: nine lines of nine aliases each are 387 million."""
     if id(node) not in counted:
         counted[id(node)] = 0  # an alias that contains itself is refused where it is constructed
         inner: Any = node.value if isinstance(node, yaml.CollectionNode) else ()

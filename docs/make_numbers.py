@@ -15,7 +15,7 @@ from typing import Any
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import parameters
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.footprint import bytes_needed, model_of
 from infini_llama.tasks.patch_environment.plan import BLOCKED_TOKENS
 from infini_llama.tasks.records.plan import Precision
 

@@ -1,4 +1,4 @@
-"""Prefect's server behind a check of the Host header, as `uvicorn --factory` starts it.
+"""Prefect's server with a check of the Host header before it, as `uvicorn --factory` starts it.
 
 A page of any site can have its own name resolve to this machine (DNS rebinding). Its requests are then of the server's own origin,
 so CORS and CSRF tokens do not stop them; only the name in the Host header shows where the page came from.
@@ -54,5 +54,5 @@ def _without_port(host: str) -> str:
 
 
 def _bracketed(name: str) -> str:
-    """As it stands in a Host header: an IPv6 address in brackets."""
+    """The address as a Host header has it: IPv6 in brackets."""
     return f"[{name.lower()}]" if ":" in name and not name.startswith("[") else name.lower()

@@ -1,4 +1,4 @@
-"""What a Prefect server must know of this project: work pool, limits, automation and deployments.
+"""The objects of this project on a Prefect server: work pool, limits, automation and deployments.
 
 Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or schedule that is written.
 """
@@ -90,11 +90,7 @@ class Deployment:
             version=self.version(),
             description=f"{pretrain.name} with the configuration {self.name}. "
             "Runs with the same name resume the same training.",
-            job_variables={
-                "working_dir": str(Path.cwd()),
-                "env": RUN | python_path,
-                "stream_output": STREAM_OUTPUT,
-            },
+            job_variables={"working_dir": str(Path.cwd()), "env": RUN | python_path, "stream_output": STREAM_OUTPUT},
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
         deployment._parameter_openapi_schema = form(self.config)
@@ -137,7 +133,7 @@ def read_deployment(file: str) -> Deployment:
 
 
 def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
-    """As Prefect's scheduler reads it, which would make no run, or none ever."""
+    """The schedule as Prefect's scheduler reads it, which would make no run, or none ever."""
     from prefect.server.schemas.schedules import CronSchedule as PrefectsCron
 
     what = f"deployment.schedules: cron={schedule.cron!r} of the schedule {schedule.name}"

@@ -143,7 +143,7 @@ class PipelineFlow(Flow[..., Any]):
         return Signature([form])
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """As Prefect's, without FastAPI, whose import takes a tenth of a second."""
+        """The same as Prefect's, without FastAPI, whose import takes a tenth of a second."""
         return to_jsonable_python(parameters)
 
 

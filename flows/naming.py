@@ -67,13 +67,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     train = config.train
     if train.deepspeed_config is not None:
         train = changed(train, deepspeed_config=read_json(train.deepspeed_config))
-    return changed(
-        config,
-        train=train,
-        runtime=runtime,
-        environment=environment,
-        deployment=type(config.deployment)(),
-    )
+    return changed(config, train=train, runtime=runtime, environment=environment, deployment=type(config.deployment)())
 
 
 def run_name(template: str, due: datetime | None = None) -> str:

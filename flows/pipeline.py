@@ -81,11 +81,7 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages
 
 
 def train_with_retries(
-    config: PipelineConfig,
-    dataset: DatasetRef,
-    environment: PatchedEnvironment,
-    invocation: str,
-    verify_on_read: bool,
+    config: PipelineConfig, dataset: DatasetRef, environment: PatchedEnvironment, invocation: str, verify_on_read: bool
 ) -> RunSummary:
     """`train`, again after each failure that the policy of retries allows."""
     retries = retries_for(config.runtime)

@@ -1,4 +1,4 @@
-"""What a scheduled run does at its start: it applies the overrides of its schedule, and is skipped if a later run is due too."""
+"""The start of a scheduled run: it applies the overrides of its schedule, and is skipped if a later run is due too."""
 
 import logging
 from dataclasses import dataclass

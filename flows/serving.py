@@ -99,12 +99,7 @@ def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subproc
     environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {name: value}
     with worker_log.open("ab") as output:
         return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
 
 
@@ -139,9 +134,8 @@ def _cancel(runs: set[UUID]) -> None:
         return
     try:
         with get_client(sync_client=True) as client:
-            runs = {
-                run for run in runs if not _is_final(client, run)
-            }  # the process of a finished one may not have ended
+            # The process of a finished run may not have ended.
+            runs = {run for run in runs if not _is_final(client, run)}
             log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
             for run in runs:
                 client.set_flow_run_state(run, Cancelling(message="infini-llama serve was stopped."))

@@ -20,7 +20,7 @@ DISCONNECTED = (OSError, TransportError, WebSocketException)
 
 
 class RunConfiguration(ProcessJobConfiguration):
-    """Of a flow run's process."""
+    """The configuration of a flow run's process."""
 
     def prepare_for_flow_run(self, *arguments: Any, **settings: Any) -> None:
         super().prepare_for_flow_run(*arguments, **settings)
@@ -37,7 +37,7 @@ with warnings.catch_warnings(action="ignore"):  # Prefect warns that this type o
         job_configuration = RunConfiguration
 
 
-class Record(logging.LogRecord):
+class BriefRecord(logging.LogRecord):
     """A log record that has the error of a lost connection in its message, and no traceback of it."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -49,6 +49,6 @@ class Record(logging.LogRecord):
 if __name__ == "__main__":
     from prefect.cli import app
 
-    logging.setLogRecordFactory(Record)
+    logging.setLogRecordFactory(BriefRecord)
     adapt_clients(patient=True)
     app()

@@ -142,7 +142,7 @@ def _blocks(
 
 
 def _stretches(documents: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """Of each document: its row, the next one, its first token and its end."""
+    """Each document's row, the next one, its first token and its end."""
     length = documents.shape[1]
     ends = boundaries(documents).tolist()
     return [

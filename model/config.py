@@ -132,7 +132,7 @@ class LlamaConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it: without tuples."""
+        """The fields as JSON has them: without tuples."""
         return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
 
 

@@ -176,13 +176,7 @@ class SegmentAttention(Attention):
         return heads
 
     def _whole(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotary: Rotary,
-        state: SegmentState,
-        lengths: list[int],
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: SegmentState, lengths: list[int]
     ) -> torch.Tensor:
         """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
         heads, after = self.attend(q, k, v, Segments(rotary), state)

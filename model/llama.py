@@ -57,7 +57,7 @@ class DecoderLayer(nn.Module):
         return self._finish(x, self.self_attn.read(self.normed(x), rotary, state, lengths))
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """What attention is given of x."""
+        """The input of attention from x."""
         return self.input_layernorm(x) if self.pre_norm else x
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
@@ -189,7 +189,7 @@ class Llama(nn.Module):
         context: Context | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Last hidden states, as of `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
+        """Last hidden states, see `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
         by_boundaries = self.attention_backend == "flash2"
         most = self.most_documents if self.training else None
         if self.config.attention != "softmax":

@@ -172,10 +172,7 @@ def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def mix(
-    local: torch.Tensor,
-    retrieved: torch.Tensor,
-    gate: torch.Tensor,
-    reads: torch.Tensor | None = None,
+    local: torch.Tensor, retrieved: torch.Tensor, gate: torch.Tensor, reads: torch.Tensor | None = None
 ) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 

@@ -24,9 +24,8 @@ def convert(file: Path, output: Path) -> None:
     described = loaded.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "transformers_version"):
         described.pop(name, None)
-    described["rms_norm_eps"] = float(
-        str(np.float32(described["rms_norm_eps"]))
-    )  # GGUF has it as float32: 1e-05, not 9.99…e-06
+    # GGUF has it as float32: 1e-05, not 9.99…e-06.
+    described["rms_norm_eps"] = float(str(np.float32(described["rms_norm_eps"])))
     # transformers 5 does not save a model that it read from GGUF: its weights go into one that it did not.
     model = LlamaForCausalLM(LlamaConfig(**described))
     model.load_state_dict(loaded.state_dict())

@@ -1,4 +1,4 @@
-"""What a run, a dataset or a machine is described in: Markdown with charts, which Prefect, a page and a terminal show alike."""
+"""The description of a run, a dataset or a machine: Markdown with charts, which Prefect, a page and a terminal show alike."""
 
 import math
 import re
@@ -45,48 +45,48 @@ class Detail:
     text: str
 
 
-Part = str | Chart | Detail  # a str is a block of Markdown
+Block = str | Chart | Detail  # a str is a block of Markdown
 
 
 @dataclass(frozen=True)
 class Document:
     title: str
-    parts: tuple[Part, ...]
+    blocks: tuple[Block, ...]
 
 
 def markdown(document: Document, picture: str = "") -> str:
-    """As Prefect shows it: without details and charts; `picture`, an image, stands where the first chart would."""
-    blocks = [f"# {cell(document.title)}"]
-    for part in document.parts:
-        if isinstance(part, Chart) and picture:
-            blocks.append(picture)
+    """The document as Prefect shows it: without details and charts; `picture`, an image, stands where the first chart would."""
+    shown_blocks = [f"# {cell(document.title)}"]
+    for block in document.blocks:
+        if isinstance(block, Chart) and picture:
+            shown_blocks.append(picture)
             picture = ""
-        elif isinstance(part, str):
-            blocks.append(part)
+        elif isinstance(block, str):
+            shown_blocks.append(block)
     # a section of nothing but charts and details has no heading here
     kept = [
         block
-        for block, after in pairwise([*blocks, "## "])
+        for block, after in pairwise([*shown_blocks, "## "])
         if not (block.startswith("## ") and after.startswith("## "))
     ]
     return "\n\n".join(kept) + "\n"
 
 
-def section(title: str, *parts: Part) -> tuple[Part, ...]:
+def section(title: str, *blocks: Block) -> tuple[Block, ...]:
     """A heading and what is below it; nothing at all where nothing is."""
-    present = tuple(part for part in parts if _has_content(part))
+    present = tuple(block for block in blocks if _has_content(block))
     return (f"## {title}", *present) if present else ()
 
 
-def part(title: str, text: str) -> str:
-    """A heading of a section's part and what is below it, as one block; nothing at all where nothing is."""
+def subsection(title: str, text: str) -> str:
+    """A heading and what is below it, as one block; nothing at all where nothing is."""
     return f"### {title}\n\n{text}" if text else ""
 
 
-def _has_content(part: Part) -> bool:
-    if isinstance(part, Chart):
-        return any(curve.has_values for curve in part.curves)
-    return bool(part.text if isinstance(part, Detail) else part)
+def _has_content(block: Block) -> bool:
+    if isinstance(block, Chart):
+        return any(curve.has_values for curve in block.curves)
+    return bool(block.text if isinstance(block, Detail) else block)
 
 
 def table(records: Sequence[Cells]) -> str:
@@ -139,11 +139,11 @@ def as_markdown(record: Cells) -> str:
     for key, value in record.items():
         if isinstance(value, Mapping):
             rows = [{"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)]
-            blocks.append(part(cell(key), table(rows) if len(rows) == len(value) else facts(value)))
+            blocks.append(subsection(cell(key), table(rows) if len(rows) == len(value) else facts(value)))
         elif isinstance(value, list | tuple) and _is_nested(value):
             rows = [cells for cells in value if isinstance(cells, Mapping)]
             texts = [text_block(str(text), len(str(text))) for text in value if not isinstance(text, Mapping)]
-            blocks.append(part(cell(key), "\n\n".join(filter(None, (table(rows), *texts)))))
+            blocks.append(subsection(cell(key), "\n\n".join(filter(None, (table(rows), *texts)))))
     return "\n\n".join(filter(None, blocks))
 
 

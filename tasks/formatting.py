@@ -136,7 +136,7 @@ _failed = set[str]()  # what failed in this process, of what is tried again and 
 
 @contextlib.contextmanager
 def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator[None]:
-    """What is only for people ends no run: an error in the block is logged as a warning, and the run continues.
+    """A block that is only for people, which ends no run: an error in the block is logged as a warning, and the run continues.
 
     Args:
         what: the part of the run that is missing then.

@@ -54,12 +54,7 @@ class Machine:
             return ""
         try:
             ended = subprocess.run(
-                [program, *command[1:]],
-                env=dict(self.environ),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=10,
+                [program, *command[1:]], env=dict(self.environ), capture_output=True, text=True, check=False, timeout=10
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""

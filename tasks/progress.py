@@ -62,9 +62,7 @@ class Live(logging.Handler):
 
     def __enter__(self) -> "Live":
         self.level_before = self.logger.level
-        self.logger.setLevel(
-            logging.DEBUG
-        )  # each step is progress; what is printed is for the other handlers to choose
+        self.logger.setLevel(logging.DEBUG)  # each step is progress; the other handlers choose what is printed
         self.logger.addHandler(self)
         self.thread.start()
         return self

@@ -11,7 +11,7 @@ from part_correctness import finish
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, chunk_of, model_of
+from infini_llama.tasks.patch_environment.footprint import bytes_needed, chunk_of, model_of
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -79,7 +79,7 @@ def reset(device: str) -> None:
 
 def largest(device: str, rehearse: bool) -> list[Row]:
     """The largest micro-batch that fits, by doubling and then halving the distance, against the one that `auto` would choose."""
-    from infini_llama.tasks.patch_environment.estimate import fits
+    from infini_llama.tasks.patch_environment.footprint import fits
 
     config = configuration("800M", 64 if rehearse else 2048, rehearse)
     kind = "cuda" if device == "cuda" else "cpu"

@@ -1,4 +1,4 @@
-"""What the workers run on."""
+"""The section `environment`: devices and processes of the workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SET_BY_LAUNCHER = {
 
 
 class EnvironmentConfig(Section):
-    """What the workers run on. `auto` is decided by patch-environment and pinned for the run; any other value is used as
+    """Devices and processes of the workers. `auto` is decided by patch-environment and pinned for the run; any other value is used as
     it is, or refused.
     """
 

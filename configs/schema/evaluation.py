@@ -1,4 +1,4 @@
-"""What is measured of the trained model at the end of a run, and whether it is exported."""
+"""The section `evaluate`: measurements of the trained model at the end of a run, and its export."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infini_llama.configs.schema.section import Section, free
 
 
 class EvaluationConfig(Section):
-    """What is measured of the trained model at the end of a run."""
+    """Measurements of the trained model at the end of a run."""
 
     after_training: list[Literal["perplexity", "passkey", "export"]] = free(
         default_factory=list,
@@ -28,7 +28,7 @@ class EvaluationConfig(Section):
 
     @property
     def measurements(self) -> list[Literal["perplexity", "passkey"]]:
-        """What is measured after training."""
+        """The measurements after training."""
         return [kind for kind in self.after_training if kind != "export"]
 
     @property

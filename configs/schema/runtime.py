@@ -62,7 +62,7 @@ class RuntimeConfig(Section):
 
 
 class StorageConfig(Section):
-    """Where datasets and checkpoints are mirrored."""
+    """The place that datasets and checkpoints are mirrored to."""
 
     mirror: Annotated[str, Field(min_length=1)] | None = free(
         default=None,

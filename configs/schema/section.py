@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common."""
+"""The base of every section of the configuration."""
 
 from enum import StrEnum
 from typing import Any, get_args
@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 
 class Resume(StrEnum):
-    """What changing a key means for a run that already has checkpoints.
+    """The effect of changing a key on a run that already has checkpoints.
 
     FIXED: refused. EXACT: allowed; the run logs that it is no longer bitwise. FREE: no effect on the weights.
     """

@@ -1,4 +1,4 @@
-"""Where text comes from."""
+"""The sections that name text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PasskeyConfig(Section):
 
 
 class TextConfig(Section):
-    """Where the text of one source is, and how to read it."""
+    """The place of one source's text, and how to read it."""
 
     source: Literal["files", "python-stdlib", "huggingface", "passkey"] = fixed(
         default="files",

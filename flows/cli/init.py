@@ -29,13 +29,7 @@ from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention, parameters
 from infini_llama.tasks.export.importing import configuration_of, folder_of, open_model, parameters_of
 from infini_llama.tasks.machine import Machine
-from infini_llama.tasks.patch_environment.estimate import (
-    bytes_of_plan,
-    describe,
-    fits,
-    memory_per_worker,
-    model_of,
-)
+from infini_llama.tasks.patch_environment.footprint import bytes_of_plan, describe, fits, memory_per_worker, model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of

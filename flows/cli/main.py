@@ -107,7 +107,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _hints(unknown: list[str]) -> str:
-    """What to write in place of other programs' options."""
+    """Advice on what to write in place of other programs' options."""
     from infini_llama.configs import other_names
 
     hints = []
@@ -154,7 +154,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def _preempted_behind(error: BaseException) -> Preempted | None:
-    """The report of the training stage behind an interruption, which Prefect passes on as the signal that it was."""
+    """The training stage's report that caused an interruption, which Prefect passes on as the signal that it was."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

@@ -164,8 +164,8 @@ def import_folder(arguments: Namespace) -> Answer:
     refuse_as_new(output)  # before anything that takes long
     model = open_model(folder)
     load(TokenizerConfig(path=str(model.path)))  # the whole check of a tokenizer, before any text is read
-    heads = heads_to_read_memory(model, arguments.attention)
-    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, heads)
+    read_memory = heads_to_read_memory(model, arguments.attention)
+    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, read_memory)
     config = load_config(output)
     memory = estimate(config_of_run(config)).memory["total"]
     record = imported.to_json() | {"memory": memory}
@@ -175,7 +175,7 @@ def import_folder(arguments: Namespace) -> Answer:
 
 
 def first_loss(untrained: float) -> str:
-    """What the first loss of continued training should be, in words.
+    """The expected first loss of continued training, in words.
 
     Args:
         untrained: ln(vocabulary), nats per token.

@@ -196,8 +196,8 @@ def train(arguments: Namespace) -> Answer:
 
 def join(arguments: Namespace) -> Answer:
     path = Path(arguments.run)
-    run = path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
-    return _join(run, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
+    folder = path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    return _join(folder, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 
 def _joins(config: PipelineConfig) -> Answer | None:
@@ -209,8 +209,10 @@ def _joins(config: PipelineConfig) -> Answer | None:
     return _join(RunFolder.of(runtime).path, address)
 
 
-def _join(run: Path, master_addr: str | None) -> Answer:
+def _join(folder: Path, master_addr: str | None) -> Answer:
     from infini_llama.tasks.train.nodes import join as join_run
 
-    code = join_run(RunFolder(run), master_addr)
-    return {"run": str(run), "exit_code": code}, f"joined      {run}: it has ended" + (f" with {code}" if code else "")
+    code = join_run(RunFolder(folder), master_addr)
+    return {"run": str(folder), "exit_code": code}, f"joined      {folder}: it has ended" + (
+        f" with {code}" if code else ""
+    )

@@ -1,4 +1,4 @@
-"""What commands print for people: records and documents as text, by way of Markdown that rich renders.
+"""Text that commands print for people: records and documents, through Markdown that rich renders.
 
 --json prints the same records.
 """
@@ -19,15 +19,7 @@ from rich.text import Text
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.document import as_markdown
-from infini_llama.tasks.formatting import (
-    Cells,
-    control_rows,
-    distance_rows,
-    in_bytes,
-    in_time,
-    in_words,
-    passkey_rows,
-)
+from infini_llama.tasks.formatting import Cells, control_rows, distance_rows, in_bytes, in_time, in_words, passkey_rows
 
 if TYPE_CHECKING:
     from infini_llama.tasks.records.dataset import DatasetRef

@@ -1,1 +1,1 @@
-"""What a run takes, before anything starts: parameters, arithmetic, memory."""
+"""The estimate of a run before anything starts: parameters, arithmetic, memory."""

@@ -11,7 +11,7 @@ from infini_llama.model.config import (
     matrix_parameters,
     parameters,
 )
-from infini_llama.tasks.patch_environment.estimate import bytes_of_plan, checkpoint_bytes, chunk_of, model_of
+from infini_llama.tasks.patch_environment.footprint import bytes_of_plan, checkpoint_bytes, chunk_of, model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers

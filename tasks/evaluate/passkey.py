@@ -8,7 +8,7 @@ greedy decoding would give it. For a model with a memory, `controls` say whether
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, zip_longest
 from random import Random
 from typing import Any, TypeVar
@@ -29,43 +29,42 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Asked:
-    """One text with its question, as tokens that are made as they are read, and the answer."""
+    """One text with its question, as tokens that are made as they are read, and the answer.
 
-    parts: tuple[
-        list[int], list[int], int, list[int], int
-    ]  # head, filler, tokens of it before, hidden, tokens of it after
+    Attributes:
+        before, after: tokens of filler before and after what is hidden.
+        vocab_size: of the tokenizer: a model may have more rows, whose IDs have no token.
+    """
+
+    head: list[int]
+    filler: list[int]
+    before: int
+    hidden: list[int]
+    after: int
     question: list[int]
     answer: list[int]
-    vocab_size: int  # of the tokenizer: a model may have more rows, whose IDs have no token
+    vocab_size: int
 
     def tokens(self) -> Iterator[int]:
-        head, filler, before, hidden, after = self.parts
-        rest = before % len(filler)  # the filler goes on where what is hidden interrupts it
-        later = islice(cycle([*filler[rest:], *filler[:rest]]), after)
-        return chain(head, islice(cycle(filler), before), hidden, later, self.question)
+        rest = self.before % len(self.filler)  # the filler continues where what is hidden interrupts it
+        later = islice(cycle([*self.filler[rest:], *self.filler[:rest]]), self.after)
+        return chain(self.head, islice(cycle(self.filler), self.before), self.hidden, later, self.question)
 
     @property
     def length(self) -> int:
         """Tokens from the first to the last of the question."""
-        head, _, before, hidden, after = self.parts
-        return len(head) + before + len(hidden) + after + len(self.question)
+        return len(self.head) + self.before + len(self.hidden) + self.after + len(self.question)
 
     @property
     def without_hidden(self) -> "Asked":
         """The same with filler in place of what is hidden."""
-        head, filler, before, hidden, after = self.parts
-        return Asked((head, filler, before, [], len(hidden) + after), self.question, self.answer, self.vocab_size)
+        return replace(self, hidden=[], after=len(self.hidden) + self.after)
 
     def boundaries(self, segment_length: int) -> int:
         """Segment boundaries between the last token of the last mention and the token from which the answer is predicted."""
-        head, _, before, hidden, _ = self.parts
-        end = len(head) + before + (last_mention(hidden, self.answer) or 0) + len(self.answer) - 1
+        mention = last_mention(self.hidden, self.answer) or 0
+        end = len(self.head) + self.before + mention + len(self.answer) - 1
         return (self.length - 1) // segment_length - end // segment_length
-
-    @property
-    def distance(self) -> int:
-        """Tokens between the hidden number and the question."""
-        return self.parts[4]
 
 
 def last_mention(hidden: list[int], answer: list[int]) -> int | None:
@@ -92,8 +91,8 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         )
     count = (length - least) // len(filler)
     before = round(depth * count)
-    parts = head, filler, before * len(filler), hidden, (count - before) * len(filler)
-    return Asked(parts, question, answer, tokenizer.get_vocab_size())
+    after = (count - before) * len(filler)
+    return Asked(head, filler, before * len(filler), hidden, after, question, answer, tokenizer.get_vocab_size())
 
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
@@ -115,8 +114,8 @@ def ask_across(
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
     head, hidden, question, answer = encoded(tokenizer, statement)
-    begin = random.randrange(len(filler))
-    filler = [*filler[begin:], *filler[:begin]]
+    offset = random.randrange(len(filler))
+    filler = [*filler[offset:], *filler[:offset]]
     size = len(answer)
     last = last_mention(hidden, answer)
     if last is None or size > segment_length:
@@ -131,8 +130,8 @@ def ask_across(
         start, target = len(head) + before + len(hidden) + len(question) - 1, place // segment_length + ends
         first, final = max(start, target * segment_length), (target + 1) * segment_length - size
         if place % segment_length <= segment_length - size and first <= final:
-            parts = head, filler, before, hidden, random.randint(first, final) - start
-            return Asked(parts, question, answer, tokenizer.get_vocab_size())
+            after = random.randint(first, final) - start
+            return Asked(head, filler, before, hidden, after, question, answer, tokenizer.get_vocab_size())
     raise ConfigError(
         f"--segments {ends}: the text between number and answer alone crosses more boundaries of segments of {segment_length} tokens; "
         "give more boundaries."
@@ -221,11 +220,10 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
         answer, others = mine.asked.answer, theirs.asked.answer
         filler += greedy_tokens(model, mine.rest, empty, len(answer), mine.asked.vocab_size) == answer
         if len(answer) == len(others) and answer != others:
-            written, pairs = (
-                greedy_tokens(model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size),
-                pairs + 1,
-            )
-            own_text, other_text = own_text + (written == answer), other_text + (written == others)
+            written = greedy_tokens(model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size)
+            pairs += 1
+            own_text += written == answer
+            other_text += written == others
     return MemoryControls(
         swapped_own=own_text / pairs if pairs else None,
         swapped_other=other_text / pairs if pairs else None,
@@ -238,7 +236,7 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
     segments = model.config.attention != "softmax"
     about |= {
         "tokens": max(asked.length for asked in texts),
-        "distance": max(asked.distance for asked in texts),
+        "distance": max(asked.after for asked in texts),
         "boundaries": max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
     }
 

@@ -131,7 +131,7 @@ def find_passkeys_across(
     form: str = "passkey",
     filler: str = "repeated",
 ) -> PasskeyRetrieval:
-    """As `find_passkeys`, by the number of segment boundaries between what is hidden and the answer.
+    """The same as `find_passkeys`, by the number of segment boundaries between what is hidden and the answer.
 
     Args:
         form: what is hidden, of `FORMS`.

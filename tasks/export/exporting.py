@@ -140,7 +140,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
 
 
 def sample_prompt(train: TrainingConfig, dataset: Path) -> str:
-    """What the card's example continues: the first of train.sample_prompts, by default the beginning of a held-out text."""
+    """The text that the card's example continues: the first of train.sample_prompts, by default the beginning of a held-out text."""
     if train.sample_prompts is None:
         return held_out_prompt(dataset, read_tokenizer(dataset))
     return next(iter(train.sample_prompts), "Once")
@@ -207,14 +207,9 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
 
 
 def write_tokenizer(
-    folder: Path,
-    dataset: Path,
-    tokenizer: Tokenizer,
-    end_of_text: int,
-    config: LlamaConfig,
-    kept: Conversation,
+    folder: Path, dataset: Path, tokenizer: Tokenizer, end_of_text: int, config: LlamaConfig, kept: Conversation
 ) -> None:
-    """tokenizer.json as the dataset has it, and what Hugging Face's classes want to know beside it.
+    """tokenizer.json as the dataset has it, and the files beside it that Hugging Face's classes read.
 
     Args:
         kept: of the model that the run started from: chat template, and the tokens that it may name.

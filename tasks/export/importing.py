@@ -141,7 +141,7 @@ def write_configuration(
 
 
 def key_of_text(config: PipelineConfig) -> str:
-    """Where a written configuration names the text."""
+    """The key at which a written configuration names the text."""
     return "files of data.sources" if config.data.sources else "data.files"
 
 
@@ -155,11 +155,8 @@ def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str,
     most = max(1, (length - least) // filler)
     files = mapping["data"]["files"]
     task: JsonObject = {"loss_on": "answer", "answer_after": QUESTION}
-    in_text: JsonObject = {
-        "documents": 6000,
-        "repetitions": max(1, 2 * most // 3),
-        "filler": "files",
-    }  # its words have more tokens
+    # Its words have more tokens.
+    in_text: JsonObject = {"documents": 6000, "repetitions": max(1, 2 * most // 3), "filler": "files"}
     sources: list[JsonObject] = [
         {"name": "numbers", "source": "passkey", "passkey": {"documents": 6000, "repetitions": most}} | task,
         {"name": "numbers-in-text", "source": "passkey", "files": files, "passkey": in_text} | task,

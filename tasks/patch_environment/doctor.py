@@ -33,7 +33,7 @@ RESUME: dict[Exactness, str] = {
 
 
 class RunDifferences(Record):
-    """What differs from the environment of `run`. resume: whether its resume on this machine stays bitwise the same."""
+    """Differences from the environment of `run`. resume: whether its resume on this machine stays bitwise the same."""
 
     run: str
     resume: str

@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for training: one finding per fact, with the fix where something is wrong."""
+"""Findings about a machine: one finding per fact, with the fix where something is wrong."""
 
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Cpu, Disk, Gpu, MachineFacts, Memory

@@ -1,4 +1,4 @@
-"""What torch can do with the GPUs, as one line of JSON: python -m infini_llama.tasks.patch_environment.gpu_probe [import]
+"""Abilities of torch with the GPUs, as one line of JSON: python -m infini_llama.tasks.patch_environment.gpu_probe [import]
 
 A process of its own, so that the command neither loads torch nor holds a GPU. With `import`, no GPU is touched: only whether
 flash-attn can be imported is reported.
@@ -27,12 +27,7 @@ class AttentionTrial:
     """
 
     def __init__(
-        self,
-        device: str,
-        dtype: torch.dtype,
-        shape: tuple[int, int, int, int],
-        kv_heads: int,
-        documents: bool = False,
+        self, device: str, dtype: torch.dtype, shape: tuple[int, int, int, int], kv_heads: int, documents: bool = False
     ) -> None:
         batch, heads, length, head_dim = shape
         generator = torch.Generator(device).manual_seed(0)

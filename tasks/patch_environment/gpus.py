@@ -43,7 +43,7 @@ def _unusable(has_driver: bool, fault: str) -> GpuFacts:
 
 @dataclass(frozen=True)
 class _Report:
-    """What the driver reports about a GPU."""
+    """The driver's report of a GPU."""
 
     uuid: str
     driver: str

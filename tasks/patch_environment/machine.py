@@ -32,7 +32,7 @@ PACKAGES = (
 )
 # How threads of OpenMP wait for each other.
 THREAD_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Where flock may not reach other machines, and renames and listings may lag behind.
+# Where flock may not reach other machines, and renames and listings may lag.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
            "fuse.s3fs", "afs")  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.patch_environment import estimate
+from infini_llama.tasks.patch_environment import footprint
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
 from infini_llama.tasks.patch_environment.machine import THREAD_WAITING
 from infini_llama.tasks.patch_environment.patches import needed_patches
@@ -149,7 +149,7 @@ class Planner:
             self.pinned = None
         gpus, workers = self.workers(device)
         precision = self.precision(device, gpus)
-        has = estimate.memory_per_worker(facts, gpus, workers)
+        has = footprint.memory_per_worker(facts, gpus, workers)
         threads = self.threads(workers)
         no_space = self._why_weights_do_not_fit(device, workers, precision, has)
         backend = self.attention_backend(device, precision, threads, no_space)
@@ -335,7 +335,7 @@ class Planner:
 
     def _attention_on_cpu(self, precision: Precision, threads: int, no_space: str) -> tuple[str, str]:
         """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
-        tokens = estimate.attended_tokens(self.config)
+        tokens = footprint.attended_tokens(self.config)
         where = f"at {tokens:,} tokens in {precision} with {threads} thread(s)"
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
@@ -355,8 +355,8 @@ class Planner:
         if self.train.activation_checkpointing == "selective":
             return "train.activation_checkpointing=selective does not keep them"
         micro = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
-        need = estimate.bytes_needed(self.config, micro, precision, device, workers, self.settings.nnodes, True)
-        return "" if estimate.fits(need, has) else f"they need {estimate.describe(need, has)}"
+        need = footprint.bytes_needed(self.config, micro, precision, device, workers, self.settings.nnodes, True)
+        return "" if footprint.fits(need, has) else f"they need {footprint.describe(need, has)}"
 
     def micro_batch_size(
         self, device: Device, workers: int, precision: Precision, keeps_attention_weights: bool, has: int
@@ -368,8 +368,8 @@ class Planner:
         config, nodes, train = self.config, self.settings.nnodes, self.train
 
         def fits(size: int) -> bool:
-            need = estimate.bytes_needed(config, size, precision, device, workers, nodes, keeps_attention_weights)
-            return estimate.fits(need, has)
+            need = footprint.bytes_needed(config, size, precision, device, workers, nodes, keeps_attention_weights)
+            return footprint.fits(need, has)
 
         def rule() -> tuple[int, str]:
             share = max(1, train.global_batch_size // train.groups(workers * nodes))
@@ -440,7 +440,7 @@ class Planner:
         vocab_size = self.config.data.tokenizer.vocab_size
 
         def rule() -> tuple[int, str]:
-            chunk = estimate.chunk_of(device, tokens, vocab_size)
+            chunk = footprint.chunk_of(device, tokens, vocab_size)
             size = f"{4 * tokens * vocab_size / 2**20:,.0f} MiB, {'many' if chunk else 'few'}"
             return chunk, f"the logits of a micro-batch are {size}"
 
@@ -494,7 +494,7 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
 
 
 def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
-    """What is allowed, and slow or likely to fail."""
+    """Warnings of what is allowed, and slow or likely to fail."""
     warnings: list[Finding] = []
 
     def warn(name: str, value: str | int, sentence: str) -> None:
@@ -519,15 +519,15 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
     if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
         sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
         warn("distributed_backend", "gloo", sentence)
-    need = estimate.bytes_of_plan(config, plan)
-    have = estimate.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
-    if not estimate.fits(need, have):
+    need = footprint.bytes_of_plan(config, plan)
+    have = footprint.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
+    if not footprint.fits(need, have):
         sentence = (
             "A worker will probably run out of memory; set train.micro_batch_size=auto or a smaller one, "
             "train.activation_checkpointing=full, or use fewer workers."
         )
-        warn("memory", estimate.describe(need, have), sentence)
-    if lack := estimate.check_disk_space(config, facts.disk):
+        warn("memory", footprint.describe(need, have), sentence)
+    if lack := footprint.check_disk_space(config, facts.disk):
         warnings.append(lack)
     return warnings
 

@@ -1,4 +1,4 @@
-"""What a configuration needs beyond the required packages: checked before any text is read, not by a worker hours later.
+"""Requirements of a configuration beyond the required packages: checked before any text is read, not by a worker hours later.
 
 What it names is imported as a worker would import it, in a process of its own: python -m MODULE NAME...
 """
@@ -81,7 +81,7 @@ def _failing_imports(config: PipelineConfig) -> list[str]:
 
 
 def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
-    """Where DeepSpeed's JSON contradicts the run's own keys. A run that has begun is checked against its pinned plan later."""
+    """Contradictions between DeepSpeed's JSON and the run's own keys. A run that has begun is checked against its pinned plan later."""
     if config.train.parallel != "deepspeed":
         return []
     home = config.runtime.home

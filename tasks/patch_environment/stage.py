@@ -103,7 +103,7 @@ def _log_plan(plan: EnvironmentPlan) -> None:
 
 
 class Difference(Record):
-    """What differs between two environments. exactness: whether the result stays bitwise the same."""
+    """Differences between two environments. exactness: whether the result stays bitwise the same."""
 
     name: str
     then: JsonValue
@@ -115,7 +115,7 @@ class Difference(Record):
 def differences(
     pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan | None, facts: MachineFacts
 ) -> list[Difference]:
-    """What differs between an earlier environment and this one, most harmful first.
+    """Differences between an earlier environment and this one, most harmful first.
 
     Args:
         plan: None compares the machines alone.

@@ -5,7 +5,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, part, section
+from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, section, subsection
 from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
@@ -43,7 +43,7 @@ def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:
     chosen = {name: _value(value) for name, value in settings.items()}
     parts = (
         *section("What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")),
-        *section("What was chosen", facts(chosen), part("Why", bullets(reasons) or "As the configuration says.")),
+        *section("What was chosen", facts(chosen), subsection("Why", bullets(reasons) or "As the configuration says.")),
         *section("What needs attention", bullets(attention) or "Nothing."),
         *section("What was patched in this run's workers", bullets(patches) or "Nothing."),
     )

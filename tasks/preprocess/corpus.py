@@ -94,7 +94,7 @@ class SourceParts:
     """The parts of one of data.sources (`name`), or of the section `data` ("").
 
     Attributes:
-        mixed, held_out: as of `SourceUnitNames`.
+        mixed, held_out: see `SourceUnitNames`.
     """
 
     name: str
@@ -187,13 +187,13 @@ class Corpus:
         """Writes the units that are not in the store or do not verify there, by `data.num_workers` workers.
 
         Args:
-            checksums: as of `verify_or_remove`.
+            checksums: see `verify_or_remove`.
 
         Returns:
             how many workers were chosen; None: no unit was missing, or data.num_workers says it.
 
         Raises:
-            DataError, PipelineError, EngineDiffers: as of `prepare_parts`.
+            DataError, PipelineError, EngineDiffers: see `prepare_parts`.
         """
         self.recall()
         missing = [part for part in self.parts if not self._is_prepared(part, recipe, checksums)]
@@ -258,7 +258,7 @@ class Corpus:
         )
 
     def inexpressible(self, recipe: Recipe) -> Inexpressible:
-        """What the tokenizer has no token for, of all units.
+        """The text of all units that the tokenizer has no token for.
 
         Raises:
             DataError: it is too much, of all text or of a file.
@@ -304,16 +304,16 @@ class Corpus:
         trained = train(self._training_texts(), self.data.tokenizer)
         if learned := self._learned():  # of the same text, which was not recognized before it was read
             return learned
-        file = self._file()
+        file = self._tokenizer_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_record(file, LearnedTokenizer(description=description_of(trained)))
         return trained
 
-    def _file(self) -> Path:
+    def _tokenizer_file(self) -> Path:
         return self.home / "units" / "tokenizers" / f"{learned_key(self.data, self.units_by_source())[:32]}.json"
 
     def _learned(self) -> Tokenizer | None:
-        file = self._file()
+        file = self._tokenizer_file()
         try:
             if not file.exists():
                 return None

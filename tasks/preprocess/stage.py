@@ -22,12 +22,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
 from infini_llama.tasks.preprocess.rows.references import dataset_ref
-from infini_llama.tasks.preprocess.rows.tables import (
-    resolve_device,
-    row_table_key,
-    with_curriculum,
-    write_table,
-)
+from infini_llama.tasks.preprocess.rows.tables import resolve_device, row_table_key, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_FAST_ENGINE,
@@ -80,7 +75,7 @@ def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
 
 @dataclass(frozen=True)
 class _Tokenized:
-    """What the text was tokenized by.
+    """The means by which the text was tokenized.
 
     Attributes:
         workers: how many were chosen; None: none were needed, or data.num_workers says it.
@@ -96,7 +91,7 @@ class Preparation:
     """The dataset of a text.
 
     Attributes:
-        listing: as of `Corpus.listing`.
+        listing: see `Corpus.listing`.
         kept: a dataset that takes the place of today's text; None: nothing does.
         aside: where `build` has moved a damaged dataset, whose row tables may be whole.
 
@@ -112,7 +107,7 @@ class Preparation:
         self.listing = self.corpus.listing()
 
     def plan(self) -> DatasetPlan:
-        """What `build` would build. Text that is not known is read, and not tokenized.
+        """The dataset that `build` would build. Text that is not known is read, and not tokenized.
 
         Raises:
             DataError: no text, or unreadable text.
@@ -206,9 +201,8 @@ class Preparation:
         stages = [tables / stage.row_table for stage in planned.curriculum]
         reference = dataset_ref(folder, tables / planned.table.row_table, self.home, built, stages)
         provenance, built_from = describe(self.data), reference.text.left_out
-        left_out = self.corpus.left_out(
-            built_from.duplicates, built_from.also_validation
-        )  # as many in all equal datasets
+        # All equal datasets have as many duplicates.
+        left_out = self.corpus.left_out(built_from.duplicates, built_from.also_validation)
         text = TextSummary(source=provenance.source, license=provenance.license, left_out=left_out)
         return changed(reference, text=text)
 
@@ -362,7 +356,7 @@ def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
 
 
 def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
-    """Log which share of the sequences teaches nothing, since none of their tokens is a target: as of a prompt longer than a sequence."""
+    """Log the share of the sequences without a target, which teach nothing; a prompt longer than a sequence gives such."""
     for table in reference.row_tables:
         for split in SPLITS:
             share = TokenReader(dataset, table.row_table, split).share_without_targets()

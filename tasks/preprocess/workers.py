@@ -43,7 +43,7 @@ PACKAGES = ("infini-llama", "tokenizers", "gigatoken", "pyarrow", "numpy", "msgs
 
 @dataclass(frozen=True)
 class Job:
-    """What is done with every part."""
+    """The work that is done with every part."""
 
     recipe: Recipe
     filters: Filters
@@ -105,8 +105,7 @@ def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) ->
         ),
     ]
     by_text = Limit(
-        text // WORTH_A_PROCESS,
-        f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
+        text // WORTH_A_PROCESS, f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
     )
     by_lock = Limit(
         MOST_THREADS, "more threads would wait for one another, and there is too little text for more processes"
@@ -168,7 +167,7 @@ def prepare_parts(
             opened = (_threads if workers.are_threads else _processes)(job, workers.count)
     with opened as pool:
         waiting = iter(parts)
-        pending = {pool.submit(part): part for part in islice(waiting, pool.size + AHEAD)}
+        pending = {pool.submit(following): following for following in islice(waiting, pool.size + AHEAD)}
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 part = pending.pop(future)

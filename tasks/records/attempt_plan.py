@@ -1,4 +1,4 @@
-"""What will happen in one attempt, decided before it starts; all that its workers are given."""
+"""The plan of one attempt, decided before it starts; all that its workers are given."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class AttemptPlan(Record):
         return self.config.model_dump(mode="json", exclude={"deployment"}) | {"resolved": came_to}
 
     def to_json(self) -> JsonObject:
-        """As it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
+        """The plan as it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
         fields = super().to_json()
         fields["config"] = without_secrets(self.config).model_dump(mode="json", exclude={"deployment"})
         fields["plan"] = self.plan.masked().to_json()

@@ -1,4 +1,4 @@
-"""What `estimate` computes of a run before anything is built."""
+"""The result of `estimate`, computed before anything is built."""
 
 from infini_llama.tasks.records.plan import Device, Precision
 from infini_llama.tasks.records.record import Record

@@ -1,4 +1,4 @@
-"""What evaluate and passkey measure of a trained model."""
+"""Measurements of a trained model by `evaluate`."""
 
 from typing import Generic, TypeVar
 

@@ -1,4 +1,4 @@
-"""What `heads` measures of a pretrained model: which attention heads retrieve, and the Infini-attention that follows."""
+"""Measurements of a pretrained model's heads: which attention heads retrieve, and the Infini-attention that follows."""
 
 from infini_llama.tasks.records.record import Record
 

@@ -1,4 +1,4 @@
-"""What a run is bound to, and what its training changed since."""
+"""The inputs that a run is bound to, and what its training changed since."""
 
 from typing import Self
 

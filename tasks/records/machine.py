@@ -1,4 +1,4 @@
-"""What patch-environment finds on a machine."""
+"""Facts of a machine that patch-environment found."""
 
 from infini_llama.tasks.records.record import Record
 

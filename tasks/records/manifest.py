@@ -1,4 +1,4 @@
-"""What manifest.json states about an artifact, typed for the two levels of a dataset."""
+"""The content of manifest.json, typed for the two levels of a dataset."""
 
 from typing import Any, Generic, TypeVar
 

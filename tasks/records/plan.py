@@ -1,4 +1,4 @@
-"""What the workers run on: the result of patch-environment, and what is kept of it for later attempts."""
+"""The environment of the workers: the result of patch-environment, and what is kept of it for later attempts."""
 
 from typing import Literal, Self
 
@@ -93,7 +93,7 @@ class EnvironmentPlan(PinnedSettings):
         return PinnedSettings.from_json(self.to_json())
 
     def masked(self) -> Self:
-        """As it may be written down and shown: values of `env` that may be secret are masked."""
+        """The plan as it may be written down and shown: values of `env` that may be secret are masked."""
         return changed(self, env=masked(self.env))
 
     def with_environment(self, env: dict[str, str], findings: tuple[Finding, ...]) -> Self:

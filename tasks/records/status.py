@@ -1,4 +1,4 @@
-"""What ranks report while an attempt runs, and how the attempt ended."""
+"""Reports of ranks while an attempt runs, and how the attempt ended."""
 
 from typing import Literal
 

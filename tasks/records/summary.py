@@ -1,4 +1,4 @@
-"""The results of a run: while it goes on, when it has finished, and beside other runs."""
+"""The results of a run: while it runs, when it has finished, and beside other runs."""
 
 from pathlib import Path
 

@@ -114,12 +114,7 @@ def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _draw(
-    chart: Chart,
-    series: Sequence[str],
-    ink: str,
-    line: str,
-    inches: tuple[float, float] = INCHES,
-    beside: float = 0.0,
+    chart: Chart, series: Sequence[str], ink: str, line: str, inches: tuple[float, float] = INCHES, beside: float = 0.0
 ) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator

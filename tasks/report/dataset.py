@@ -10,17 +10,17 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import TokenizerFails, tokenizer_faults
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.document import (
+    Block,
     Chart,
     Curve,
     Detail,
     Document,
-    Part,
     bullets,
     cell,
     code,
     facts,
-    part,
     section,
+    subsection,
     table,
     text_block,
 )
@@ -63,7 +63,7 @@ def describe(path: Path) -> DatasetSummary:
     """
     manifest = read_dataset(path)
     content, meta = manifest.content, manifest.meta
-    tables = [table for table in row_tables(path) if is_complete(table, ROW_TABLES)]
+    tables = [folder for folder in row_tables(path) if is_complete(folder, ROW_TABLES)]
     summary = DatasetSummary(
         path=str(path),
         digest=manifest.digest,
@@ -74,7 +74,7 @@ def describe(path: Path) -> DatasetSummary:
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
         splits=BySplit(train=_split(path, content.train), validation=_split(path, content.validation)),
-        row_tables={table.name: _rows(table) for table in tables},
+        row_tables={folder.name: _rows(folder) for folder in tables},
         left_out=meta.left_out,
         inexpressible=meta.inexpressible,
         samples=_samples(path, tables[0].name) if tables else (),
@@ -108,8 +108,8 @@ def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str
     return summaries
 
 
-def _rows(table: Path) -> RowTableSummary:
-    manifest = read_row_table(table)
+def _rows(folder: Path) -> RowTableSummary:
+    manifest = read_row_table(folder)
     packing = {"packing": manifest.meta.packing} if manifest.meta.packing else {}
     return RowTableSummary.model_validate(manifest.content.to_json() | packing)
 
@@ -149,7 +149,7 @@ def dataset_document(
     dataset: DatasetSummary,
     verified: VerifyReport | None = None,
     reference: DatasetRef | None = None,
-    measured: tuple[Part, ...] = (),
+    measured: tuple[Block, ...] = (),
 ) -> Document:
     """The dataset that `describe` summarised.
 
@@ -167,7 +167,7 @@ def dataset_document(
         "of text": in_bytes(sum(split.bytes for split in splits.values())),
         "bytes per token": f"{dataset.splits.train.bytes_per_token:.2f}",
         "vocabulary": f"{dataset.vocab_size:,}",
-        "training rows": ", ".join(f"{table.rows.train:,}" for table in dataset.row_tables.values()) or "none",
+        "training rows": ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values()) or "none",
     }
     lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
     sources = [{"source": name} | source.model_dump(by_alias=True) for name, source in dataset.sources.items()]
@@ -188,7 +188,7 @@ def dataset_document(
     return Document(f"Dataset {Path(dataset.path).name}", parts)
 
 
-def _checks(verified: VerifyReport) -> Iterator[Part]:
+def _checks(verified: VerifyReport) -> Iterator[Block]:
     whole = "all checks passed" if verified.ok else "DAMAGED"
     yield f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, {whole}"
     yield table([{"check": check.name, "found": check.detail} for check in verified.checks])
@@ -206,7 +206,7 @@ def _row_facts(name: str, rows: RowTableSummary) -> str:
     about = {"row table": name} | rows.model_dump(exclude={"rows", "packing"})
     costs = {split: packed(rows.packing[split]) if rows.packing else {} for split in SPLITS}
     columns = {split: {"rows": rows.rows[split], **costs[split]} for split in SPLITS}
-    return part(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
+    return subsection(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
 
 
 def _left_out(report: LeftOut) -> str:
@@ -235,8 +235,8 @@ def _inexpressible(lost: Inexpressible) -> str:
 def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:
     about = {"license": dataset.license, "kept as": dataset.dtype, "on disk": in_bytes(dataset.bytes_on_disk)}
     if reference is not None:
-        built = f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built"
-        about |= {"this run": built}
+        what = f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built"
+        about |= {"this run": what}
     places = bullets((f"folder: {code(dataset.path)}", f"digest: {code(dataset.digest)}"))
     return f"{facts(about)}\n\n{places}"
 
@@ -307,7 +307,7 @@ def _fill(path: Path, row_table: str) -> Chart:
     return Chart(f"Fraction of a sequence that is targets ({row_table})", curves, "fraction of positions")
 
 
-def _tokens(path: Path, counts: np.ndarray) -> Iterator[Part]:
+def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:
     tokenizer = read_tokenizer(path)
     counted = int(counts.sum())
     common = np.argsort(-counts, kind="stable")[:COMMON]

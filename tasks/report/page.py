@@ -7,7 +7,7 @@ from itertools import groupby
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from infini_llama.tasks.document import Chart, Detail, Document, Part
+from infini_llama.tasks.document import Block, Chart, Detail, Document
 from infini_llama.tasks.report.charts import DARK, LIGHT, figure
 
 STYLE = """
@@ -65,7 +65,7 @@ def page(document: Document, reload_every: int = 0) -> str:
     written = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{reload}<title>{title}</title>\n<style>{_style()}</style></head><body>\n<h1>{title}</h1>\n{_body(document.parts)}"
+        f"{reload}<title>{title}</title>\n<style>{_style()}</style></head><body>\n<h1>{title}</h1>\n{_body(document.blocks)}"
         "</body></html>\n"
     )
     return written.encode("utf-8", "replace").decode("utf-8")  # no encoding can write a lone surrogate
@@ -78,22 +78,22 @@ def _style() -> str:
     return STYLE.replace("LIGHT", colours(LIGHT)).replace("DARK", colours(DARK))
 
 
-def _body(parts: Sequence[Part]) -> str:
+def _body(blocks: Sequence[Block]) -> str:
     """Charts that follow one another stand side by side where the page is wide."""
     written: list[str] = []
-    for is_chart, group in groupby(parts, key=lambda part: isinstance(part, Chart)):
+    for is_chart, group in groupby(blocks, key=lambda block: isinstance(block, Chart)):
         if is_chart:
-            drawn = "".join(figure(part) for part in group if isinstance(part, Chart))
+            drawn = "".join(figure(block) for block in group if isinstance(block, Chart))
             written.append(f'<div class="charts">{drawn}</div>\n')
         else:
-            written += (_text(part) for part in group if not isinstance(part, Chart))
+            written += (_text(block) for block in group if not isinstance(block, Chart))
     return "".join(written)
 
 
-def _text(part: str | Detail) -> str:
-    if isinstance(part, Detail):
-        return f"<details><summary>{html.escape(part.title)}</summary>{_html(part.text)}</details>\n"
-    return _html(part)
+def _text(block: str | Detail) -> str:
+    if isinstance(block, Detail):
+        return f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
+    return _html(block)
 
 
 def _html(markdown: str) -> str:

@@ -1,4 +1,4 @@
-"""A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Made while it goes on too."""
+"""A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Also of a run that continues."""
 
 import logging
 import shlex
@@ -8,15 +8,15 @@ from pathlib import Path
 import yaml
 
 from infini_llama.tasks.document import (
+    Block,
     Detail,
     Document,
-    Part,
     bullets,
     cell,
     code,
     facts,
-    part,
     section,
+    subsection,
     table,
     text_block,
 )
@@ -210,20 +210,22 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
     return "\n\n".join(filter(None, (table(rows), why)))
 
 
-def _evaluations(run: RunReader) -> Iterator[Part]:
+def _evaluations(run: RunReader) -> Iterator[Block]:
     """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
     passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
     yield table(list(_losses(line for line in run.evaluations if isinstance(line, PerplexityLine))))
-    yield part("Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys))))
-    yield part("Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys))))
-    yield part("Passkey: numbers found with a memory that is not the text's own", table(list(_controls(passkeys))))
+    yield subsection("Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys))))
+    yield subsection("Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys))))
+    yield subsection(
+        "Passkey: numbers found with a memory that is not the text's own", table(list(_controls(passkeys)))
+    )
     yield from charts_of_evaluations(run)
 
 
 def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
     for line in lines:
-        for words, measured in line.measurements():
-            losses = in_words(measured.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
+        for words, result in line.measurements():
+            losses = in_words(result.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
             yield {"step": line.step, "": words, **losses, "text": shown(line.text)}
 
 
@@ -283,7 +285,7 @@ def data_card(run: RunReader) -> Cells:
     }
 
 
-def _rows_and_filters(run: RunReader) -> Iterator[Part]:
+def _rows_and_filters(run: RunReader) -> Iterator[Block]:
     """How well the rows are filled, and what was left out of the text."""
     if run.dataset:
         costs = run.dataset.rows.meta.packing
@@ -301,7 +303,7 @@ def _model(run: RunReader) -> Cells:
     }
 
 
-def _environment(run: RunReader) -> Iterator[Part]:
+def _environment(run: RunReader) -> Iterator[Block]:
     if not (record := run.environment):
         return
     machine, plan = record.facts, record.plan

@@ -16,7 +16,7 @@ from infini_llama.tasks.runs.run_reader import RunReader
 
 @contextlib.contextmanager
 def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
-    """Makes the card when the block is left; what it says of the end is the error's sentence, or what the block last said.
+    """Makes the card when the block is left; its last line is the error's sentence, or the block's last report.
 
     Args:
         run: the folder of the run.

@@ -69,7 +69,7 @@ def committed(folder: Path) -> list[Checkpoint]:
 
 
 def faults(folder: Path) -> list[Damaged]:
-    """What is wrong with each checkpoint that `committed` leaves out, newest first."""
+    """The fault of each checkpoint that `committed` leaves out, newest first."""
     return [entry for entry in _examined(folder) if isinstance(entry, Damaged)]
 
 
@@ -141,7 +141,7 @@ def best(folder: Path) -> Path | None:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Path | None:
-    """As `best`, of these checkpoints."""
+    """The same as `best`, of these checkpoints."""
     losses = [(loss, step, path) for path, step, loss, _ in checkpoints if loss is not None]
     return min(losses)[2] if losses else None
 

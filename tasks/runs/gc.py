@@ -1,4 +1,4 @@
-"""What killed builds, rollbacks and old checkpoints leave behind: listed first, removed on demand, never what a run resumes from.
+"""Garbage of killed builds, rollbacks and old checkpoints: listed first, removed on demand, never what a run resumes from.
 
 Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free is unused.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger("infini_llama.gc")
 
 @dataclass(frozen=True)
 class Rules:
-    """What may go.
+    """Files that can be deleted.
 
     Attributes:
         older_than: seconds since anything was last done to it; nothing younger goes.
@@ -98,7 +98,7 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
 
 
 def _of_units(home: Path) -> Iterator[Leftover]:
-    """What preparation keeps to use again, and no dataset has: units, and notes on text and tokenizers, whose times are of their last use.
+    """Files that preparation reuses, and no dataset has: units, and notes on text and tokenizers, whose times are of their last use.
 
     A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
     disk.
@@ -162,7 +162,7 @@ def _older(path: Path, moment: float) -> bool:
 
 
 class FoundFile(Record):
-    """What may go, or is gone; path: relative to home."""
+    """A file or folder that can be deleted, or is; path: relative to home."""
 
     path: str
     kind: str
@@ -170,14 +170,14 @@ class FoundFile(Record):
 
 
 class KeptFile(Record):
-    """What may go but is used; by: who uses it."""
+    """A file or folder that could be deleted but is in use; by: who uses it."""
 
     path: str
     by: str
 
 
 class Collected(Record):
-    """What `collect` found. removed: whether the files are gone; bytes: of all of them."""
+    """The result of `collect`. removed: whether the files are gone; bytes: of all of them."""
 
     removed: bool
     bytes: int

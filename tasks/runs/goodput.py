@@ -1,4 +1,4 @@
-"""Where a run's time went, over all its attempts: what trained the model, what prepared for it, and what was lost."""
+"""The use of a run's time, over all its attempts: what trained the model, what prepared for it, and what was lost."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ class _Attempt:
 
 
 def goodput(run: RunFolder, from_step: int | None = None, now: float | None = None) -> Goodput:
-    """Where the time since the first attempt went.
+    """The use of the time since the first attempt.
 
     Args:
         from_step: of the attempt that is about to start; None: there is none.
@@ -143,7 +143,7 @@ class Ledger:
         self.phases = {}
 
     def spent(self) -> Goodput:
-        """Where the time went so far, with that of earlier attempts."""
+        """The use of the time so far, with that of earlier attempts."""
         parts = self.before.parts()
         parts |= {part: parts[part] + self.totals[phase] for part, phase in PHASE_OF.items()}
         return _of_parts(parts, self.before.wall + self.last - self.started.monotonic)

@@ -34,7 +34,7 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
-# What a run is beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
+# Files of a run beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
 # The lineage comes back last: where it is, everything is.
 RECORD_FILES = (
     "config.yaml",

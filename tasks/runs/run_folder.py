@@ -107,7 +107,7 @@ class RunFolder:
         return as_record(kind, fields, path)
 
     def find(self, kind: type[RecordType], path: Path) -> RecordType | None:
-        """As `read`, of a file that training writes again: None without it, and with a warning where it is damaged."""
+        """The same as `read`, of a file that training writes again: None without it, and with a warning where it is damaged."""
         try:
             return self.read(kind, path) if os.path.lexists(path) else None
         except Damaged as fault:
@@ -272,7 +272,7 @@ def attempt_plan_path(attempt_dir: Path) -> Path:
 
 
 def read_attempt_plan(attempt_dir: Path) -> AttemptPlan:
-    """What the workers of an attempt are given.
+    """The plan that the workers of an attempt are given.
 
     Raises:
         Damaged: there is no such file, or it is not as it was written.

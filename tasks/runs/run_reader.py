@@ -1,4 +1,4 @@
-"""What a run's folder says of it, while it goes on as well as afterwards, and the list of all runs; no tensor is read."""
+"""A run as its folder describes it, while it runs and afterwards, and the list of all runs; no tensor is read."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ log = logging.getLogger("infini_llama.runs")
 
 @dataclass(frozen=True)
 class DatasetManifests:
-    """Of a run's dataset, and of the row table that it trains on."""
+    """The manifests of a run's dataset and of the row table that it trains on."""
 
     tokens: DatasetManifest
     rows: RowTableManifest
@@ -92,9 +92,8 @@ class RunReader:
         trained = {line.step for line in lines if isinstance(line, TrainLine)}
         validated = {line.step for line in lines if isinstance(line, ValidationLine)}
         newest, interval = checkpoints.latest_step(self.folder.checkpoints), self.lineage.train.eval_steps
-        first = (
-            min(trained, default=1) if self.lineage.resumed_from else 1
-        )  # it may have begun from a checkpoint of another run
+        # A run may have begun from a checkpoint of another one.
+        first = min(trained, default=1) if self.lineage.resumed_from else 1
         expected = range(first, newest + 1)
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         if isinstance(interval, int):
@@ -112,7 +111,7 @@ class RunReader:
 
     @property
     def before_training(self) -> ValidationLine | None:
-        """What the weights were before the first step, of a run that starts from those of a model."""
+        """Results of the weights before the first step, of a run that starts from those of a model."""
         return next((line for line in self.validated if line.step == 0), None)
 
     @cached_property
@@ -133,7 +132,7 @@ class RunReader:
 
     @cached_property
     def result(self) -> TrainingResult | None:
-        """What the finished run left; None where it has steps left, or its newest checkpoint is another one."""
+        """The result of the finished run; None where it has steps left, or its newest checkpoint is another one."""
         result = self.folder.find(TrainingResult, self.folder.result)
         if result is None and self.folder.summary.exists() and not self.folder.result.exists():
             log.warning("%s is missing, although the run has a summary.", self.folder.result)
@@ -161,7 +160,7 @@ class RunReader:
 
     @cached_property
     def environment(self) -> EnvironmentRecord | None:
-        """What patch-environment recorded; None for a run of `train` called as a function, with a plan of its caller's."""
+        """The record of patch-environment; None for a run of `train` called as a function, with a plan of its caller's."""
         return self.folder.find(EnvironmentRecord, self.folder.environment)
 
     @cached_property
@@ -176,7 +175,7 @@ class RunReader:
             return manifests
         except Damaged as fault:
             if folder.is_dir():  # else it was moved or removed
-                log.warning("%s What the dataset's manifests say is left out.", fault)
+                log.warning("%s The report leaves out the dataset's manifests.", fault)
             return None
 
     @cached_property
@@ -201,7 +200,7 @@ class RunReader:
 
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
-        """What `evaluate` measured of its model, the oldest first."""
+        """Measurements of its model by `evaluate`, the oldest first."""
         lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.read_id())
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
             log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
@@ -209,7 +208,7 @@ class RunReader:
 
     @property
     def missing_evaluations(self) -> list[JsonValue]:
-        """What evaluate.after_training lists and is not there for the checkpoint of the finished run."""
+        """Kinds that evaluate.after_training lists and that are not there for the checkpoint of the finished run."""
         listed = dotted(self.config).get("evaluate.after_training")
         if not self.result or not isinstance(listed, list):
             return []
@@ -224,9 +223,8 @@ class RunReader:
         """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
         written = read_lines(self.folder.samples, SampleLine, self.folder.read_id())
         if self.lineage.train.sample_prompts != []:
-            ends = {
-                attempt.step for attempt in self.attempts if attempt.kind == "done"
-            }  # whose texts are in the result
+            # The texts of a finished attempt's last step are in the result.
+            ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}
             validated = {line.step for line in self.validated if 0 < line.step < self.step}
             _warn_of_missing(self.folder.samples, "text of step", validated - ends - {line.step for line in written})
         texts = self.result.samples if self.result else ()

@@ -54,7 +54,7 @@ def _serialized(manifest: Mapping[str, object]) -> bytes:
 
 
 def checksum_of(value: Any) -> str:
-    """Checksum of a JSON value, independent of key order and white space."""
+    """Checksum of a JSON value, independent of key order and whitespace."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     canonical = text.encode("utf-8", "surrogatepass")  # a file's name may be no UTF-8
     return "blake3:" + blake3(canonical).hexdigest()

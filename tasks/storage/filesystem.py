@@ -1,4 +1,4 @@
-"""What the filesystem of the home folder lacks: exFAT, network filesystems and folders that are shared with containers differ."""
+"""Features that the filesystem of the home folder lacks: exFAT, network filesystems and folders that are shared with containers differ."""
 
 import fcntl
 import mmap
@@ -11,7 +11,7 @@ from infini_llama.configs.errors import NO_SPACE, ConfigError, PipelineError
 
 
 class Filesystem(NamedTuple):
-    """What was tried in a folder.
+    """Results of trials in a folder.
 
     Attributes:
         folder: the home folder, or the one that it would be created in.

@@ -20,8 +20,9 @@ from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
+from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack")

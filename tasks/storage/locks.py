@@ -29,7 +29,7 @@ class Busy(PipelineError):
 
 
 class LockRecord(Record):
-    """What the holder of a lock writes into its file. since: ISO 8601."""
+    """The record that the holder of a lock writes into its file. since: ISO 8601."""
 
     pid: int
     host: str
@@ -128,7 +128,7 @@ def _who(descriptor: int) -> str:
 
 
 def running_kernel() -> str:
-    """Of this boot of this machine; the host's name where the system does not say."""
+    """The ID of this boot of this machine; the host's name where the system does not say."""
     try:
         return BOOT.read_text(encoding="utf-8").strip()
     except OSError:
@@ -136,7 +136,7 @@ def running_kernel() -> str:
 
 
 def this_machine() -> str:
-    """What tells processes with one number apart: this kernel, and the set of process numbers that this process lives in.
+    """An ID that distinguishes processes with one number: this kernel, and the set of process numbers that this process lives in.
 
     Containers and pods on one kernel have their own numbers.
     """
@@ -147,7 +147,7 @@ def this_machine() -> str:
 
 
 class LeaseRecord(Record):
-    """What the file holds: a process, and how often it has renewed the lease."""
+    """The content of the file: a process, and how often it has renewed the lease."""
 
     kernel: str
     host: str
@@ -225,7 +225,7 @@ class Lease:
                 raise self._busy(now)
 
     def _rival(self) -> LeaseRecord | None:
-        """What another machine has written there."""
+        """The lease that another machine has written there."""
         try:
             lease = LeaseRecord.model_validate_json(self.path.read_bytes())
         except (OSError, ValueError):

@@ -179,13 +179,9 @@ def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) ->
 
 
 def supervise(
-    attempt: AttemptPlan,
-    workers: Workers,
-    attempt_dir: Path,
-    locked: LockedRun,
-    signals: DeferredSignals,
+    attempt: AttemptPlan, workers: Workers, attempt_dir: Path, locked: LockedRun, signals: DeferredSignals
 ) -> Evidence:
-    """Watch the workers to their end, and leave no rank behind; inside, signals are handled."""
+    """Watch the workers to their end, and leave no rank running; inside, signals are handled."""
     hang: str | None = None
     fault: Exception | None = None
     stop_request: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What a run is, and what its next attempt does: decided here from configuration, dataset, plan and the run's history."""
+"""The plan of a run and of its next attempt: decided here from configuration, dataset, plan and the run's history."""
 
 import logging
 import math
@@ -120,12 +120,7 @@ def plan_attempt(
 def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> AttemptPlan:
     """The attempt after `before`, from the newest checkpoint; where the end of that one has changed it, with this lineage."""
     return plan_attempt(
-        before.config,
-        before.dataset,
-        before.plan,
-        lineage or before.lineage,
-        before.invocation,
-        before.verify_on_read,
+        before.config, before.dataset, before.plan, lineage or before.lineage, before.invocation, before.verify_on_read
     )
 
 
@@ -235,7 +230,7 @@ def _check_same_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
 
 
 def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
-    """Where the schedule has changed. More steps move a run back to an earlier part of it: the rate rises."""
+    """Changes of the schedule. More steps move a run back to an earlier part of it: the rate rises."""
     old, new = (start.train.learning_rate * factor(start.train, start.max_steps, step) for start in (before, now))
     if step and old != new:
         log.warning(

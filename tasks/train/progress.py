@@ -1,4 +1,4 @@
-"""What the supervisor tells people while the workers run, read from the files that they write."""
+"""The supervisor's reports to people while the workers run, read from the files that they write."""
 
 import logging
 import math

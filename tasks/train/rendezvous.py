@@ -1,4 +1,4 @@
-"""Where the torchruns of an attempt find each other: chosen by the leading node, written into the attempt's folder for the others.
+"""Address at which the torchruns of an attempt meet: chosen by the leading node, written into the attempt's folder for the others.
 
 A machine that is alone uses its loopback address, whatever its name is and whether that can be resolved.
 """

@@ -1,4 +1,4 @@
-"""What follows an attempt that did not finish, by its exit code: `ENDINGS` in configs/errors.py says which.
+"""The next attempt after one that did not finish, by its exit code (`ENDINGS` in configs/errors.py).
 
 `next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `Retries`: whether and when the caller,
 Prefect or `pipeline.run`, enters the stage again after the exception of another end.

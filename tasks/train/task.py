@@ -30,7 +30,7 @@ from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
-MOST_RETRIES = 1000  # Prefect counts all retries together; how many come without progress is for `Retries` to say
+MOST_RETRIES = 1000  # Prefect counts all retries together; `Retries` limits those without progress
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
 LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
@@ -131,7 +131,7 @@ def _progress(page: RunPage) -> Generator[None]:
 
 @contextlib.contextmanager
 def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
-    """A slot of the server's limit for each GPU, where it has one; whether a GPU is really free is for its lock to say."""
+    """A slot of the server's limit for each GPU, where it has one; the GPU's own lock decides whether it is free."""
     slots = len(plan.gpus) if plan.device == "cuda" else 0
     limit = _gpu_limit() if slots else None
     if limit is None:

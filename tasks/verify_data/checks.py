@@ -120,7 +120,7 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
 
 
 def _manifest(dataset: Path) -> str:
-    """A folder under a name of one's own may hold any dataset; one named after a key must hold that one."""
+    """A folder with a name that the user chose may hold any dataset; one named after a key must hold that one."""
     manifest = read_dataset(dataset)
     key, named = manifest.meta.key, re.search("-([0-9a-f]{12})$", dataset.resolve().name)
     if named and not key.startswith(named[1]):

@@ -388,12 +388,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
     os.environ.pop("PADDING", None)  # room for the environments of workers, as in preloaded.py
     load_everything()
-    pristine, seed, count, results = (
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        Path(sys.argv[4]),
-    )  # and padding
+    # The last argument is padding.
+    pristine, seed, count, results = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     engine = Engine(pristine, results.with_suffix(".home") / "home")
     (results.with_suffix(".home")).mkdir(parents=True, exist_ok=True)
     with results.open("w") as file:

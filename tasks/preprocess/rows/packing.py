@@ -14,7 +14,7 @@ from infini_llama.tasks.records.manifest import RowCosts
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
-    """Where the rows of documents are in their stream: from a first token on, or, packed, as consecutive runs of pieces."""
+    """Places of the rows of documents in their stream: from a first token on, or, packed, as consecutive runs of pieces."""
 
     rows: np.ndarray  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
     pieces: np.ndarray | None = None  # int64 [pieces, 2]: first token in the stream, tokens
@@ -113,7 +113,7 @@ PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 
 
 def costs_of(table: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
-    """What these rows of documents of these `lengths` cost."""
+    """The costs of these rows of documents of these `lengths`."""
     if table.pieces is None:
         return costs_of_starts(table.rows, lengths, sequence_length)
     in_rows = int(table.pieces[:, 1].sum())

@@ -27,14 +27,7 @@ from infini_llama.tasks.records.manifest import (
     SourceRows,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import (
-    FORMAT_VERSIONS,
-    ROW_TABLES,
-    commit,
-    key_of,
-    read_dataset,
-    staged,
-)
+from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, ROW_TABLES, commit, key_of, read_dataset, staged
 
 log = logging.getLogger("infini_llama.preprocess")
 DEVICES = Path("/dev")
@@ -108,7 +101,7 @@ def rows_by_torch(
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Where the rows of a split are in its stream of tokens."""
+    """Places of the rows of a split in its stream of tokens."""
 
     arrays: dict[str, np.ndarray]  # "rows", and "pieces" where the strategy packs
     rows: int
@@ -182,10 +175,7 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
     """
     device = resolve_device(data.device, data.packing)
     if device == "cpu" and data.device.startswith("cuda"):
-        log.info(
-            "data.packing=%s is computed on the CPU: its pieces are placed one after another",
-            data.packing,
-        )
+        log.info("data.packing=%s is computed on the CPU: its pieces are placed one after another", data.packing)
     content = read_dataset(dataset).content
     with rows_on(device) as compute:
         built = {split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS}

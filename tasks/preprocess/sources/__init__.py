@@ -1,1 +1,1 @@
-"""Where text comes from: files, the Hugging Face hub, generated text."""
+"""Sources of text: files, the Hugging Face hub, generated text."""

@@ -58,7 +58,7 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     start = min(max(ends, default=0), footer)
     file.seek(start)
     if b"PAR1PAR1" in file.read(footer - start):  # of one file's end and the next one's start
-        raise Unreadable("holds several parquet files behind one another; give each as a file of its own")
+        raise Unreadable("holds several parquet files, one after another; give each as a file of its own")
     return table
 
 

@@ -19,7 +19,7 @@ LARGEST_WINDOW = 2**27
 
 
 def unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
-    """What the file holds. A `peek` at its beginning gives as many bytes as are wanted, if there are so many.
+    """The content of the file. A `peek` at its beginning gives as many bytes as are wanted, if there are so many.
 
     Args:
         compression: one of COMPRESSED, or "".
@@ -108,7 +108,7 @@ class _Zstd(io.RawIOBase):
 
 
 def _zstd_need(file: IO[bytes]) -> str | None:
-    """What the first frame that Arrow does not unpack, though it is whole, would need; the text completes '<file> …'."""
+    """The need of the first frame that Arrow does not unpack, though it is whole; the text completes '<file> …'."""
     file.seek(0)
     while len(head := file.read(4)) == 4:
         magic = int.from_bytes(head, "little")

@@ -15,7 +15,7 @@ from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Unreadable
 
 READ = 2**16  # bytes at once
 Block = tuple[int, str]  # number of its first line, from 1, and whole lines
-# The number of each one's first line, and its fields; none of a blank line.
+# The number of each one's first line, and its fields; none of an empty line.
 Rows = tuple[Sequence[int], list[list[str]]]
 Reopen = Callable[[], AbstractContextManager[IO[bytes]]]
 # Quotes first: no quote is left for the other alternative, which also matches nothing.
@@ -48,7 +48,7 @@ def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Iterator[Ba
         reopen: the stream from its beginning once more, in which all quotes are looked at where there are some.
 
     Raises:
-        Unreadable: as of `read_csv` and `quotes_are_syntax`.
+        Unreadable: see `read_csv` and `quotes_are_syntax`.
     """
 
     def are_syntax() -> bool:
@@ -246,10 +246,10 @@ class _Record:
         first, last: its lines.
         fields: how many it has with quotes as syntax, so far.
         is_open: whether the last of them goes on in the next line.
-        is_lines: whether each line that is not blank is a record by itself, with quotes as text.
-        lines: how many lines are not blank, while `is_lines`.
+        is_lines: whether each line that is not empty is a record by itself, with quotes as text.
+        lines: how many lines are not empty, while `is_lines`.
         numbers: in how many of them each field is a number, if it has several lines.
-        is_doubled, is_needless, is_for_comma, has_bare_comma: as of `_Evidence`.
+        is_doubled, is_needless, is_for_comma, has_bare_comma: see `_Evidence`.
     """
 
     def __init__(self, first: int, width: int) -> None:
@@ -298,7 +298,7 @@ def _is_number(text: str) -> bool:
 
 @dataclass
 class _Evidence:
-    """What the quotes of a TSV say about themselves: the first line that says it, 0 where none does.
+    """Evidence about the quotes of a TSV: the first line that gives it, 0 where none does.
 
     Attributes:
         broken: a quote where no writer of tables puts one: within a field, after the closing one, or never closed.
@@ -354,7 +354,7 @@ class _Evidence:
             self.some_numbers = self.some_numbers or bool(numbers - {record.lines}) * line
 
     def are_syntax(self) -> bool:
-        """As of `quotes_are_syntax`."""
+        """See `quotes_are_syntax`."""
         syntax, text = self.only_syntax or self.doubled, self.broken or self.only_text
         if syntax and text:
             raise Unreadable(

@@ -93,7 +93,7 @@ def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span
         size: bytes of the file.
 
     Raises:
-        Unreadable, OSError: as of `read`.
+        Unreadable, OSError: see `read`.
     """
     kind = _format(path, form)
     if size <= most or _compression(path):
@@ -143,7 +143,7 @@ def _damaged(error: Exception) -> Unreadable:
 
 @contextmanager
 def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> Iterator[IO[bytes]]:
-    """What the file holds, unpacked, after the byte order mark of a text.
+    """The content of the file, unpacked, after the byte order mark of a text.
 
     Raises:
         Refused: it is an archive, or a pointer, whatever its name; also one that was compressed as if it were the text.
@@ -173,9 +173,8 @@ def _opened(path: Path | RemoteFile) -> IO[bytes]:
 
 
 def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
-    is_long = (
-        isinstance(path, RemoteFile) and (path.size or 0) > LONGEST_POINTER
-    )  # its first bytes would be one more request
+    # The first bytes of a long remote file would be one more request.
+    is_long = isinstance(path, RemoteFile) and (path.size or 0) > LONGEST_POINTER
     if not is_long and (fault := pointer_in(_first(stream, LONGEST_POINTER + 1))):
         raise Refused(fault)
 

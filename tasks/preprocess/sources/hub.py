@@ -50,7 +50,7 @@ def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
     """Ranges of rows of about `most` bytes; None where the split is small, or is read from its beginning as it comes.
 
     Raises:
-        Unreadable, PipelineError: as of `texts_of`.
+        Unreadable, PipelineError: see `texts_of`.
     """
     if source.streaming:
         return None

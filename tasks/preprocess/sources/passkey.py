@@ -24,7 +24,7 @@ def new_key(random: Random) -> str:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What one text hides. All questions of a form end with the same words.
+    """A hidden fact of one text. All questions of a form end with the same words.
 
     Attributes:
         statement: has the answer.
@@ -74,7 +74,7 @@ FORMS: dict[str, Callable[[Random], Hidden]] = {
 
 
 def random_words(random: Random) -> str:
-    """As many words as `FILLER` has, in random order."""
+    """Words in random order, as many as `FILLER` has."""
     return f" {' '.join(random.choices(WORDS, k=len(WORDS)))}."
 
 

@@ -20,7 +20,7 @@ WRITTEN = ("units", "datasets", "runs", "locks", "engine-checks", "compile-cache
 
 
 class RealPaths:
-    """Where links lead; thousands of files share their folders."""
+    """The targets of links; thousands of files share their folders."""
 
     def __init__(self) -> None:
         self.folders: dict[str, str] = {}
@@ -142,7 +142,7 @@ def matching_files(
 
 
 def _begin(pattern: str) -> Path:
-    """Where a pattern on this machine begins: the file or folder of this name, also one whose name has brackets, or its fixed part."""
+    """Beginning of a pattern on this machine: the file or folder of this name, also one whose name has brackets, or its fixed part."""
     return Path(pattern) if Path(pattern).exists() else _fixed_part(pattern)
 
 
@@ -205,8 +205,10 @@ def _known_below(root: Path, form: str, key: str, not_text: NotText) -> list[str
 
 
 def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
-    """What the pattern matches. As `glob.glob`, but that this follows links that lead in circles again and again, and says nothing of
-    folders that it cannot read."""
+    """The files that the pattern matches.
+
+    `glob.glob` follows links that lead in circles again and again, and does not report folders that it cannot read.
+    """
     parts = Path(pattern).parts
     if "**" not in parts:
         return set(glob.glob(pattern))

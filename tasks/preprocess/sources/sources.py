@@ -1,4 +1,4 @@
-"""Where text comes from: the sections of a configuration that name text, and the files of each."""
+"""Sources of text: the sections of a configuration that name text, and the files of each."""
 
 import platform
 import re
@@ -17,12 +17,7 @@ from infini_llama.tasks.preprocess.sources import formats, hub
 from infini_llama.tasks.preprocess.sources.formats import read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
-from infini_llama.tasks.preprocess.sources.patterns import (
-    NotText,
-    RealPaths,
-    matching_files,
-    python_stdlib,
-)
+from infini_llama.tasks.preprocess.sources.patterns import NotText, RealPaths, matching_files, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Span, TextRecords, Unreadable, in_batches
 from infini_llama.tasks.records.manifest import Provenance
@@ -87,7 +82,7 @@ class TextFile:
         return words
 
     def records(self) -> TextRecords:
-        """As `batches`, one at a time."""
+        """The same as `batches`, one at a time."""
         return chain.from_iterable(self.batches())
 
     def spans(self, most: int) -> list[Span] | None:
@@ -122,7 +117,7 @@ class TextFile:
         return [] if self.made or self.dataset else formats.reading_of(self.path, self.format)
 
     def stamp(self) -> list[Any] | None:
-        """What stays the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
+        """Values that stay the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
             stamps = [(file.name, file.reading(), file.stamp()) for file in self.filler]
             is_known = all(stamp is not None for *_, stamp in stamps)
@@ -150,7 +145,7 @@ def _by_name(data: DataConfig) -> list[SourceConfig]:
 def files_of(
     section: TextConfig, name: str = "", not_text: NotText | None = None
 ) -> tuple[list[TextFile], list[TextFile]]:
-    """What a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
+    """The files that a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
 
     Args:
         name: of the section in data.sources; "" for `data` itself.

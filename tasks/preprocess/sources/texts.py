@@ -1,4 +1,4 @@
-"""What is read of a file: texts in order, and what is wrong with some; a text that is too long is several."""
+"""The result of reading a file: texts in order, and what is wrong with some; a text that is too long is several."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,12 +63,12 @@ def _refuse_unbroken(text: str) -> str | Fault:
     is_unbroken = any(text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window) for part in parts)
     # Splitting takes a hundred bytes per word.
     if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_UNBROKEN:
-        return Fault(f"has a text with more than {LONGEST_UNBROKEN:,} characters without a blank or a line end")
+        return Fault(f"has a text with more than {LONGEST_UNBROKEN:,} characters without whitespace")
     return text
 
 
 def cut(data: bytes) -> int:
-    """Where a text that is too long ends: after the last line that fits, or else between two characters."""
+    """The place at which a text that is too long ends: after the last line that fits, or else between two characters."""
     if (line := data.rfind(b"\n", 0, LONGEST_DOCUMENT)) >= 0:
         return line + 1
     end = LONGEST_DOCUMENT

@@ -20,7 +20,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_
 
 HIDDEN = "\U0010ffff"  # a noncharacter
 TOGETHER = 250_000  # characters that are encoded at once: an encoding takes a hundred bytes of memory per token
-SHORT = 1000  # characters: a piece ends at the first seam after so many
+SHORT = 1000  # characters: a fragment ends at the first seam after so many
 LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)|(?<=[A-Za-z])(?= [A-Za-z])")
 WORDS_AT_LINE_ENDS = re.compile(r"(?<=[A-Za-z0-9])(?=\n)|(?<=[A-Za-z])(?= [A-Za-z])")
 PATTERNS = {  # that take a line's end to punctuation before it
@@ -95,7 +95,7 @@ def reference(encoder: Tokenizer) -> Encode:
 
 
 def cut_of(encoder: Tokenizer) -> Cut:
-    """What cuts a text into fragments whose tokens, one after the other, are those of the text; one fragment where that is not known.
+    """Function that cuts a text into fragments whose tokens in sequence are those of the text; one fragment where that is not known.
 
     A seam lies between an ASCII character and a line's end: any that is no blank under GPT-2's pattern, a letter or digit under the
     others known here. Another lies between a letter and one blank before a letter, both ASCII: under all of them the blank belongs to
@@ -110,7 +110,7 @@ def cut_of(encoder: Tokenizer) -> Cut:
 
 
 def _seam_of(step: dict) -> re.Pattern | None:
-    """Where the words of this step of a pre-tokenizer, as tokenizer.json describes it, are certain to end."""
+    """A pattern of places at which the words of this step of a pre-tokenizer, as tokenizer.json describes it, are certain to end."""
     match step:
         case {"type": "Sequence", "pretokenizers": [first, *rest]}:
             return _seam_of(first) if all(step["type"] in WORD_BY_WORD for step in rest) else None

@@ -103,7 +103,7 @@ def _note(tokenizer: Tokenizer, cache: Path) -> Path:
 
 
 def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
-    """What is wrong with the fast engine on these texts; None where every ID is the reference's."""
+    """The fault of the fast engine on these texts; None where every ID is the reference's."""
     encoder = encoder_of(tokenizer)
     try:
         slow, fast = reference(encoder), fast_encoder(encoder)

@@ -20,7 +20,7 @@ PATIENCE = 60.0  # seconds without a byte
 
 @dataclass(frozen=True)
 class Encoding:
-    """As tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes.
+    """An encoding as tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes.
 
     There `$` is also the end of a line; where tiktoken means that of the text, a lookahead stands here.
     """

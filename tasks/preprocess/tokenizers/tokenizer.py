@@ -14,6 +14,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
+from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 EOS = "<|endoftext|>"
 EOS_ID = 0
@@ -60,10 +61,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, special: list[str]) 
     """WordPiece (Schuster and Nakajima 2012): the longest known piece first, here over bytes and without a mark of continuation,
     so that every text has tokens and comes back whole."""
     words = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
-        ]
+        [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Split(Regex(WORDS), "isolated")]
     )
     model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
     trainer = trainers.WordPieceTrainer(
@@ -122,7 +120,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     path = rank_file(settings.encoding, settings.path) if settings.encoding else Path(settings.path or "").expanduser()
     named = "encoding" if encoding else "path"
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path / TOKENIZER if path.is_dir() else path
     refuse_pointer(file)
     try:
         if encoding:
@@ -258,7 +256,7 @@ def _stated_end(file: Path) -> list[str]:
 
 
 def identity(settings: TokenizerConfig) -> Mapping[str, object]:
-    """What decides the tokens, for the key: the settings of one to train, the content of a given one."""
+    """The part of the key that decides the tokens: the settings of one to train, the content of a given one."""
     policy = {"eos": EOS, "text_yields_special_tokens": False}
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]

@@ -229,7 +229,7 @@ def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> Sp
 
 
 def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
-    """What each of several sources gives of a split, in the order of its documents; empty where there is one source."""
+    """The size of each source in a split, in the order of its documents; empty where there is one source."""
     groups = groupby((shard for shard in written if shard.source), key=lambda shard: shard.source)
     return tuple(
         SourceStats(

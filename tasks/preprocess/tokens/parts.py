@@ -73,7 +73,7 @@ class UnitReport(Record):
 
 
 class PartReport(Record):
-    """What was read of a part: its units in order, and how many records are no documents.
+    """The result of reading a part: its units in order, and how many records are no documents.
 
     Attributes:
         bad: the first damaged places, in words.
@@ -116,7 +116,7 @@ class Documents:
 
     @cached_property
     def name(self) -> str:
-        """Of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
+        """Name of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
         digest.update(np.float64(self.held_out).tobytes() + lengths.tobytes())
@@ -209,11 +209,11 @@ class PartReader:
             Stopped: `should_stop`.
         """
         for file, stamp in zip(self.part.files, self.part.stamps, strict=True):
-            yield from self._file(file, stamp)
+            yield from self._read_file(file, stamp)
         yield from self._end()
 
     def report(self) -> PartReport:
-        """What was read, once all units were."""
+        """The result, once all units were read."""
         return PartReport(
             units=tuple(self.reports),
             records=self.records,
@@ -225,7 +225,7 @@ class PartReader:
             is_readable=self.bad_files < len(self.part.files),
         )
 
-    def _file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
+    def _read_file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
         before = self.records, self.empty, self.too_short, self.bad_records, len(self.bad)
         texts, size, first = list[bytes](), 0, None  # first: number of its first unit, where it has units of its own
         try:
@@ -314,7 +314,7 @@ def _refuse_changed(file: TextFile, stamp: Stamp | None) -> None:
 
 
 class KnownParts:
-    """What reading parts has found before, in a folder of small files; what is damaged or missing is read again."""
+    """Reports of parts that were read before, in a folder of small files; what is damaged or missing is read again."""
 
     def __init__(self, folder: Path, filters: Filters) -> None:
         self.folder, self.filters = folder, filters
@@ -368,7 +368,7 @@ class KnownParts:
 
 
 def place_of(file: TextFile) -> str:
-    """Where a file is, as text, which the name of a file need not be."""
+    """The place of a file as text, which the name of a file need not be."""
     if split := file.dataset:
         return f"hub://{split.path}/{split.configuration}/{split.split}"
     if not isinstance(file.path, Path):

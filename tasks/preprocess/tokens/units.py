@@ -55,7 +55,7 @@ OPENING = threading.Lock()  # an engine for all threads
 
 @dataclass(frozen=True)
 class Recipe:
-    """What turns documents into tokens: plain values, which go to other processes. Its tokenizer is in its folder.
+    """Settings that turn documents into tokens: plain values, which go to other processes. Its tokenizer is in its folder.
 
     Attributes:
         folder: units/<key of all that decides the tokens>.
@@ -220,7 +220,7 @@ def _opened(recipe: Recipe) -> "_Writer":
 
 
 class _Writer:
-    """What encodes the documents of a recipe in the threads of this process, which share an engine and its words."""
+    """An encoder of the documents of a recipe in the threads of this process, which share an engine and its words."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what is in it, and saving while training goes on: the state is copied, and a thread commits the copy."""
+"""When a checkpoint is due, what is in it, and saving while training continues: the state is copied, and a thread commits the copy."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import json

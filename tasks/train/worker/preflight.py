@@ -31,16 +31,7 @@ POLL_SECONDS = 0.05
 PREFLIGHT_SECONDS = 120.0
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("configs", "model", "tasks")  # all that a worker runs
-VERSIONS = (
-    "infini-llama",
-    "torch",
-    "numpy",
-    "pyarrow",
-    "tokenizers",
-    "safetensors",
-    "triton",
-    "flash-attn",
-)
+VERSIONS = ("infini-llama", "torch", "numpy", "pyarrow", "tokenizers", "safetensors", "triton", "flash-attn")
 ROWS = 64  # whose tokens are read
 
 

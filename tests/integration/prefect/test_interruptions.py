@@ -133,9 +133,8 @@ def test_a_silent_run_is_marked_as_crashed(house):
     subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
     run = house.submit("silent", *LONG)
     house.wait_for_step("silent", 20)
-    flow = [
-        pid for pid, command in processes_of(house.marker).items() if ".engine" in command
-    ]  # the machine is gone, as far as the server can tell
+    # The machine is gone, as far as the server can tell.
+    flow = [pid for pid, command in processes_of(house.marker).items() if ".engine" in command]
     for pid in flow:
         os.kill(pid, signal.SIGSTOP)
     try:

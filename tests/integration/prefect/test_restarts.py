@@ -156,9 +156,8 @@ def test_a_pending_run_without_a_process_is_crashed_and_can_be_started_again(ser
     assert served.state(run) == "PENDING"
     assert_at_rest(served, run, "CRASHED")
     assert "before it began" in served.get(run)["state"]["message"]
-    served.post(
-        f"flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"}
-    )  # as Retry on its page does
+    # As Retry on its page does.
+    served.post(f"flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"})
     assert_at_rest(served, run, "COMPLETED")
 
 

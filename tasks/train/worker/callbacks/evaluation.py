@@ -135,9 +135,8 @@ class Evaluation(Callback):
 
     def on_train_start(self, state: TrainState) -> None:
         if self.train.init_from and state.step == 0:
-            is_measured = (
-                self.metrics.writer is not None and self.metrics.writer.has_validation()
-            )  # by an attempt before
+            # An earlier attempt may have measured it.
+            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation()
             if not self.ranks.sum(float(is_measured))[0]:
                 self._measure(0)
         self.interval.start(state)

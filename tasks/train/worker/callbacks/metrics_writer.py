@@ -259,9 +259,8 @@ class MetricsWriter:
                 self.reporters.append(reporter)
 
     def _append(self, file: TextIO, line: StepLine) -> None:
-        file.write(
-            with_checksum(line.model_dump_json(exclude_unset=True), self.run_id) + "\n"
-        )  # null for numbers that JSON cannot represent
+        # null for numbers that JSON cannot represent
+        file.write(with_checksum(line.model_dump_json(exclude_unset=True), self.run_id) + "\n")
         file.flush()
 
 

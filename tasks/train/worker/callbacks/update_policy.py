@@ -65,7 +65,7 @@ class SpikeDetector:
     """Robust z-score (Iglewicz and Hoaglin 1993): distance above the median, in median absolute deviations scaled to a standard one.
 
     Spikes themselves hardly move it. Where most losses are alike and the others are not, as with few targets in most batches, the median
-    deviation says nothing about the others, and the mean deviation counts, as there for a median deviation of 0.
+    deviation is no measure of the others, and the mean deviation counts, as there for a median deviation of 0.
 
     Args:
         threshold: `train.spike_zscore`; None: nothing is a spike.

@@ -59,9 +59,7 @@ class CurriculumStage:
 
 
 def curriculum_stages(
-    reader: TokenReader,
-    shorter: Sequence[tuple[TokenReader, int]] = (),
-    weights: dict[str, float] | None = None,
+    reader: TokenReader, shorter: Sequence[tuple[TokenReader, int]] = (), weights: dict[str, float] | None = None
 ) -> list[CurriculumStage]:
     """The samples of a run, in order.
 

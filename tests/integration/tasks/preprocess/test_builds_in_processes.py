@@ -111,9 +111,8 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, dige
         home = tmp_path / "killed" / step
         assert digests(home / "datasets") == whole
         assert temporaries(home / "datasets") == [] and not list(home.rglob("*.damaged-*"))
-        assert (
-            len(temporaries(home / "units")) <= 3
-        )  # of two units and a note that were being written; `gc` deletes them
+        # Of two units and a note that were being written; `gc` deletes them.
+        assert len(temporaries(home / "units")) <= 3
         check(home / expected.path, "dataset", checksums=True)
         assert lookup(settings, home) == changed(expected, built=[])
 

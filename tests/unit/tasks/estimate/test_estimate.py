@@ -16,7 +16,7 @@ from infini_llama.model.config import LlamaConfig, flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import in_chunks
 from infini_llama.tasks.estimate import run
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, model_of
+from infini_llama.tasks.patch_environment.footprint import bytes_needed, model_of
 from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer

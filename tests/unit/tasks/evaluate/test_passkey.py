@@ -38,7 +38,7 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     text = HEAD + FILLER * before + HIDDEN.format(key="12345") + FILLER * (4 - before) + QUESTION
     assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(FILLER)
     assert asked.answer == tokenizer.encode(" 12345").ids
-    assert asked.distance == (4 - before) * size(FILLER)
+    assert asked.after == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
         ask(tokenizer, least - 1, depth, "12345")
 
@@ -226,7 +226,7 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
 def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
     filler = list(range(40, 90))
     asked = ask_across(tokenizer, 64, 5, FORMS["passkey"](Random(0)), Random(0), filler)
-    head, _, before, hidden, after = asked.parts
+    head, before, hidden, after = asked.head, asked.before, asked.hidden, asked.after
     tokens = list(asked.tokens())[len(head) : -len(asked.question)]
     between = tokens[:before] + tokens[before + len(hidden) :]
     start = filler.index(between[0])

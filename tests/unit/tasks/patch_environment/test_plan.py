@@ -12,7 +12,7 @@ from infini_llama.configs.secrets import masked
 from infini_llama.model.config import parameters
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment import stage
-from infini_llama.tasks.patch_environment.estimate import bytes_needed, checkpoint_bytes, model_of
+from infini_llama.tasks.patch_environment.footprint import bytes_needed, checkpoint_bytes, model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences

@@ -7,7 +7,7 @@ from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.patch_environment.estimate import moment_bytes
+from infini_llama.tasks.patch_environment.footprint import moment_bytes
 from infini_llama.tasks.train.worker.strategies.native import init_optimizer_state
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from support.one_rank import single_rank

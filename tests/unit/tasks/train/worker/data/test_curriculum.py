@@ -68,9 +68,8 @@ class Masked(Rows):
 def test_all_ranks_find_the_same_first_micro_batch_with_targets():
     reader = Masked(16, 40)
     ranks = [TrainBatches(curriculum_stages(reader), 7, 8, 2, rank, 2) for rank in range(2)]
-    reader.counting = tuple(
-        ranks[0].rows(8)[[3, 6]].tolist()
-    )  # second micro-batch of each rank's four samples of step 1
+    # The second micro-batch of each rank's four samples of step 1.
+    reader.counting = tuple(ranks[0].rows(8)[[3, 6]].tolist())
     assert [of.first_with_targets() for of in ranks] == [(8, 1)] * 2
     reader.counting = tuple(ranks[0].rows(8)[[3, 4]].tolist())
     assert [of.first_with_targets() for of in ranks] == [(8, 0)] * 2

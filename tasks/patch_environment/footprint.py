@@ -1,4 +1,4 @@
-"""What a run needs, before it is started: memory of a worker, and disk space for checkpoints."""
+"""The needs of a run, before it is started: memory of a worker, and disk space for checkpoints."""
 
 from dataclasses import replace
 
