@@ -109,7 +109,7 @@ def prepare_client(home: Path) -> None:
     Prefect's files go to home/prefect if the user has no Prefect home.
     """
     os.environ.update(CLIENT | os.environ)
-    if "PREFECT_HOME" not in os.environ and not (Path.home() / ".prefect" / "profiles.toml").exists():
+    if "PREFECT_HOME" not in os.environ and not os.access(Path.home() / ".prefect" / "profiles.toml", os.R_OK):
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
 
 

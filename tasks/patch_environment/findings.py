@@ -1,10 +1,18 @@
 """Findings about a machine: one finding per fact, with the fix where something is wrong."""
 
 from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.records.machine import Cpu, Disk, Gpu, MachineFacts, Memory
-from infini_llama.tasks.records.plan import Finding, finding
+from infini_llama.tasks.records.machine import Cpu, Disk, Folder, Gpu, MachineFacts, Memory
+from infini_llama.tasks.records.plan import Finding, Severity, finding
 
 MIB, GIB = 1024**2, 1024**3
+LEAST_SHARED = MIB // 4  # bytes, for the semaphores of a few processes
+FEWEST_ADDRESSES = 1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
+# Of a folder that cannot be used, by the variable that names it: what it is, how bad that is, and what to do.
+FOLDERS: dict[str, tuple[str, Severity, str]] = {
+    "HOME": ("home folder", "note", "downloads from the Hugging Face Hub go there; to have some, set HF_HOME"),
+    "PREFECT_HOME": ("Prefect's folder", "warning", "Prefect needs it; use --no-prefect, or set PREFECT_HOME"),
+    "TMPDIR": ("temporary folder", "error", "locks of GPUs and unpacked text are kept there; set TMPDIR"),
+}
 
 
 def assess(facts: MachineFacts) -> list[Finding]:
@@ -14,11 +22,14 @@ def assess(facts: MachineFacts) -> list[Finding]:
         _processor(facts.cpu),
         _cores(facts),
         _memory(facts.memory),
+        *_address_space(facts.address_space),
         *_gpus(facts),
         *_flash_attention(facts),
         _disk(facts.disk),
         _file_system(facts.disk),
+        *map(_folder, facts.folders),
         _shared_memory(facts),
+        _loopback(facts.loopback_fault),
         _compiler(facts),
         *(finding(name, version) for name, version in facts.versions.items()),
     ]
@@ -51,6 +62,19 @@ def _memory(memory: Memory) -> Finding:
         return finding("memory available", value)
     fix = "raise the container's limit or use fewer workers" if limited else "stop other programs or use fewer workers"
     return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {fix}.")
+
+
+def _address_space(limit: int | None) -> list[Finding]:
+    if limit is None:
+        return []
+    few = limit < FEWEST_ADDRESSES
+    sentence = (
+        "Too few addresses for torch"
+        if few
+        else "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
+    )
+    fix = f"{sentence}; raise the limit with `ulimit -v unlimited`."
+    return [finding("address space", f"{in_bytes(limit)} per process", "error" if few else "note", fix)]
 
 
 def _gpus(facts: MachineFacts) -> list[Finding]:
@@ -125,7 +149,27 @@ def _shared_memory(facts: MachineFacts) -> Finding:
     if (shared or 0) < 512 * MIB and len(facts.gpus) > 1:
         fix = "NCCL between several GPUs may fail without it; start a container with --shm-size=8g."
         return finding("/dev/shm", value, "warning", fix)
+    absent = shared is None and facts.platform.startswith("Linux")
+    if absent or facts.shared_memory_fault or (shared is not None and shared < LEAST_SHARED):
+        why = f"There, {facts.shared_memory_fault}. " if facts.shared_memory_fault else ""
+        fix = "Several processes that prepare text need it: start a container with --shm-size=1g, or set data.num_workers=1."
+        return finding("/dev/shm", value, "note", why + fix)
     return finding("/dev/shm", value)
+
+
+def _folder(folder: Folder) -> Finding:
+    name, severity, fix = FOLDERS[folder.setting]
+    if not folder.fault:
+        return finding(name, folder.path)
+    sentence = f"{folder.fault[0].upper()}{folder.fault[1:]}; {fix} to a folder that you may write."
+    return finding(name, folder.path, severity, sentence)
+
+
+def _loopback(fault: str) -> Finding:
+    if not fault:
+        return finding("loopback", "127.0.0.1")
+    fix = f"This machine does not reach itself there ({fault}), which training needs; bring its interface up (ip link set lo up)."
+    return finding("loopback", "127.0.0.1", "warning", fix)
 
 
 def _compiler(facts: MachineFacts) -> Finding:

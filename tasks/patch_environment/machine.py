@@ -6,11 +6,13 @@ All readings go through `Machine`.
 import importlib.metadata
 import platform
 import re
+import resource
 import socket
+import tempfile
 from pathlib import Path
 
 from infini_llama.tasks.machine import Machine
-from infini_llama.tasks.records.machine import Compilers, Cpu, Disk
+from infini_llama.tasks.records.machine import Compilers, Cpu, Disk, Folder
 from infini_llama.tasks.runs.run_folder import size_of
 from infini_llama.tasks.storage.filesystem import examine
 
@@ -94,6 +96,29 @@ def free_bytes(path: Path, machine: Machine) -> int | None:
         return machine.free_bytes(path)
     except OSError:
         return None
+
+
+def address_space() -> int | None:
+    """Bytes that a process may map; None: any number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shared_memory_fault(machine: Machine) -> str:
+    """What fails in /dev/shm, where processes have their semaphores; "" where all works, or where there is none."""
+    folder = machine.path("/dev/shm")
+    return examine(folder).fault if folder.exists() else ""
+
+
+def folders(machine: Machine) -> tuple[Folder, ...]:
+    """Where libraries write: each is named by a variable."""
+    named = {name: machine.environ[name] for name in ("HOME", "PREFECT_HOME") if machine.environ.get(name)}
+    tried = [Folder(setting=name, path=path, fault=examine(Path(path)).fault) for name, path in named.items()]
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        return (*tried, Folder(setting="TMPDIR", path="none", fault=error.strerror or str(error)))
+    return (*tried, Folder(setting="TMPDIR", path=str(temporary), fault=examine(temporary).fault))
 
 
 def compilers(machine: Machine) -> Compilers:

@@ -14,13 +14,16 @@ from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
 from infini_llama.tasks.patch_environment.machine import (
     THREAD_WAITING,
+    address_space,
     compilers,
     cpu,
     disk,
+    folders,
     free_bytes,
     is_port_free,
     load,
     loopback_fault,
+    shared_memory_fault,
     versions,
 )
 from infini_llama.tasks.records.machine import MachineFacts
@@ -47,7 +50,10 @@ def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | N
         cores=usable_cores(machine),
         load=load(machine),
         memory=memory(machine),
+        address_space=address_space(),
         shared_memory=free_bytes(machine.path("/dev/shm"), machine),
+        shared_memory_fault=shared_memory_fault(machine),
+        folders=folders(machine),
         disk=disk(home, machine, config.runtime.name if config else None),
         occupied_port=None if port == "auto" or is_port_free(port) else port,
         loopback_fault=loopback_fault(),

@@ -15,6 +15,9 @@ from contextlib import suppress
 from infini_llama.configs.deepspeed import read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.formatting import in_bytes
+from infini_llama.tasks.patch_environment.findings import FEWEST_ADDRESSES
+from infini_llama.tasks.patch_environment.machine import address_space
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -38,7 +41,7 @@ def unmet(config: PipelineConfig) -> list[str]:
     """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
     problems: list[str] = []
     if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
-        problems += [*_few_files(), *_failing_imports(config)]
+        problems += [*_few_files(), *_few_addresses(), *_failing_imports(config)]
     return [*problems, *_contradicting_deepspeed_json(config)]
 
 
@@ -48,6 +51,15 @@ def _few_files() -> list[str]:
         return []
     return [
         f"only {limit} files may be open at a time (ulimit -n), too few for torchrun; raise it with `ulimit -n 1024`."
+    ]
+
+
+def _few_addresses() -> list[str]:
+    limit = address_space()
+    if limit is None or limit >= FEWEST_ADDRESSES:
+        return []
+    return [
+        f"a process may map {in_bytes(limit)} only (ulimit -v), too little for torch; raise it with `ulimit -v unlimited`."
     ]
 
 

@@ -41,6 +41,14 @@ class Disk(Record):
     run_bytes: int = 0
 
 
+class Folder(Record):
+    """A folder that libraries write into. setting: the variable that names it; fault: what fails there; "" where all works."""
+
+    setting: str
+    path: str
+    fault: str = ""
+
+
 class Gpu(Record):
     """A GPU as torch and its driver see it.
 
@@ -97,7 +105,9 @@ class MachineFacts(GpuFacts):
     Attributes:
         glibc: version; "" on other C libraries.
         cores: usable by this process; load: processes that need one.
-        shared_memory: free bytes of /dev/shm; None: there is none.
+        address_space: bytes that a process may map (ulimit -v); None: any number.
+        shared_memory: free bytes of /dev/shm; None: there is none. shared_memory_fault: what fails there; "" where all works.
+        folders: the user's home folder, Prefect's where the user names one, and that of temporary files.
         occupied_port: environment.master_port, where another program listens there.
         loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
@@ -113,7 +123,10 @@ class MachineFacts(GpuFacts):
     cores: int = 0
     load: float = 0.0
     memory: Memory = Memory()
+    address_space: int | None = None
     shared_memory: int | None = None
+    shared_memory_fault: str = ""
+    folders: tuple[Folder, ...] = ()
     disk: Disk = Disk()
     occupied_port: int | None = None
     loopback_fault: str = ""

@@ -1,13 +1,19 @@
 """Features that the filesystem of the home folder lacks: exFAT, network filesystems and folders that are shared with containers differ."""
 
+import errno
 import fcntl
 import mmap
 import os
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from infini_llama.configs.errors import NO_SPACE, ConfigError, PipelineError
+
+# Of a filesystem without memory maps, or a process that may have no more of them.
+NO_MAPS = tuple(map(os.strerror, (errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS)))
 
 
 class Filesystem(NamedTuple):
@@ -26,7 +32,8 @@ class Filesystem(NamedTuple):
 
 def examine(home: Path) -> Filesystem:
     """Try what a commit and its readers need: write, fsync, rename of a folder, a lock and a memory map. `home` is not created."""
-    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    # Not Path.exists, which raises below a folder that this user may not read.
+    folder = next(path for path in (home.absolute(), *home.absolute().parents) if os.access(path, os.F_OK))
     has_links, failing = False, "files cannot be written"
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
@@ -72,6 +79,24 @@ def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime
             f"{setting}={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "
             "memory maps."
         )
+
+
+@contextmanager
+def mapping(path: Path) -> Generator[None]:
+    """Around a memory map of a file: the system may refuse it, and the file is whole all the same.
+
+    Raises:
+        ConfigError: it did. pyarrow's error has the words of the system's, without its number.
+    """
+    try:
+        yield
+    except OSError as error:
+        if why := next((words for words in NO_MAPS if words in str(error)), ""):
+            raise ConfigError(
+                f"{path} cannot be mapped into memory ({why}); raise what limits the addresses of a process (ulimit -v, "
+                "vm.max_map_count), or set runtime.home to a folder on a filesystem with memory maps."
+            ) from error
+        raise
 
 
 def require_temporary_folder() -> None:

@@ -37,8 +37,9 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.records.record import Record, first_fault
+from infini_llama.tasks.storage.filesystem import mapping
 
 TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
 ALIGNMENT = 64
@@ -80,6 +81,7 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Fill `tensors` in place. The caller has verified the folder's checksums.
 
     Raises:
+        ConfigError: a file cannot be mapped into memory here.
         DataError: the folder holds something other than these tensors.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False)
@@ -88,7 +90,10 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp_load(tensors, storage_reader=TensorReader(folder), planner=planner, no_dist=not dist.is_initialized())
     except CheckpointException as error:  # not an Exception, and it hides the sentence that says what is wrong
-        raise DataError(f"{folder} cannot be loaded: {next(iter(error.failures.values()))[0]}") from error
+        fault = next(iter(error.failures.values()))[0]
+        if isinstance(fault, PipelineError):
+            raise fault from error
+        raise DataError(f"{folder} cannot be loaded: {fault}") from error
 
 
 class TensorPart(Record):
@@ -243,7 +248,7 @@ class TensorReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             if math.prod(sizes):
                 if name not in files:
-                    with (self.folder / name).open("rb") as file:
+                    with (self.folder / name).open("rb") as file, mapping(self.folder / name):
                         files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 flat = torch.frombuffer(files[name], dtype=dtype, count=math.prod(sizes), offset=start)
                 part = flat.view(sizes)

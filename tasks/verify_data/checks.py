@@ -23,7 +23,7 @@ from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_so
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_prompts, map_shard, token_counts
+from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_array, map_prompts, map_shard, token_counts
 from infini_llama.tasks.preprocess.tokens.units import TABLE
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
@@ -244,7 +244,7 @@ def _rows(dataset: Path, table: Path) -> str:
         lengths = lengths_by_source(dataset, tokens[split].shards)
         expected = build_table(lengths, content.strategy, content.sequence_length, content.stride)
         for name, array in expected.arrays.items():
-            stored = np.load(table / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False)
+            stored = map_array(table / f"{split}.{name}.npy")
             if stored.dtype != array.dtype or not np.array_equal(stored, array):
                 raise Damaged(f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
         rows = content.rows[split]
@@ -340,7 +340,7 @@ def _units_by_stream(recipe: Path) -> dict[str, Path]:
 def _known(table: Path, hashes: set[bytes]) -> set[bytes]:
     """Those of the hashes that a unit's table of documents has."""
     wanted = np.frombuffer(b"".join(hashes), "<u8")[::2]
-    of_unit = np.ascontiguousarray(np.load(table, mmap_mode="r", allow_pickle=False)["hash"])
+    of_unit = np.ascontiguousarray(map_array(table)["hash"])
     alike = np.isin(of_unit.view("<u8")[:, 0], wanted)
     return {bytes(hash) for hash in of_unit[alike]} & hashes
 

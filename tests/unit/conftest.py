@@ -2,10 +2,21 @@
 
 import multiprocessing.util
 import os
+import resource
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture
+def few_addresses() -> Iterator[int]:
+    """Bytes that this process may map: more than anything takes, and too few for a sparse file of that size."""
+    size, (before, most) = 2**40, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size, most))
+    yield size
+    resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
 @pytest.fixture(autouse=True)

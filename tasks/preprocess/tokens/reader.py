@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
@@ -220,7 +220,7 @@ class TokenReader:
         if self.verify_on_read:
             refuse_changed(folder / name, table.files[name].checksum)
         try:
-            return np.load(folder / name, mmap_mode="r", allow_pickle=False)
+            return map_array(folder / name)
         except (OSError, ValueError) as error:
             raise DataError(f"{folder / name} is not a readable row table ({error}).") from None
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.manifest import Shard
 from infini_llama.tasks.storage.dataset_files import repairable
+from infini_llama.tasks.storage.filesystem import mapping
 
 PROMPTS = "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (loss_on: answer)
 COUNTED = 2_000_000  # tokens counted together: bincount works on int64
@@ -94,10 +95,12 @@ def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     """Offsets of documents [documents + 1] and tokens of one shard, as views of the file.
 
     Raises:
+        ConfigError: it cannot be mapped here.
         DataError: the file is no shard.
     """
     try:
-        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+        with mapping(shard):
+            batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
         raise DataError(f"{shard} is not a readable token shard ({error}).") from None
     column = batch.column("input_ids")
@@ -114,10 +117,21 @@ def map_prompts(shard: Path) -> np.ndarray:
         DataError: the shard does not have them.
     """
     try:
-        batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+        with mapping(shard):
+            batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
         return np.frombuffer(batch.column(PROMPTS).buffers()[1], np.int64, batch.num_rows)
     except (pa.ArrowInvalid, StopIteration, OSError, KeyError) as error:
         raise DataError(f"{shard} has no readable column {PROMPTS} ({error}).") from None
+
+
+def map_array(file: Path) -> np.ndarray:
+    """The array that `save_array` wrote, as a view of the file.
+
+    Raises:
+        ConfigError: it cannot be mapped here.
+    """
+    with mapping(file):
+        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:

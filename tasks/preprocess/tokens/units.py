@@ -27,7 +27,14 @@ from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.expressed import Loss, losses_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents, Stopped, never
-from infini_llama.tasks.preprocess.tokens.shards import Stream, dtype_for, save_array, token_counts, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    Stream,
+    dtype_for,
+    map_array,
+    save_array,
+    token_counts,
+    write_shard,
+)
 from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest, UnitSplit
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
@@ -186,7 +193,7 @@ class Unit:
 
     def documents(self, split: str) -> np.ndarray:
         """Hash and bytes of the documents of a split, DOCUMENT [n], mapped."""
-        table = np.load(self.folder / TABLE, mmap_mode="r", allow_pickle=False)
+        table = map_array(self.folder / TABLE)
         count = self.manifest.content.train.documents
         return table[:count] if split == SPLITS[0] else table[count:]
 

@@ -12,7 +12,15 @@ import psutil
 import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.flows.server import Server, api_for_deploy, api_for_run, api_for_serve, log_into
+from infini_llama.flows.server import (
+    Server,
+    api_for_deploy,
+    api_for_run,
+    api_for_serve,
+    has_api,
+    log_into,
+    prepare_client,
+)
 from infini_llama.flows.settings import START_TIMEOUT
 from infini_llama.tasks.storage.locks import Busy, Lock
 from support.waiting import wait_until
@@ -48,6 +56,12 @@ def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file" / "prefect"))
     with pytest.raises(ConfigError, match="PREFECT_HOME"):
         Server(tmp_path, "127.0.0.1", 1, {}).start()
+
+
+def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(no_prefect, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", f"/{'x' * 300}")  # as one of another user, whatever rights the tests have
+    prepare_client(tmp_path)
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
 
 
 def servers_of(home: Path) -> list[psutil.Process]:

@@ -74,10 +74,12 @@ def test_deepspeeds_file_is_checked(tmp_path, content):
     assert "train.deepspeed_config" in fault
 
 
-def test_too_few_open_files_are_named(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, 20))
+@pytest.mark.parametrize(("kind", "limit", "option"), [("NOFILE", 20, "-n"), ("AS", 10**9, "-v")])
+def test_too_few_open_files_or_addresses_are_named(monkeypatch, kind, limit, option):
+    limits = {getattr(resource, f"RLIMIT_{kind}"): (limit, limit)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2))
     (fault,) = unmet(settings())
-    assert "ulimit -n" in fault
+    assert f"ulimit {option}" in fault
 
 
 def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(tmp_path, monkeypatch):

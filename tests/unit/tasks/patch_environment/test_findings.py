@@ -10,6 +10,10 @@ from support.machines import H100
 DISK = {"path": "/x", "free": 10**12, "kind": "ext4", "network": False}
 
 
+def unusable(setting: str) -> dict:
+    return {"folders": [{"setting": setting, "path": "/x", "fault": "files cannot be written (Permission denied)"}]}
+
+
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
     facts = probe(tmp_path_factory.mktemp("home"))
@@ -37,6 +41,15 @@ def laptop(tmp_path_factory):
         ),
         ({"shared_memory": 64 * 2**20, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
         ({"shared_memory": None, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
+        ({"shared_memory": None, "platform": "Linux-6"}, "/dev/shm", "note", "data.num_workers=1"),
+        ({"shared_memory": 4096}, "/dev/shm", "note", "data.num_workers=1"),
+        ({"shared_memory_fault": "files cannot be written (x)"}, "/dev/shm", "note", "(x). Several"),
+        ({"loopback_fault": "Network is unreachable"}, "loopback", "warning", "ip link set lo up"),
+        ({"address_space": 10**9}, "address space", "error", "ulimit -v"),
+        ({"address_space": 10**10}, "address space", "note", "ulimit -v"),
+        (unusable("HOME"), "home folder", "note", "set HF_HOME to a folder"),
+        (unusable("PREFECT_HOME"), "Prefect's folder", "warning", "--no-prefect"),
+        (unusable("TMPDIR"), "temporary folder", "error", "set TMPDIR"),
     ],
 )
 def test_faults_are_found_and_explained(laptop, change, name, severity, cure):

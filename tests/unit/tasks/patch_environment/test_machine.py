@@ -2,13 +2,14 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
-from infini_llama.tasks.patch_environment.machine import disk
+from infini_llama.tasks.patch_environment.machine import disk, folders, shared_memory_fault
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
 from support.machines import FILES, with_driver
@@ -96,6 +97,26 @@ def test_a_home_is_probed_without_creating_it(tmp_path):
 def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
     facts = disk(Path("/proc/not/there"), Machine())
     assert facts.fault and facts.path == "/proc"
+
+
+def test_the_folders_of_libraries_are_tried(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    tried = folders(Machine(environ={"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path / "file" / "x")}))
+    assert [(folder.setting, bool(folder.fault)) for folder in tried] == [
+        ("HOME", False),
+        ("PREFECT_HOME", True),
+        ("TMPDIR", False),
+    ]
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: Path("/not/there/at/all").stat())
+    assert folders(Machine(environ={}))[0].fault
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses new files")
+def test_shared_memory_that_cannot_be_written_is_a_fact(tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "shm").symlink_to("/proc")
+    assert shared_memory_fault(Machine(root=tmp_path))
 
 
 def test_facts_are_json_and_quickly_had(tmp_path):

@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from numpy.lib.format import write_array_header_1_0
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.cli.main import name_home
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import move_aside, set_pointer
@@ -86,6 +88,19 @@ def test_a_folder_that_cannot_be_synced_alone_is_no_fault(lacking, tmp_path):
     sync(tmp_path)
     with pytest.raises(OSError, match="Invalid"):
         sync(tmp_path / "file")
+
+
+def test_a_map_that_the_system_refuses_is_no_damage(few_addresses, tmp_path):
+    table, shard = tmp_path / "table.npy", tmp_path / "shard.arrow"
+    with table.open("wb") as file:
+        write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": (few_addresses,)})
+    shard.touch()
+    os.truncate(table, 2 * few_addresses + table.stat().st_size)
+    os.truncate(shard, few_addresses)
+    for map_file, file in ((map_array, table), (map_shard, shard), (map_prompts, shard)):
+        with pytest.raises(ConfigError, match="ulimit -v") as refused:
+            map_file(file)
+        assert str(file) in str(refused.value)
 
 
 def test_without_a_folder_for_temporary_files_the_setting_is_named(monkeypatch):

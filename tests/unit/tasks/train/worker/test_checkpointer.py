@@ -1,12 +1,14 @@
 """Saving beside training: what is written is the moment of the save, one save waits at most, and a failure is not lost."""
 
 import errno
+import os
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors
@@ -48,6 +50,15 @@ def test_a_save_does_not_contain_later_training(ranks, tmp_path):
         assert loaded(tmp_path, 1) == 1.0
         saver.save(2, tensors, scalars(2))
     assert loaded(tmp_path, 1) == 1.0 and loaded(tmp_path, 2) == 2.0, "leaving waits for the last one"
+
+
+def test_a_checkpoint_that_cannot_be_mapped_is_not_called_damaged(ranks, tmp_path, few_addresses):
+    with BackgroundSave(tmp_path, TRAIN, ranks, lambda: None) as saver:
+        saver.save(1, state(1.0), scalars(1))
+    (part,) = checkpoints.checkpoint_path(tmp_path, 1).glob("rank-*")
+    os.truncate(part, few_addresses)
+    with pytest.raises(ConfigError, match="ulimit -v"):
+        loaded(tmp_path, 1)
 
 
 def test_a_second_save_waits_for_the_first(ranks, tmp_path):
