@@ -22,7 +22,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
 from infini_llama.tasks.preprocess.rows.references import dataset_ref
-from infini_llama.tasks.preprocess.rows.tables import resolve_device, row_table_key, with_curriculum, write_table
+from infini_llama.tasks.preprocess.rows.tables import choose_device, row_table_key, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_FAST_ENGINE,
@@ -150,7 +150,7 @@ class Preparation:
                 self._set_damaged_aside(self.plan())
             reference = self.lookup()
             if reference is None:
-                resolve_device(self.data.device, self.data.packing)  # a missing one is refused before the work
+                choose_device(self.data.device, self.data.packing)  # a missing one is refused before the work
                 tokenized = self._tokenize(repair)
                 planned = self._planned()
                 # The same text at other places has the same dataset, and another lock around its preparation.

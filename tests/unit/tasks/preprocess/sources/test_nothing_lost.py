@@ -36,7 +36,7 @@ def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": [name * 50] * 10}), tmp_path / f"{name}.parquet")
     joined = tmp_path / "joined.parquet"
     joined.write_bytes((tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes())
-    with pytest.raises(DataError, match="one another"):
+    with pytest.raises(DataError, match="several parquet files"):
         survey(DataConfig(files=[str(joined)], validation_fraction=0.5))
 
 
