@@ -35,15 +35,16 @@ FILLER_TOKENS = 100_000
 
 
 def opened(place: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, object]]:
-    """A model, its tokenizer, and what its cases are stored under."""
+    """A model on a GPU if there is one, its tokenizer, and what its cases are stored under."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     if (place / "lineage.json").exists():
         model, tokenizer, chosen = load_run(place, checkpoint)
         step, digest = checkpoints.step_of(chosen), read_manifest(chosen, checkpoints.KIND).digest
-        return model.eval(), tokenizer, {"model": place.name, "step": step, "digest": digest}
+        return model.eval().to(device), tokenizer, {"model": place.name, "step": step, "digest": digest}
     folder = open_folder(place)
     model = Llama(folder.config)
     load_pretrained(model, place)
-    return model.eval(), tokenizer_of(folder), {"model": place.name, "step": 0, "digest": folder.digest()}
+    return model.eval().to(device), tokenizer_of(folder), {"model": place.name, "step": 0, "digest": folder.digest()}
 
 
 def with_segments(model: Llama, segment_length: int) -> Llama:
@@ -52,7 +53,7 @@ def with_segments(model: Llama, segment_length: int) -> Llama:
         return model
     other = Llama(replace(model.config, segment_length=segment_length))
     other.load_state_dict(model.state_dict())
-    return other.eval()
+    return other.eval().to(model.lm_head.weight.device)
 
 
 def passkey(
@@ -84,7 +85,7 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
             model.use_memory(name == "memory")
         sums, counts = [0.0] * ROW_SEGMENTS, [0] * ROW_SEGMENTS
         for start in range(0, len(ids) - 1, size):
-            row = torch.tensor([ids[start : start + size + 1]])
+            row = torch.tensor([ids[start : start + size + 1]], device=model.lm_head.weight.device)
             losses = torch.nn.functional.cross_entropy(model(row[:, :-1])[0].float(), row[0, 1:], reduction="none")
             for segment, part in enumerate(losses.split(segment_length)):
                 sums[segment] += part.sum().item()

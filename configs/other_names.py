@@ -146,6 +146,7 @@ DECIDED = {
     "model.rope_scaling.mscale_all_dim": "yarn has the temperature of its paper, or model.rope_scaling.attention_factor",
     "model.rope_scaling.truncate": "yarn's ramp starts and ends at whole indices",
     "train.eval_on_start": "a run with train.init_from is evaluated before its first step; a fresh model is not",
+    "train.compile_mode": "torch.compile's default mode is used: others make a resumed run inexact, or fail",
     "train.early_stopping_min_delta": "every lower validation loss is an improvement",
     "train.lr_decay_ratio": "wsd decays over the last fifth of the steps",
     "train.lr_power": "polynomial has the exponent 2",

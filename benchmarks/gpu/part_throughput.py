@@ -60,7 +60,6 @@ class Switches(NamedTuple):
     """What the plan of a GPU sets, each to be measured by itself. vocabulary: (tokens, multiple that they are padded to)."""
 
     compile: str = "block"
-    compile_mode: str = "default"
     loss_chunk: int = 4096
     vocabulary: tuple[int, int] | None = None
 
@@ -80,7 +79,7 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Sw
     model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
     strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks)
     if switches.compile != "off":
-        strategy.compiled = Compiled(strategy.module, model, switches.compile, switches.compile_mode)
+        strategy.compiled = Compiled(strategy.module, model, switches.compile)
         strategy.compiled.switch_on()
     micro_batches = rows_of(config, batch, length, device)
     data = GlobalBatch(list(micro_batches), ACCUMULATION * batch * length)
@@ -172,7 +171,6 @@ CONTESTANTS: dict[str, Callable[..., Step]] = {
 }
 # Against "ours, compile block" of the same size. 50,257 tokens, as GPT-2's, are padded to 50,304.
 SWITCHED: dict[str, Callable[..., Step]] = {
-    "ours, reduce-overhead": partial(ours, switches=Switches(compile_mode="reduce-overhead")),
     "ours, all logits at once": partial(ours, switches=Switches(loss_chunk=0)),
     "ours, 50,257 tokens": partial(ours, switches=Switches(vocabulary=(50257, 1))),
     "ours, 50,257 tokens, padded": partial(ours, switches=Switches(vocabulary=(50257, 128))),
@@ -199,7 +197,7 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
 
 PEERS = ("ours, compile block", "plain torch, compiled", "transformers in a loop, compiled", "transformers' Trainer")
 BY_LENGTH = {
-    ("125M", 2048): (*CONTESTANTS, "ours, reduce-overhead"),
+    ("125M", 2048): CONTESTANTS,
     ("800M", 2048): (*PEERS, *SWITCHED),
     ("1.5B", 2048): PEERS,
     ("1.5B", 8192): PEERS[:-1],

@@ -204,9 +204,6 @@ class TrainingConfig(Section):
         "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
         "and triton, off on CPUs.",
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = exact(
-        default="default", description="The mode of torch.compile, passed to it as it is."
-    )
     max_skips: Annotated[int, Field(ge=0)] = exact(
         default=10,
         description="Maximum number of skipped (non-finite) updates within 100 steps. One more rolls the run "

@@ -85,15 +85,22 @@ def dry_run(config: PipelineConfig) -> Answer:
         "estimate": estimated.to_json(),
         "cached": cached,
     }
-    simple = {key: value for key, value in plan.items() if not isinstance(value, dict | list)}
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (
         configuration,
-        as_text({"plan": simple, "chosen": choices}),
+        as_text(_plan_and_choices(plan, choices)),
         estimate_text(estimated),
         as_text({"cached": cached}),
     )
     return record, "\n\n".join(parts) + "\n\nnothing was started (--dry-run)"
+
+
+def _plan_and_choices(plan: JsonObject, choices: list[JsonValue]) -> JsonObject:
+    """The settings of a plan, and what was chosen by rule with the reason of each."""
+    return {
+        "plan": {key: value for key, value in plan.items() if not isinstance(value, dict | list)},
+        "chosen": choices,
+    }
 
 
 def preprocess(arguments: Namespace) -> Answer:
@@ -156,7 +163,10 @@ def doctor(arguments: Namespace) -> Answer:
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = examine(config, home, against, strict=arguments.strict)
     record = report.to_json()
-    shown = {name: record[name] for name in ("findings", "plan", "patches")}
+    shown: JsonObject = {"findings": record["findings"]}
+    if report.plan is not None:
+        shown |= _plan_and_choices(report.plan.to_json(), [choice.to_json() for choice in report.plan.choices])
+    shown["patches"] = record["patches"]
     if since := report.against:
         shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
     return record, as_text({part: value for part, value in shown.items() if value})

@@ -195,7 +195,6 @@ class Trainer:
             strategy.module,
             strategy.model,
             self.attempt.plan,
-            train.compile_mode,
             first_batch,
             self.ranks,
             self.attempt.run_dir,

@@ -39,18 +39,18 @@ class Compiled:
     They replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
     compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR keeps it for later attempts.
 
-    Args:
-        mode: torch.compile's.
+    torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of an earlier layer still reads,
+    and autotuning chooses kernels by their times.
     """
 
-    def __init__(self, module: nn.Module, model: Llama, what: str, mode: str = "default") -> None:
+    def __init__(self, module: nn.Module, model: Llama, what: str) -> None:
         self.parts: list[nn.Module] = [*model.model.layers] if what == "block" else [module]
         # One shape each, so that no later shape changes the code of an earlier one; dropout draws as without compilation.
         inductor.fallback_random = True
         if model.lm_head.weight.device.type == "cuda":
             # Else kernels are chosen by their times, and a resumed run might choose others.
             inductor.deterministic = True
-        self.forwards = [torch.compile(part.forward, dynamic=False, mode=mode) for part in self.parts]
+        self.forwards = [torch.compile(part.forward, dynamic=False) for part in self.parts]
 
     def switch_on(self) -> None:
         for part, forward in zip(self.parts, self.forwards, strict=True):
@@ -84,7 +84,6 @@ def compile_if_it_agrees(
     module: nn.Module,
     model: Llama,
     plan: EnvironmentPlan,
-    mode: str,
     first_batch: Callable[[], float],
     ranks: Ranks,
     run_dir: Path,
@@ -97,7 +96,6 @@ def compile_if_it_agrees(
     Args:
         module: the loss module around `model`.
         plan: what is compiled, and the precision that decides how much may differ.
-        mode: train.compile_mode.
         first_batch: forward and backward of this rank's part of the first micro-batch that has targets, from the same random
             state each time; returns its loss and leaves the gradients in the parameters of `module`.
     """
@@ -111,7 +109,7 @@ def compile_if_it_agrees(
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
         return None
     began = time.perf_counter()
-    compiled = Compiled(module, model, what, mode)
+    compiled = Compiled(module, model, what)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
     if ranks.is_rank0:

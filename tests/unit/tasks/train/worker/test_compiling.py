@@ -38,9 +38,7 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(
-        module, module.model, make_plan(compile="block"), "default", first_batch, OneRank(), run_dir
-    )
+    return compile_if_it_agrees(module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir)
 
 
 def called(module: LossModule) -> bool:
@@ -108,5 +106,5 @@ def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, mo
 def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(module, run_dir, monkeypatch, caplog):
     monkeypatch.setattr(torch, "compile", lambda original, **options: lambda *arguments: original(*arguments) * 2)
     plan = make_plan(compile="block")
-    assert compile_if_it_agrees(module, module.model, plan, "default", lambda: 0.0, OneRank(), run_dir) is None
+    assert compile_if_it_agrees(module, module.model, plan, lambda: 0.0, OneRank(), run_dir) is None
     assert not called(module) and caplog.text and json.loads((run_dir / "compile.json").read_text())["reason"]
