@@ -189,7 +189,13 @@ class Workers:
 
     def hint(self) -> str:
         """Why no rank may have started."""
+        if "EADDRINUSE" in self.log():
+            return "another program has taken the port of the rendezvous; end it, or change environment.master_port (auto: a free one)"
         return "" if self.nnodes == 1 else f"not all nodes joined within {JOIN_TIMEOUT} s"
+
+    def log(self) -> str:
+        """What torchrun printed."""
+        return (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,7 @@ class SrunWorkers(Workers):
         """srun's own last words, where it ended before any node had started."""
         if (self.attempt_dir / SLURM_STEP).exists():
             return super().hint()
-        lines = (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self.log().strip().splitlines()
         return lines[-1] if lines else "srun printed nothing"
 
 

@@ -34,24 +34,28 @@ def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
     """
     name = socket.gethostname()
     if plan.nnodes == 1:
-        return Endpoint(address=LOOPBACK, port=0 if plan.port == "auto" else plan.port, host=name)
+        return Endpoint(address=LOOPBACK, port=0 if plan.port == "auto" else _free_port(plan), host=name)
     address = own_address() if plan.master_addr == "auto" else plan.master_addr
     if address is None:
         raise ConfigError(
             f"environment.master_addr=auto, but {name} has only a loopback address; set it to the address at which "
             "the other nodes reach this machine."
         )
+    endpoint = Endpoint(address=address, port=_free_port(plan), host=name)
+    write_atomic(attempt_dir / ENDPOINT, endpoint.model_dump_json())
+    return endpoint
+
+
+def _free_port(plan: EnvironmentPlan) -> int:
     try:
         with socket.create_server(("", 0 if plan.port == "auto" else plan.port)) as free:
             port: int = free.getsockname()[1]
     except OSError as fault:
         raise PipelineError(
-            f"node 0 ({name}) cannot listen at environment.master_port={plan.port} ({fault.strerror}); end the program that "
-            "listens there, choose another port or use auto."
+            f"node 0 ({socket.gethostname()}) cannot listen at environment.master_port={plan.port} ({fault.strerror}); end the "
+            "program that listens there, choose another port or use auto."
         ) from fault
-    endpoint = Endpoint(address=address, port=port, host=name)
-    write_atomic(attempt_dir / ENDPOINT, endpoint.model_dump_json())
-    return endpoint
+    return port
 
 
 def read_endpoint(attempt_dir: Path) -> Endpoint | None:

@@ -1,13 +1,16 @@
 """What torchrun needs of a machine, and what it leaves behind."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from infini_llama.tasks.train.launch import torchrun
-from infini_llama.tasks.train.rendezvous import host_rendezvous
+from infini_llama.configs.errors import PipelineError
+from infini_llama.tasks.records.status import Endpoint
+from infini_llama.tasks.train.launch import Workers, spawn, torchrun
+from infini_llama.tasks.train.rendezvous import LOOPBACK, host_rendezvous
 from support.hosts import can_make_hosts, on_nameless_host
 from support.records import make_plan
 
@@ -30,6 +33,18 @@ def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
     temporary.mkdir()
     start(tmp_path, command_of(tmp_path), {"TMPDIR": str(temporary)})
     assert [path.name for path in temporary.iterdir()] == []
+
+
+def test_a_port_that_another_program_takes_is_named(tmp_path):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        plan = make_plan(nproc_per_node=2, port=port)
+        with pytest.raises(PipelineError, match=r"environment\.master_port"):
+            host_rendezvous(tmp_path, plan)
+        endpoint = Endpoint(address=LOOPBACK, port=port, host="here")  # as if it had been free a moment before
+        process = spawn(torchrun(tmp_path, plan, endpoint, is_host=True), tmp_path / "torchrun.log", {}, 1.0, [])
+        process.wait(100)
+    assert "master_port" in Workers(process, tmp_path, 2).hint()
 
 
 @pytest.mark.skipif(not can_make_hosts(), reason="needs user namespaces, iproute2 and util-linux")

@@ -40,8 +40,10 @@ def preflight(attempt: AttemptPlan) -> Store | None:
 
     Raises:
         PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
+        ConfigError: gloo is to use an interface that this machine does not have.
         ConfigError, DataError: as `require_same_nodes`.
     """
+    refuse_absent_interface()
     rank, world_size, nnodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), attempt.plan.nnodes
     if world_size == 1:
         return None
@@ -51,6 +53,17 @@ def preflight(attempt: AttemptPlan) -> Store | None:
         require_same_nodes(attempt, store)
     sum_over_ranks(store, rank, world_size, seconds)
     return store
+
+
+def refuse_absent_interface() -> None:
+    """Raise a ConfigError if GLOO_SOCKET_IFNAME, of the user or of `rendezvous.gloo_interface`, names no interface of this machine."""
+    interfaces = [name for _, name in socket.if_nameindex()]
+    absent = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name and name not in interfaces]
+    if absent:
+        raise ConfigError(
+            f"GLOO_SOCKET_IFNAME={os.environ['GLOO_SOCKET_IFNAME']}, but {socket.gethostname()} has the interfaces "
+            f"{', '.join(interfaces)}; correct it (environment.env), or unset it."
+        )
 
 
 def preflight_seconds(communication_timeout: float, nnodes: int) -> float:
@@ -89,9 +102,7 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
         store.set(f"passed-{rank}", "")
         _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
     except RuntimeError as fault:
-        raise PipelineError(
-            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks within {seconds:g} s: {fault}"
-        ) from fault
+        raise PipelineError(f"rank {rank} on {socket.gethostname()} cannot reach all other ranks: {fault}") from fault
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Nodes train together only if they have the same code, versions, dataset and order; what differs is named on all of them."""
 
 import shutil
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from infini_llama.tasks.train.worker.preflight import (
     differences,
     facts,
     preflight_seconds,
+    refuse_absent_interface,
 )
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.records import make_attempt, make_plan
@@ -119,3 +121,11 @@ def test_the_store_has_the_timeout_of_the_training_afterwards(monkeypatch):
     ranks = Ranks("cpu", "gloo", 61.0, store)
     assert store.timeout == timedelta(seconds=61)
     ranks.leave()
+
+
+def test_an_interface_that_is_absent_is_named(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", socket.if_nameindex()[0][1])
+    refuse_absent_interface()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{socket.if_nameindex()[0][1]},nosuch0")
+    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME"):
+        refuse_absent_interface()
