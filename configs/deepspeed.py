@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON beside the run's own keys: what both say must agree, and only what DeepSpeed alone decides is taken from it."""
+"""DeepSpeed's JSON beside the run's own keys: values in both must agree, and only settings that no key of the run has are taken from it."""
 
 import json
 from pathlib import Path

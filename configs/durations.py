@@ -1,4 +1,4 @@
-"""How often something happens: every so many steps, tokens or minutes."""
+"""Intervals in steps, tokens or minutes."""
 
 import re
 from typing import Literal, NamedTuple

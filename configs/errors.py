@@ -15,12 +15,12 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def escaped(text: str) -> str:
-    """Text of others for a terminal: control characters, which it would obey, as escape sequences such as \\x1b."""
+    """Foreign text, safe for a terminal: control characters become escape sequences such as \\x1b."""
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def portable(name: str) -> str:
-    """The name of a file as text, which it need not be."""
+    """The name of a file as text; its bytes may be no UTF-8."""
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")
 
 
@@ -150,7 +150,7 @@ def tokenizer_faults() -> Generator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust (tokenizers, gigatoken) broke off inside: such a panic is no Exception."""
+    """Whether this is a panic of a library written in Rust (tokenizers, gigatoken), which is no Exception."""
     return type(error).__name__ == "PanicException"
 
 
@@ -163,7 +163,7 @@ class TrainFailed(PipelineError):
 
 
 class Diverged(PipelineError):
-    """Training cannot go on from its weights.
+    """Training cannot continue from its weights.
 
     Attributes:
         first_skip: the first step whose update was skipped, or after which the weights were not finite: a rollback starts before it.
@@ -184,7 +184,7 @@ class Preempted(PipelineError):
 
 
 def no_space(error: BaseException, what: str = "") -> str | None:
-    """The sentence where `error` says that a disk is full or a quota used up; None where it says something else.
+    """A sentence if `error` is a full disk or an exhausted quota; None for another error.
 
     Args:
         what: could not be written; where it is empty, the file that the error names.

@@ -118,7 +118,7 @@ KEYS = {
     "zero_optimization": "train.deepspeed_config",
 }
 
-# Keys that are none any more, each with what the program does instead.
+# Removed keys, each with what the program does instead.
 DECIDED = {
     "data.engine_address": "the cluster is the one that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names",
     "data.near_duplicates": "find near duplicates before, for example with datatrove; data.deduplicate removes equal texts",

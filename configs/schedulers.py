@@ -1,4 +1,4 @@
-"""Number, rank and address of the nodes, as schedulers tell each process: Kubeflow's TrainJob (PET_*), Slurm's srun, an indexed Job."""
+"""Number, rank and address of the nodes, as schedulers set them: Kubeflow's TrainJob (PET_*), Slurm's srun, an indexed Job."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

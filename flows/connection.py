@@ -1,4 +1,4 @@
-"""How a process reaches Prefect's server: one on this machine without a proxy, one on another machine as the environment says.
+"""The connection to Prefect's server: without a proxy on this machine, through the environment's proxy to another machine.
 
 Downloads and the training's own programs need a proxy all the same, so its variables stay as the user has set them.
 """

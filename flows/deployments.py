@@ -198,7 +198,7 @@ def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
 
 
 def _automations(silent_for: timedelta) -> list[AutomationCore]:
-    """A run that does not go on is ended: its machine is gone, or its process is stopped.
+    """A run without progress is ended: its machine is gone, or its process is stopped.
 
     A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node or an image: it has longer. One that is
     cancelling still sends heartbeats, and Prefect's rules let it only be cancelled.

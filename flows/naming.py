@@ -1,4 +1,4 @@
-"""Names and places: the home folder, a run's name in full, and the folder that a name on the command line means."""
+"""The home folder, a run's full name, and the folder that a name on the command line means."""
 
 import os
 from datetime import datetime
@@ -77,5 +77,5 @@ def run_name(template: str, due: datetime | None = None) -> str:
 
 
 def has_time(template: str) -> bool:
-    """Whether the name is another one for each start."""
+    """Whether the name differs for each start."""
     return "{date}" in template or "{time}" in template

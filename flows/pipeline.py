@@ -113,7 +113,7 @@ WITHOUT_PREFECT = Stages(Preparation.build, verify, patch_environment, train_wit
 
 
 def preparation_for(config: PipelineConfig) -> Preparation:
-    """The preparation of a run's dataset: of today's text, or for a run that goes on, of the text that it began with.
+    """The preparation of a run's dataset: of today's text, or for a run that continues, of the text that it began with.
 
     Text that was added or changed between a failure, a stop or a suspension and the next attempt does not end the run.
 
@@ -136,7 +136,7 @@ def preparation_for(config: PipelineConfig) -> Preparation:
 
 
 def _differs(preparation: Preparation, kept: DatasetRef) -> str | None:
-    """Why today's text is not that of the dataset `kept`; None: it is. Text that only its files' times call new is read to know."""
+    """Why today's text is not that of the dataset `kept`; None: it is. Text whose files have new times is read to find out."""
     try:
         return None if f"datasets/{preparation.plan().name}" == kept.path else "the text has changed"
     except PipelineError as fault:
@@ -186,7 +186,7 @@ def has_finished(config: PipelineConfig) -> bool:
 
 
 def finish(summary: RunSummary, evaluations: Evaluations | None, exported: Path | None) -> PipelineResult:
-    """Write the page and the loss curve of a run that has ended, unless they are there and still true; returns its result."""
+    """Write the page and the loss curve of a run that has ended, unless they are there and current; returns its result."""
     report = summary.paths.report
     is_changed = not summary.already_finished or evaluations is not None or not report.exists()
     if is_changed or (exported is not None and (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime):

@@ -104,7 +104,7 @@ def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subproc
 
 
 def _stop(workers: list[subprocess.Popen], mark: str) -> None:
-    """Cancel the runs, then end the workers, and by a signal the runs of workers that were killed. Nothing is left."""
+    """Cancel the runs, end the workers, and signal the runs of workers that were killed. No process is left."""
     try:
         _cancel(set(flow_processes(mark).values()))
         for worker in workers:

@@ -1,6 +1,6 @@
 """Prefect's settings of every process: the one source that `run`, `serve` and `deploy` set them from.
 
-The files in deploy/ repeat them, since their readers know no Python; a test compares them with these.
+The files in deploy/ repeat them, since their readers do not read Python; a test compares both.
 """
 
 HEALTHY_WITHIN = 180  # seconds that a server may take to start, where the user has not set it

@@ -171,7 +171,7 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
 def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """rope_theta and rope_scaling of a config.json in the style of transformers 4 or 5.
 
-    Programs disagree about which of two places counts, so both must say the same.
+    Programs disagree about which of two places counts, so both must have the same value.
 
     Raises:
         ValueError: they do not, or a scaling cannot be expressed here.

@@ -190,7 +190,7 @@ class SegmentAttention(Attention):
         return heads
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
-        """Empty state, which has room for any number of tokens, whatever `capacity` says."""
+        """Empty state, which has room for any number of tokens, whatever `capacity` is."""
         return self._new_state(SegmentState, batch)
 
     def _new_state(self, kind: type[SegmentState], batch: int) -> SegmentState:

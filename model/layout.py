@@ -36,7 +36,7 @@ class Segments(NamedTuple):
         documents: [B * S, N], or None without documents; what follows is then None, too.
         boundaries: as in Rows, of the documents inside segments.
         writes: [B, S, N], tokens that may be written to memory: those of the segment's last document.
-        keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory goes on, else it starts anew.
+        keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory continues, else it starts anew.
         reads: [B, S, N], tokens that may read: those of the document that the segment before ended in.
         context: the ranks that share each row, of whose S segments all of this are; None: this rank alone has them.
     """

@@ -63,7 +63,7 @@ def markdown(document: Document, picture: str = "") -> str:
             picture = ""
         elif isinstance(block, str):
             shown_blocks.append(block)
-    # a section of nothing but charts and details has no heading here
+    # a section with only charts and details has no heading here
     kept = [
         block
         for block, after in pairwise([*shown_blocks, "## "])
@@ -73,13 +73,13 @@ def markdown(document: Document, picture: str = "") -> str:
 
 
 def section(title: str, *blocks: Block) -> tuple[Block, ...]:
-    """A heading and what is below it; nothing at all where nothing is."""
+    """A heading and the blocks below it; empty without blocks."""
     present = tuple(block for block in blocks if _has_content(block))
     return (f"## {title}", *present) if present else ()
 
 
 def subsection(title: str, text: str) -> str:
-    """A heading and what is below it, as one block; nothing at all where nothing is."""
+    """A heading and the text below it, as one block; empty without text."""
     return f"### {title}\n\n{text}" if text else ""
 
 

@@ -141,7 +141,7 @@ def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator
     Args:
         what: the part of the run that is missing then.
         advice: a sentence that says what to do about it.
-        repeated: the block is tried again and again: `what` is logged the first time, with the traceback.
+        repeated: the block runs repeatedly: only the first error is logged, with the traceback.
     """
     try:
         yield

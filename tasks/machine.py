@@ -93,7 +93,7 @@ def _count(ranges: str) -> int:
 def memory(machine: Machine) -> Memory:
     """Total and available memory within the tightest limit of the control groups."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE))
-    # Not on macOS: there what is installed is all that is known.
+    # Not on macOS, which reports only the installed memory.
     total = int(fields["MemTotal"]) * 1024 if fields else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available, limit_of = int(fields["MemAvailable"]) * 1024 if fields else total, "machine"
     for folder in _control_groups("memory", machine):

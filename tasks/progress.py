@@ -1,4 +1,4 @@
-"""How far a stage is, for whoever shows it elsewhere: now and then, and never in the way of the stage."""
+"""Progress of a stage, shown elsewhere from time to time without delaying the stage."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ class Reached:
 
     Attributes:
         total: None: unknown.
-        due: shown whatever was shown a moment ago.
+        due: shown even if another one was shown a moment ago.
         loss: of a training step, NaN if its update was skipped; None in other stages.
     """
 

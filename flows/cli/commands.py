@@ -348,7 +348,7 @@ def overview() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with exit code 64 for invalid arguments, and `overview` in place of a flat list of commands."""
+    """A parser with exit code 64 for invalid arguments, and `overview` in place of a flat list of commands."""
 
     def format_help(self) -> str:
         return super().format_help() if self._subparsers is None else overview()

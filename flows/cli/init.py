@@ -1,4 +1,4 @@
-"""`infini-llama init`: a commented configuration whose sizes follow from one's own text and this machine.
+"""`infini-llama init`: a commented configuration whose sizes follow from the user's text and this machine.
 
 The model is new, or with --from one of the Hub or of a folder whose training continues.
 """
@@ -421,7 +421,7 @@ def _fitted(
 
 
 def _choose(fitting: list[Planned], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Planned, str]:
-    """The size to train, and what decided it."""
+    """The size to train, and the reason."""
     if parameters := overrides.parameters:
         nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
         return nearest, f"the nearest to {_count(parameters)}"

@@ -1,4 +1,4 @@
-"""The estimate of a run: what its configuration and this machine's plan come to."""
+"""The estimate of a run from its configuration and this machine's plan."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which attention heads of a pretrained model retrieve: those are the heads that can learn to read from a memory.
+"""Attention heads of a pretrained model that retrieve, which are those that can learn to read from a memory.
 
 Measured with full attention, on texts with a hidden number and on repeated random tokens. See `HeadScores`.
 """

@@ -1,4 +1,4 @@
-"""Does a model find what it read long before? Retrieval by length and depth, or by segment boundaries, in constant memory.
+"""Passkey retrieval: whether a model finds what it read long before, by length and depth, or by segment boundaries, in constant memory.
 
 After Mohtashami and Jaggi 2023, arXiv 2305.16300, section 4.2, and Munkhdalai et al. 2024, arXiv 2404.07143, table 3. The number is
 asked for at the end; it counts as found where every one of its tokens is the likeliest after the right ones before it, which is when

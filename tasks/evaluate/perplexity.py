@@ -26,7 +26,7 @@ from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens of a stream that are read at a time
-PLACES = 8  # parts of a row whose losses are told apart, where segments do not say which
+PLACES = 8  # parts of a row with losses of their own, where there are no segments
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The model card, README.md of an exported folder, and what it says of the weights."""
+"""The model card: README.md of an exported folder, with facts about the weights."""
 
 from collections.abc import Iterable
 

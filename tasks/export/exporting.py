@@ -223,7 +223,7 @@ def write_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
-        # Infini-attention reads on without end
+        # Infini-attention reads texts of any length
         "model_max_length": config.max_position_embeddings if config.attention == "softmax" else 10**30,
     }
     _write_json(folder / "tokenizer_config.json", special | about)

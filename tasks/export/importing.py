@@ -88,7 +88,7 @@ class ImportedModel(Record):
 
     Attributes:
         digest: of the folder's configuration and weights; parameters: their number.
-        untrained_loss: nats per token of weights that know nothing, ln(vocabulary). The first loss of the run lies far below it.
+        untrained_loss: nats per token of untrained weights, ln(vocabulary). The first loss of the run lies far below it.
     """
 
     config: Path

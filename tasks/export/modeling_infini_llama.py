@@ -247,7 +247,7 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
 def _refuse_unsupported(
     attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, kwargs: dict[str, Any]
 ) -> None:
-    """Refuse what would otherwise be left out without a word.
+    """Refuse arguments that would otherwise be ignored.
 
     Raises:
         ValueError: naming the argument.

@@ -57,7 +57,7 @@ BLOCKED_TOKENS: dict[tuple[Precision, int, bool], tuple[int, int]] = {
 def plan_environment(
     config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None
 ) -> EnvironmentPlan:
-    """The plan of a run. What the configuration sets explicitly is taken or refused, never replaced.
+    """The plan of a run. An explicit setting of the configuration is used or refused, never replaced.
 
     Args:
         pinned: of the run's first attempt, None before it: kept wherever the configuration leaves a setting open and this machine
@@ -83,7 +83,7 @@ def plan_environment(
 
 
 def explicit(config: PipelineConfig) -> JsonObject:
-    """Those of the pinned settings that the configuration sets, by name."""
+    """Pinned settings that the configuration sets, by name."""
     settings = config.train.model_dump(mode="json") | config.environment.model_dump(mode="json")
     requested = {name: settings[name] for name in PinnedSettings.model_fields}
     return {name: value for name, value in requested.items() if value != "auto"}

@@ -1,6 +1,6 @@
 """Requirements of a configuration beyond the required packages: checked before any text is read, not by a worker hours later.
 
-What it names is imported as a worker would import it, in a process of its own: python -m MODULE NAME...
+Packages and functions are imported as a worker would, in a separate process: python -m MODULE NAME...
 """
 
 import importlib
@@ -28,7 +28,7 @@ log = logging.getLogger("infini_llama.environment")
 
 
 def check_requirements(config: PipelineConfig) -> None:
-    """Refuse a configuration that names what is missing.
+    """Refuse a configuration that names a missing package, function or file.
 
     Raises:
         ConfigError: one line per problem.

@@ -141,7 +141,7 @@ class Corpus:
         ]
 
     def choose_workers(self) -> Workers:
-        """Those that prepare all parts, where no unit is in the store."""
+        """The workers that would prepare all parts if no unit were in the store."""
         return choose_workers(self.data, self.parts, Machine())
 
     @property
@@ -158,14 +158,14 @@ class Corpus:
         return key_of([self.data.model_dump(mode="json"), files])
 
     def recall(self) -> bool:
-        """Look up what was read of the parts before; whether that is all. No text is read."""
+        """Look up earlier reports of the parts; True if all parts have one. No text is read."""
         for part in self.parts:
             if part not in self.reports and (report := self.earlier_reports.get(part)) is not None:
                 self.reports[part] = report
         return len(self.reports) == len(self.parts)
 
     def read(self) -> None:
-        """Reads the parts that are not known, for the names of their units."""
+        """Reads the parts without a report, to name their units."""
         self.recall()
         for part in self.parts:
             if part not in self.reports:

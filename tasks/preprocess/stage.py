@@ -92,7 +92,7 @@ class Preparation:
 
     Attributes:
         listing: see `Corpus.listing`.
-        kept: a dataset that takes the place of today's text; None: nothing does.
+        kept: a dataset to use instead of today's text.
         aside: where `build` has moved a damaged dataset, whose row tables may be whole.
 
     Raises:
@@ -116,7 +116,7 @@ class Preparation:
         return self._planned()
 
     def lookup(self) -> DatasetRef | None:
-        """The reference of the complete dataset; None where something is missing, or the text has to be read to know. Nothing is read."""
+        """The reference of the complete dataset; None where a part is missing, or only reading the text would show it. No text is read."""
         if self.kept is not None:
             return self.kept
         if not self.corpus.recall():

@@ -15,7 +15,7 @@ log = logging.getLogger("infini_llama.preprocess")
 
 
 def _is_transient(task: Any, run: Any, state: Any) -> bool:
-    """A fault of disk or network may pass; bad text or settings stay bad, and a fault of the program too."""
+    """Whether a failure may pass: faults of disk or network may; bad text, bad settings and faults of the program do not."""
     passing = isinstance(state.data, OSError) or (
         isinstance(state.data, PipelineError) and state.data.exit_code == ExitCode.UNEXPECTED
     )

@@ -1,7 +1,7 @@
 """Preparation of all parts of the text: by threads of this process, by several of this machine, or by those of a Dask or Ray cluster.
 
 Threads need no second start of Python. They share the engine, which encodes outside of Python's lock, as hashing and the disk do; parsing
-and what else Python does takes about a quarter of the time, so that more than MOST_THREADS would wait for one another. Where Python itself
+and what else Python does takes about a quarter of the time, so that more than MOST_THREADS would wait for each other. Where Python itself
 reads the text, and for more workers, there are processes.
 
 A cluster's workers see the home folder through a shared filesystem. A unit has a temporary name until it is complete and renamed, so a
@@ -134,7 +134,7 @@ def _choice(value: str, reason: str) -> Choice:
 
 
 def _text_bytes(part: Part) -> int:
-    """Bytes to read; about as many as a unit has where a range does not say it."""
+    """Bytes to read; about as many as a unit has where the size of a range is unknown."""
     return part.size or (UNIT_BYTES if part.span else 0)
 
 

@@ -38,7 +38,7 @@ class HeadScores(Record):
 
     @property
     def can_answer(self) -> bool:
-        """Whether at least half of the numbers were found; the scores of a model that cannot answer say little."""
+        """Whether at least half of the numbers were found; the scores of a model that cannot answer are unreliable."""
         return 2 * self.found >= self.texts
 
     @property

@@ -111,7 +111,7 @@ class MachineFacts(GpuFacts):
         occupied_port: environment.master_port, where another program listens there.
         loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
-        thread_waiting: variables of this process that say how waiting threads of OpenMP wait, by name.
+        thread_waiting: names of variables of this process that set how threads of OpenMP wait.
         versions: of installed packages, by name.
     """
 

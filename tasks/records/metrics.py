@@ -1,5 +1,5 @@
-"""Lines of metrics.jsonl, samples.jsonl and evaluations.jsonl, what of a checkpoint is shown, and where
-a run's time went."""
+"""Lines of metrics.jsonl, samples.jsonl and evaluations.jsonl, facts of a checkpoint, and the use of
+a run's time."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal

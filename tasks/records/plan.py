@@ -34,7 +34,7 @@ def finding(name: str, value: str | int, severity: Severity = "ok", sentence: st
 class PinnedSettings(Record):
     """The settings that determine the bits of a result, beside seed and data: a run keeps what its first attempt had.
 
-    The description of a field says how the result changes with it. micro_batch_size: sequences per forward pass of one process, as
+    The description of a field states how the result changes with it. micro_batch_size: sequences per forward pass of one process, as
     planned (an attempt may run with less).
     """
 

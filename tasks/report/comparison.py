@@ -23,7 +23,7 @@ def compare(paths: list[Path]) -> Comparison:
     """The runs' results, and every setting, plan and dataset in which any two differ.
 
     Raises:
-        ConfigError: fewer than two runs, more than can be told apart, one of them twice, or the folder of no run.
+        ConfigError: fewer than two runs, too many to distinguish, one of them twice, or the folder of no run.
     """
     runs = _records(paths)
     settings = {name: _settings(run) for name, run in runs.items()}

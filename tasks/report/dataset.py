@@ -1,4 +1,4 @@
-"""A dataset as a record and as a document: counts, lengths, row tables, rows as text, and, on request, what its tokens show."""
+"""A dataset as a record and as a document: counts, lengths, row tables, rows as text, and, on request, statistics of its tokens."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -155,7 +155,7 @@ def dataset_document(
 
     Args:
         verified: what verify-data found.
-        reference: of the run that asked for the dataset.
+        reference: of the run that uses the dataset.
         measured: sections of what was counted of its tokens.
     """
     if reference is not None:
@@ -242,7 +242,7 @@ def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:
 
 
 def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Document:
-    """The document of the dataset in folder `path`, with what its tokens show; they are read as far as MOST_TOKENS.
+    """The document of the dataset in folder `path`, with statistics of its tokens; they are read as far as MOST_TOKENS.
 
     Args:
         verified: what `infini-llama verify` found.

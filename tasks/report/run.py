@@ -94,7 +94,7 @@ def run_page(run: RunReader) -> str:
 
 
 def run_document(run: RunReader, ended: str = "") -> Document:
-    """The run as far as it has come.
+    """The run up to now.
 
     Args:
         ended: one sentence on how training ended, where the caller knows it.

@@ -31,9 +31,9 @@ class Rules:
     """Files that can be deleted.
 
     Attributes:
-        older_than: seconds since anything was last done to it; nothing younger goes.
+        older_than: seconds since anything was last done to it; nothing younger is deleted.
         keep_checkpoints: of each run the newest so many, beside the best and the permanent ones; None: all.
-        unused_datasets: whether datasets that no run of this home was trained on go.
+        unused_datasets: whether datasets that no run of this home was trained on are deleted.
     """
 
     older_than: float
@@ -43,7 +43,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that may go; `lock` is held by whoever works on what it belongs to."""
+    """A file or folder that can be deleted; a process that works on its dataset or run holds `lock`."""
 
     path: Path
     kind: str
@@ -51,9 +51,9 @@ class Leftover:
 
 
 def leftovers(home: Path, rules: Rules) -> list[Leftover]:
-    """Everything that these rules let go, whether or not a process uses it now.
+    """Everything that these rules allow to delete, whether or not a process uses it now.
 
-    Nothing says what a run with a damaged lineage.json needs: its files are kept, and every dataset and checkpoint of the home.
+    The needs of a run with a damaged lineage.json are unknown: its files are kept, and every dataset and checkpoint of the home.
     """
     lineages, damaged = _lineages(home)
     needed = {Path(lineage.resumed_from).resolve() for lineage in lineages.values() if lineage.resumed_from}
@@ -186,7 +186,7 @@ class Collected(Record):
 
 
 def collect(home: Path, rules: Rules, yes: bool) -> Collected:
-    """Lists what may go and, with `yes`, removes it; what a running process uses is kept."""
+    """Lists what can be deleted and, with `yes`, deletes it; files that a running process uses are kept."""
     for run, fault in _lineages(home)[1].items():
         log.warning(
             "%s The files of run %s are kept, and datasets, older and abandoned checkpoints of all runs.",
@@ -210,7 +210,7 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
 
 
 def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:
-    """Removes it under its lock, if it still may go then; the one who holds the lock otherwise."""
+    """Deletes it under its lock, if it still can be; returns the holder of the lock otherwise."""
     try:
         with Lock(leftover.lock):
             if leftover not in leftovers(home, rules):

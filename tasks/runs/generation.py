@@ -146,7 +146,7 @@ class Writer:
                 yield row, text[shown[row] :]
 
     def _take(self, row: int, token: int) -> bool:
-        """Adds a token to its text and says whether the text ends with it."""
+        """Adds a token to its text; returns whether the text ends with it."""
         if token == self.end_of_text:
             return True
         self.tokens[row].append(token)

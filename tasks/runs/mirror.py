@@ -89,7 +89,7 @@ class Mirror:
         """Copies the artifact at `path`, manifest last; returns the bytes that were sent, 0 where it was kept before.
 
         Raises:
-            Damaged: it is not what its manifest says by sizes; a copy of it would be worthless.
+            Damaged: its files do not have the sizes of its manifest; a copy of it would be worthless.
             OSError: the mirror does not take it.
         """
         if self.has(path):
@@ -189,7 +189,7 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
 
 
 def restore_run(config: PipelineConfig) -> None:
-    """Fetches the run's records and its newest whole checkpoint where home knows nothing of the run."""
+    """Fetches the run's records and its newest whole checkpoint where home has no such run."""
     if (mirror := _mirror(config)) is None:
         return
     run = mirror.home / "runs" / config.runtime.name
@@ -215,7 +215,7 @@ def restore_run(config: PipelineConfig) -> None:
 def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     """Inside, what is committed is copied in the background; leaving waits for the last copy.
 
-    A mirror that does not answer never stops training: it is said, and tried again with the next checkpoint.
+    A mirror that does not answer never stops training: a warning is logged, and the next checkpoint is a new try.
     """
     if (mirror := _mirror(config)) is None:
         yield

@@ -54,7 +54,7 @@ def write_status(
 
 
 def read_status(attempt_dir: Path, rank: int) -> RankStatus | None:
-    """A rank's status; None before its first one, or if the filesystem does not answer."""
+    """A rank's status; None before its first one, or if the filesystem does not respond."""
     try:
         return read_record(RankStatus, status_path(attempt_dir, rank))
     except (OSError, Damaged):

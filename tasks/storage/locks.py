@@ -210,7 +210,7 @@ class Lease:
                 self.taken_by = str(rival)
                 return
             count += 1
-            with suppress(OSError):  # a full or absent disk: the workers will say so
+            with suppress(OSError):  # a full or absent disk: the workers will report it
                 self._write(count)
 
     def _outlast(self, rival: LeaseRecord) -> None:

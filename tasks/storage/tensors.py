@@ -89,7 +89,7 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         with warnings.catch_warnings():  # loading without a process group is intended
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp_load(tensors, storage_reader=TensorReader(folder), planner=planner, no_dist=not dist.is_initialized())
-    except CheckpointException as error:  # not an Exception, and it hides the sentence that says what is wrong
+    except CheckpointException as error:  # not an Exception, and it hides the message of the actual error
         fault = next(iter(error.failures.values()))[0]
         if isinstance(fault, PipelineError):
             raise fault from error

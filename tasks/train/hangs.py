@@ -130,7 +130,7 @@ class HangDetector:
             late = now - self.ended_at > self.limit("finish")
             return "torchrun has not ended although all its ranks have" if late else None
         if overdue and self._has_lost_rank(heartbeats):
-            # The others wait for one that was killed: how the attempt ended is for torchrun's end to show.
+            # The others wait for one that was killed: torchrun's end shows how the attempt ended.
             self.gone_at = now if self.gone_at is None else self.gone_at + gap
             overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None

@@ -68,7 +68,7 @@ def check_start(config: PipelineConfig) -> None:
 
 
 def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) -> None:
-    """Check that the weights have the configured architecture, and know the dataset's tokens.
+    """Check that the weights have the configured architecture and the dataset's tokens.
 
     Raises:
         ConfigError: every difference, a line per difference.

@@ -62,7 +62,7 @@ def outcome_of(evidence: Evidence) -> Outcome:
     2. A rank hung, and the others did not save: HUNG.
     3. This process failed while it watched: UNEXPECTED.
     4. A stop was requested before any rank could save or report: PREEMPTED.
-    5. What the ranks and torchrun's exit code say.
+    5. The statuses of the ranks and torchrun's exit code.
     """
     reported = _reported(evidence)
     if reported.kind == "done" or reported.culprit is not None:

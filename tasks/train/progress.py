@@ -1,4 +1,4 @@
-"""The supervisor's reports to people while the workers run, read from the files that they write."""
+"""The supervisor's progress reports while the workers run, from the files that these write."""
 
 import logging
 import math

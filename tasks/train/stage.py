@@ -98,7 +98,7 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
 
 
 def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> RunSummary:
-    """Make attempts, each as the end of the one before it says, until the run is finished or this stage makes no other.
+    """Make attempts until the run is finished or `next_attempt` gives no other.
 
     Raises:
         as `train`.

@@ -1,6 +1,6 @@
 """train as a Prefect task: failed workers are tried again by Prefect's retries, each time from the newest good checkpoint.
 
-Call it directly, never with .submit(): only the main thread gets the signals that ask for a checkpoint.
+Call it directly, never with .submit(): only the main thread gets the signals that request a checkpoint.
 """
 
 import contextlib

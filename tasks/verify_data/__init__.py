@@ -1,1 +1,1 @@
-"""Whether a dataset is what its manifest says, before anything is trained on it."""
+"""Verification of a dataset against its manifest, before anything is trained on it."""

@@ -57,7 +57,7 @@ class Progress:
         """Runs a check of the folder `suspect`; `action` returns what it found, for people.
 
         Raises:
-            DataError: the check fails; the message says what to do.
+            DataError: the check fails; the message states what to do.
         """
         log.info("checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")})
         try:

@@ -1,6 +1,6 @@
 """Rows computed by torch on a GPU, with the bytes of `packing.compute_rows`.
 
-first_fit and best_fit are not computed here: the row of a piece depends on what all rows hold by then, one piece after another.
+first_fit and best_fit are not computed here: the row of a piece depends on the content of all rows at that time, one piece after another.
 """
 
 import numpy as np

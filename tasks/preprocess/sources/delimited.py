@@ -209,10 +209,10 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
 
 
 def _fields(line: str, is_open: bool) -> tuple[list[tuple[bool, str]], bool | None]:
-    """The fields of a line with quotes as syntax, and whether the last one goes on in the next line; None: a quote is no syntax.
+    """The fields of a line with quotes as syntax, and whether the last one continues in the next line; None: a quote is no syntax.
 
     Args:
-        is_open: its first field goes on from the line before.
+        is_open: its first field continues one of the line before.
 
     Returns:
         for each field whether it is quoted, and what it holds, with doubled quotes as they are.
@@ -245,7 +245,7 @@ class _Record:
     Attributes:
         first, last: its lines.
         fields: how many it has with quotes as syntax, so far.
-        is_open: whether the last of them goes on in the next line.
+        is_open: whether the last of them continues in the next line.
         is_lines: whether each line that is not empty is a record by itself, with quotes as text.
         lines: how many lines are not empty, while `is_lines`.
         numbers: in how many of them each field is a number, if it has several lines.

@@ -1,6 +1,6 @@
 """One file of any known format as texts, in order and in bounded memory.
 
-What the file is comes before what it says: a pointer to another file, an archive, compressed, with a byte order mark.
+Checked before the text is read: pointer to another file, archive, compression, byte order mark.
 """
 
 import codecs
@@ -124,13 +124,13 @@ def _compression(path: Path | RemoteFile) -> str:
 
 @contextmanager
 def _faults(path: Path | RemoteFile) -> Iterator[None]:
-    """Raise what readers and unpackers say of a file as Unreadable or DataError."""
+    """Raise errors of readers and unpackers as Unreadable or DataError."""
     try:
         yield
     except DAMAGE as error:
         raise _damaged(error) from None
     except OSError as error:
-        if error.errno is None:  # how pyarrow and zlib tell of a bad stream; the disk's own errors have a number
+        if error.errno is None:  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
             raise _damaged(error) from None
         raise
     except Refused as fault:
@@ -138,7 +138,7 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
 
 
 def _damaged(error: Exception) -> Unreadable:
-    return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's words have several lines
+    return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's messages have several lines
 
 
 @contextmanager

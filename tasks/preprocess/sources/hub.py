@@ -1,4 +1,4 @@
-"""The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or from where it is."""
+"""The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or streamed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def commit_of(path: str, revision: str | None) -> str | None:
 
     try:
         return HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN).sha or revision
-    except Exception:  # without the Hub, or for a path that is no dataset: whoever opens it says what is wrong
+    except Exception:  # without the Hub, or for a path that is no dataset: opening it raises a clear error
         return revision
 
 

@@ -36,7 +36,7 @@ def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
                     raise ValueError
                 value, end = decode(buffer, position)
                 if end == len(buffer) and not ended and not isinstance(value, dict | str):
-                    raise ValueError  # a number may go on
+                    raise ValueError  # a number may continue
             except (ValueError, RecursionError):
                 buffer, position = buffer[position:], 0
                 if ended and not buffer and depth == 0:

@@ -59,7 +59,7 @@ def overwritten(random: Random) -> Hidden:
 
 
 def variables(random: Random) -> Hidden:
-    """A number by way of two assignments."""
+    """A number through two assignments."""
     key, (first, second, third) = new_key(random), random.sample(NAMES, 3)
     chain = f" The {first} is {key}. The {second} equals the {first}. The {third} equals the {second}."
     return Hidden(chain, f" What is the {third}? It is", key)

@@ -84,7 +84,7 @@ class NotText:
 
 
 def _is_in(path: str, folder: str) -> bool:
-    """Whether it is this folder, or lies in it."""
+    """Whether a path is this folder or below it."""
     return path == folder or path.startswith(os.path.join(folder, ""))
 
 
@@ -160,7 +160,7 @@ def _local(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, 
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is one, or a link that leads nowhere: its reading says what is missing."""
+    """Whether it is a file, or a link that leads nowhere, whose reading raises a clear error."""
     return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 

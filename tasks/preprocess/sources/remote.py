@@ -1,4 +1,4 @@
-"""Text that is not on this machine: any place that fsspec knows, read by ranges, each of which is tried several times."""
+"""Text that is not on this machine: any place that fsspec supports, read by ranges, each of which is tried several times."""
 
 import errno
 import io
@@ -29,7 +29,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file by its URL; what a listing says of it is part of it, so that no worker asks again."""
+    """One file by its URL; it includes the facts of a listing, so that no worker requests them again."""
 
     url: str
     size: int | None = field(default=None, compare=False)  # None: the server does not state it
@@ -97,7 +97,7 @@ class Ranges(io.RawIOBase):
         try:
             self._file.seek(first)
             data = self._file.read(last - first)
-        except ValueError:  # how fsspec tells of a server that knows no ranges
+        except ValueError:  # fsspec's error for a server without range requests
             self._file = self._remote.copied()
             self._file.seek(first)
             data = self._file.read(last - first)
@@ -139,7 +139,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
     """request(), repeated while it fails for a reason that may pass.
 
     Raises:
-        FileNotFoundError, PermissionError: what the server says of the file.
+        FileNotFoundError, PermissionError: the server's answer for the file.
         PipelineError: every try failed; the text is not known to be missing or bad.
     """
     fault: BaseException | None = None
@@ -206,7 +206,7 @@ def _described(
         hidden = "/." not in pattern and any(part.startswith(".") for part in name.split("/"))
         if listed.get("type") != "file" or path.endswith("/") or hidden:
             continue
-        # A listing by HTTP is a page of links, which says nothing of the files.
+        # A listing by HTTP is a page of links without facts of the files.
         info = tried(path, lambda path=path: files.info(path)) if is_http else listed
         content = [str(info[key]) for key in CONTENT if info.get(key)]
         size = None if info.get("partial") is False else info.get("size")

@@ -109,7 +109,7 @@ class TextFile:
             return self.path.size or 0
         try:
             return 0 if self.made or self.dataset else self.path.stat().st_size
-        except OSError:  # its reading says what is wrong
+        except OSError:  # its reading raises a clear error
             return 0
 
     def reading(self) -> list[str | int]:

@@ -97,9 +97,9 @@ def reference(encoder: Tokenizer) -> Encode:
 def cut_of(encoder: Tokenizer) -> Cut:
     """Function that cuts a text into fragments whose tokens in sequence are those of the text; one fragment where that is not known.
 
-    A seam lies between an ASCII character and a line's end: any that is no blank under GPT-2's pattern, a letter or digit under the
-    others known here. Another lies between a letter and one blank before a letter, both ASCII: under all of them the blank belongs to
-    the next word. Those patterns have no alternative that reaches over a seam, and none that looks beyond it (only blanks look at
+    A seam lies between an ASCII character and a line's end: any that is no whitespace under GPT-2's pattern, a letter or digit under the
+    others known here. Another lies between a letter and one space before a letter, both ASCII: under all of them the space belongs to
+    the next word. Those patterns have no alternative that reaches over a seam, and none that looks beyond it (only spaces look at
     what follows them); words are then encoded each by itself. So it holds where such a pattern cuts the text as it is, and no added
     token is looked for before.
     """

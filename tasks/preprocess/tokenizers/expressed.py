@@ -1,6 +1,6 @@
 """Text that a tokenizer cannot express: what its model has no token for is dropped or becomes an unknown token.
 
-What the normalizer and the pre-tokenizer do is the tokenizer's meaning, such as lower case, NFKC or blanks that only separate words.
+What the normalizer and the pre-tokenizer do is the tokenizer's meaning, such as lower case, NFKC or spaces that only separate words.
 What is left for the model, and has no token there, is lost.
 """
 
@@ -107,7 +107,7 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
 def _falls_back(tokenizer: Tokenizer, kind: str) -> bool:
     if kind == "BPE":
         return tokenizer.model.byte_fallback
-    return bool(json.loads(description_of(tokenizer))["model"].get("byte_fallback"))  # nothing else says it
+    return bool(json.loads(description_of(tokenizer))["model"].get("byte_fallback"))  # nothing else states it
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:

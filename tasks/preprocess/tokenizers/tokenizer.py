@@ -30,7 +30,7 @@ class UnusableTokenizer(Exception):
 
 
 def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
-    """The kind of tokenizer that the section `data.tokenizer` asks for, learned from `texts`."""
+    """The kind of tokenizer that the section `data.tokenizer` names, learned from `texts`."""
     size, special = settings.vocab_size, [EOS, *settings.special_tokens]
     match settings.kind:
         case "wordpiece":
@@ -143,7 +143,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both ask for it
+@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both need it
 def _parsed(description: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, without what makes its IDs depend on chance or on the length of a text.
 
@@ -207,11 +207,11 @@ def tokenizer_of(description: str) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
-    """Id of the token that ends a document: EOS of a trained tokenizer; of a given one what it or the configuration says.
+    """Id of the token that ends a document: EOS of a trained tokenizer; of a given one as it or the configuration states.
 
     Raises:
-        ConfigError: nothing says it.
-        DataError: the file that says it is a pointer to one that was not downloaded.
+        ConfigError: nothing states it.
+        DataError: the file that states it is a pointer to one that was not downloaded.
     """
     if not is_given(settings):
         return EOS_ID
@@ -299,7 +299,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The token that stands for text without another one; None: there is none."""
-    if isinstance(tokenizer.model, models.Unigram):  # only its description says it, which takes long to write
+    if isinstance(tokenizer.model, models.Unigram):  # only its description has it, which takes long to write
         return json.loads(description_of(tokenizer))["model"].get("unk_id")
     unknown = getattr(tokenizer.model, "unk_token", None)
     return None if unknown is None else tokenizer.token_to_id(unknown)

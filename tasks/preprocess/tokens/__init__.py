@@ -1,1 +1,1 @@
-"""The token level of a dataset: plan, journal, shards, reader."""
+"""The token level of a dataset: parts of the text, units, selection, shards, reader."""

@@ -172,7 +172,7 @@ def _spans(file: TextFile) -> list[Span] | None:
     try:
         return file.spans(UNIT_BYTES)
     except (Unreadable, OSError):
-        return None  # its reading says what is wrong
+        return None  # its reading raises a clear error
 
 
 class Stopped(Exception):
@@ -180,7 +180,7 @@ class Stopped(Exception):
 
 
 def never() -> bool:
-    """The `should_stop` of work that ends only as a whole."""
+    """The `should_stop` of work that is never interrupted."""
     return False
 
 
@@ -332,7 +332,7 @@ class KnownParts:
             return None
 
     def remember(self, part: Part, report: PartReport) -> None:
-        """Remembers it, if a later change of the files would show."""
+        """Remembers a report, if a later change of the files would show in their times."""
         record = self._record(part)
         if record is not None and all(map(self._is_settled, part.files, part.stamps)):
             self.folder.mkdir(parents=True, exist_ok=True)

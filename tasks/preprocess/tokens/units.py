@@ -55,7 +55,7 @@ COUNTS = "counts.npy"
 LOST = "lost.npy"
 # How often a token occurs in each split.
 TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
-# Of text after which an engine is opened anew: it keeps each word that it meets, about 100 bytes per word.
+# Of text after which an engine is opened anew: it keeps each word, about 100 bytes per word.
 WORDS_BYTES = 2**28
 OPENING = threading.Lock()  # an engine for all threads
 
@@ -117,7 +117,7 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     Raises:
         Stopped: `should_stop`.
         DataError: a text becomes a special token, or has no answer.
-        EngineDiffers: a fast engine was caught with other ids than the reference's.
+        EngineDiffers: a fast engine gave other ids than the reference.
     """
     name, held_out = documents.name, documents.held_out
     if verify_or_remove(recipe, name):

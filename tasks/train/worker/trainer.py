@@ -63,7 +63,7 @@ class Trainer:
         state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint contains.
         strategy: model and optimizer, spread over the ranks.
         data: the global batches of the run.
-        callbacks: called between the steps, in this order; a step itself asks `policy` for the loss scale and for spikes.
+        callbacks: called between the steps, in this order; a step itself uses `policy` for the loss scale and for spikes.
         checkpointer: saves and loads all of these.
     """
 

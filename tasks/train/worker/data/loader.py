@@ -96,7 +96,7 @@ class TrainBatches:
 
     Args:
         rank, world_size: of the groups of ranks that have rows of their own.
-        isolate: batches say which document each token is of.
+        isolate: batches have the document of each token.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TrainBatches:
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 
     def targets(self, samples_consumed: int) -> int:
-        """Labels that count in that step, over all ranks: each rank knows the rows of all, so none needs to ask."""
+        """Labels that count in that step, over all ranks: each rank computes the rows of all, without communication."""
         return self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed))
 
     def first_with_targets(self) -> tuple[int, int]:
