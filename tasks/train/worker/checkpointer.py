@@ -72,7 +72,7 @@ class Checkpointer:
             for name in vars(loaded).keys() - {"world_size", "model", "dataset"}:
                 setattr(state, name, getattr(loaded, name))
             for callback in self.callbacks:
-                callback.load_state_dict(loaded)
+                callback.load_state(loaded)
             log.info("resumed from %s at step %d", source.name, state.step)
         self.interval.start(state)
         # Over the existing checkpoints, not the run so far: if the best one was lost, the best of the rest is kept.
@@ -98,8 +98,7 @@ class Checkpointer:
         tensors = self.strategy.tensors()
         self._refuse_non_finite(tensors, state)
         for callback in self.callbacks:
-            for name, value in callback.state_dict().items():
-                setattr(state, name, value)
+            callback.save_state(state)
         self.writer.save(state.step, tensors, state.to_json())
         if self._is_best(state) and state.validation_loss is not None:
             self.lowest_loss = state.validation_loss

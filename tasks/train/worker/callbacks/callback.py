@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from infini_llama.configs.durations import duration
 from infini_llama.tasks.records.train_state import TrainState
@@ -68,12 +67,11 @@ class Callback:
     def on_train_end(self, finished: bool) -> None:
         """After the last step of this attempt; not called after an exception."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Fields of TrainState that a resumed run needs of this callback."""
-        return {}
+    def save_state(self, state: TrainState) -> None:
+        """Write the fields of `state` that a resumed run needs of this callback, before a checkpoint."""
 
-    def load_state_dict(self, state: TrainState) -> None:
-        """Continue from the fields that `state_dict` returned."""
+    def load_state(self, state: TrainState) -> None:
+        """Continue from the fields that `save_state` wrote."""
 
 
 class Interval:

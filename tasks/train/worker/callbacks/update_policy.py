@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
 
@@ -158,14 +157,10 @@ class UpdatePolicy(Callback):
             f"(train.spike_zscore={self.spikes.threshold:g})"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "skips": self.skips,
-            "losses": self.spikes.losses,
-            "loss_scale": self.scaler.scale,
-            "steps_at_scale": self.scaler.steps,
-        }
+    def save_state(self, state: TrainState) -> None:
+        state.skips, state.losses = self.skips, self.spikes.losses
+        state.loss_scale, state.steps_at_scale = self.scaler.scale, self.scaler.steps
 
-    def load_state_dict(self, state: TrainState) -> None:
+    def load_state(self, state: TrainState) -> None:
         self.skips, self.spikes.losses = state.skips, state.losses
         self.scaler.scale, self.scaler.steps = state.loss_scale, state.steps_at_scale
