@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import IO, Any
 
 import msgspec
+import numpy as np
 
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.texts import (
@@ -19,6 +20,8 @@ from infini_llama.tasks.preprocess.sources.texts import (
     in_batches,
     text_of,
 )
+
+LINE_END = ord("\n")
 
 
 def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
@@ -77,11 +80,13 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
             named = enumerate(block.split(b"\n"), number + 1)
             each = ((line, partial(_line, stream, first, place)) for place, line in named)
             yield from in_batches(_parsed(line, text_column, name) for line, name in each if line.strip())
-        elif are_short(records):
+            number += block.count(b"\n") + 1
+            continue
+        if are_short(records):
             yield records
         else:
             yield from in_batches(iter(records))
-        number += block.count(b"\n") + 1
+        number += len(records)
 
 
 def _skip_line(stream: IO[bytes]) -> int:
@@ -136,14 +141,17 @@ def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
     The decoder takes white space between values for a line's end, and a line's end within a value for white space. No JSON value has
     "}", a line's end and "{" one after the other: where each line begins and ends like that, each has an object or several.
     """
-    lines = block.count(b"\n") + 1
-    if not (block.startswith(b"{") and block.endswith(b"}")) or block.count(b"}\n{") != lines - 1:
+    if not (block.startswith(b"{") and block.endswith(b"}")):
+        return None
+    characters = np.frombuffer(block, np.uint8)  # bytes.count takes several times as long
+    ends = np.flatnonzero(characters == LINE_END)
+    if not ((characters[ends - 1] == ord("}")) & (characters[ends + 1] == ord("{"))).all():
         return None
     try:
         records = [record.text for record in _decoder(text_column).decode_lines(block)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return records if len(records) == lines and set(map(type, records)) == {str} else None
+    return records if len(records) == len(ends) + 1 and set(map(type, records)) == {str} else None
 
 
 @lru_cache(maxsize=8)

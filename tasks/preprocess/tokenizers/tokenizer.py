@@ -283,10 +283,12 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     parts = json.dumps([_state(tokenizer.decoder), _state(tokenizer.pre_tokenizer)])
     alphabet = set(_alphabet()) if "ByteLevel" in parts else set()
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
-    for token, number in tokenizer.get_vocab().items():
+    vocabulary = tokenizer.get_vocab()
+    of_bytes = alphabet.issuperset("".join(token for token, number in vocabulary.items() if number not in added))
+    for token, number in vocabulary.items():
         if number in added:
             lengths[number] = 0 if added[number].special else len(token.encode())
-        elif alphabet and alphabet.issuperset(token):
+        elif of_bytes or (alphabet and alphabet.issuperset(token)):
             lengths[number] = len(token)  # one character of the byte alphabet is one byte
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             lengths[number] = 1
