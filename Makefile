@@ -8,6 +8,8 @@ demo: setup
 
 # one thread for each test process: with more, two of them would wait for each other's threads on two cores
 quick test docs package: export OMP_NUM_THREADS = 1
+# compiled modules are kept, whatever the caller's setting: most of the processes that tests start import this project
+quick test docs package: export PYTHONDONTWRITEBYTECODE =
 
 # unit and contract tests: no process, no server, neither transformers nor Prefect
 quick: setup-dev

@@ -2,7 +2,8 @@
 
 The processes are real: each has its process ID, parent, session, signals, descriptors, command line and environment as if it had been
 executed, and imports all of this project itself. Only the libraries are there already. Forked are `infini-llama`, torchrun and its
-ranks, and `python -c` and `python -m` where a test starts them. Every other program is executed.
+ranks, and `python -c` and `python -m` where a test starts them. Every other program is executed. Each fork has a stack of its own
+(a greenlet): torch formats the whole stack in every step, and torchrun looks up the module of each frame.
 
     python preloaded.py SOCKET PADDING     serves requests on the inherited socket, one at a time, until that is closed
 """
@@ -13,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import logging
 import multiprocessing.process
@@ -30,6 +32,8 @@ import traceback
 import types
 from pathlib import Path
 from typing import Any
+
+from greenlet import greenlet
 
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
 LIBRARIES = (
@@ -149,7 +153,7 @@ def serve(connection: socket.socket) -> None:
                 null = os.open(os.devnull, os.O_RDONLY)
                 rewire({0: null, 1: output, 2: output}, ())
                 os.chdir(request["cwd"])
-                become(request["command"], request["env"])
+                greenlet(become).switch(request["command"], request["env"])
         os.close(output)
         connection.sendall(f"{pid}\n".encode())
 
@@ -216,6 +220,9 @@ def forget_this_process() -> None:
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     tempfile.tempdir = None
+    inspect.modulesbyfile["<frozen runpy>"] = (
+        "runpy"  # torchrun looks at its stack; unknown files are searched in all modules
+    )
     multiprocessing.process._children.clear()  # pyright: ignore[reportAttributeAccessIssue]
     tracker = multiprocessing.resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
@@ -256,7 +263,7 @@ def become(command: list[str], env: dict[str, str]) -> None:
         sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
         exec(words[1], sys.modules["__main__"].__dict__)
         return
-    execvp, os.execvp = os.execvp, lambda _, command: become(command, env)  # exec_wrapper.py
+    execvp, os.execvp = os.execvp, lambda _, command: greenlet(become).switch(command, env)  # exec_wrapper.py
     if words[0] == "-m":
         os.execvp = execvp
         sys.argv = words[1:]
@@ -295,7 +302,7 @@ class Popen(subprocess.Popen):
                     os.setsid()
                 rewire({0: p2cread, 1: c2pwrite, 2: errwrite}, tuple(pass_fds))
                 os.chdir(cwd or ".")
-                become(words, environment)
+                greenlet(become).switch(words, environment)
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # pyright: ignore[reportAttributeAccessIssue]
 
