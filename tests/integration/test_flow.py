@@ -19,9 +19,7 @@ def task_states(home) -> list[tuple[str, str]]:
 def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     calm = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
-    started = lab.start(
-        "raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False, executed=True
-    )
+    started = lab.start("raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     first, second = lab.attempts("raises")
