@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import kill, torchrun
+from support.laboratory import BATCH, kill, torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,7 +63,7 @@ def test_any_strategy_resumes_from_any_other(found):
 @pytest.mark.timeout(900)
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(lab, tmp_path):
     # Layers as small as these would stay whole by DeepSpeed's defaults.
-    settings = {"train_batch_size": 32, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    settings = {"train_batch_size": BATCH, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
     (tmp_path / "zero.json").write_text(json.dumps(settings))
     overrides = ("train.parallel=deepspeed", f"train.deepspeed_config={tmp_path / 'zero.json'}", "train.max_steps=24")
     overrides += ("environment.nproc_per_node=2", "model.attention=infini")

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from support.laboratory import SOFTMAX_2, kill, workers_of
+from support.laboratory import BATCH, SOFTMAX_2, kill, workers_of
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
 SHORT = {
@@ -92,7 +92,7 @@ def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     lab.assert_same("packed-killed", "packed-calm")
     tokens = [record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"]
     steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
-    assert all(0 < step <= 32 * 32 for step in steps) and len(set(steps)) > 1
+    assert all(0 < step <= BATCH * 32 for step in steps) and len(set(steps)) > 1
 
 
 ANSWERS = (
@@ -120,5 +120,5 @@ def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     assert lab.assert_same("answers", "answers-calm")["attempts"] == 2
     lines = lab.metrics("answers-calm")
     targets = [line["tokens"] for line in lines if line["kind"] == "train"]
-    assert targets[0] < 32 * 10 and calm["steps"] == 30  # a number of five digits, not the 128 tokens of a row
+    assert targets[0] < BATCH * 10 and calm["steps"] == 30  # a number of five digits, not the 128 tokens of a row
     assert any(line.get("memory_reads") for line in lines if line["kind"] == "validation")

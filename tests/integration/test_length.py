@@ -6,7 +6,7 @@ SHORT = ("train.max_steps=null", "train.warmup_steps=1", "train.eval_steps=2", "
 
 
 def test_epochs_and_tokens_become_steps(lab):
-    summary = lab.finish("epochs", *SHORT, "train.num_epochs=0.03")
+    summary = lab.finish("epochs", *SHORT, "train.num_epochs=0.015")
     assert summary["steps"] == lab.lineage("epochs")["max_steps"] > 1
     tokens = summary["tokens"]
     same = lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}")

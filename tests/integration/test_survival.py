@@ -13,7 +13,7 @@ import pytest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import read_attempt_plan
 from infini_llama.tasks.storage.artifacts import commit, staging
-from support.laboratory import SOFTMAX_2, Laboratory, inject
+from support.laboratory import BATCH, SOFTMAX_2, Laboratory, inject
 from support.waiting import wait_until
 
 
@@ -143,7 +143,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
 NOT_FINITE = """
 def change(module):
     from infini_llama.tasks.train.worker.data.order import rows_of_samples
-    bad = {{int(rows_of_samples(32 * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
+    bad = {{int(rows_of_samples({batch} * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
     gather = module.TokenReader.gather
     def poisoned(self, rows):
         tokens = gather(self, rows)
@@ -171,7 +171,7 @@ def not_finite(lab, uninterrupted, tmp_path):
     rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
 
     def setting(steps: range) -> str:
-        body = NOT_FINITE.format(rows=rows, steps=[*steps])
+        body = NOT_FINITE.format(rows=rows, steps=[*steps], batch=BATCH)
         return inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
 
     return setting
@@ -194,7 +194,7 @@ def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, not_fin
     summary = lab.finish("diverges", *SOFTMAX_2, not_finite(range(24, 33)), "train.max_skips=4")
     first, second = lab.attempts("diverges")
     assert (first.code, second.kind, second.from_step) == (72, "done", 20)
-    assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * 32, "end": 28 * 32}]
+    assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * BATCH, "end": 28 * BATCH}]
     assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
     assert summary["steps"] == 60
 
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     steps = [checkpoints.step_of(checkpoint) for checkpoint in (newest, newest, older)]
     assert [attempt.from_step for attempt in (first, again, last)] == steps
     (skipped,) = lab.lineage("poisoned")["skipped_samples"]
-    assert skipped["first"] == steps[-1] * 32 and summary["steps"] == 60
+    assert skipped["first"] == steps[-1] * BATCH and summary["steps"] == 60
 
 
 NON_FINITE_WEIGHTS = """

@@ -19,6 +19,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from support.preloaded import Forked, Server
 
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
+BATCH = 16
 CONFIG = {
     "data": {
         "files": [f"{sysconfig.get_path('stdlib')}/[a-c]*.py"],  # of Python's library, from a to c
@@ -36,7 +37,7 @@ CONFIG = {
     },
     "train": {
         "max_steps": 60,
-        "global_batch_size": 32,
+        "global_batch_size": BATCH,
         "micro_batch_size": 8,
         "warmup_steps": 5,
         "eval_steps": 20,
