@@ -23,7 +23,7 @@ from infini_llama.flows.allowed_hosts import ALLOWED
 from infini_llama.flows.connection import adapt_clients, is_local, is_loopback, proxy_variable, refuse_unusable_proxy
 from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, LEASES, SERVED, START_TIMEOUT
 from infini_llama.tasks.runs import exec_wrapper
-from infini_llama.tasks.storage.filesystem import examine, require_usable
+from infini_llama.tasks.storage.filesystem import require_folder
 from infini_llama.tasks.storage.locks import Lock
 
 ANSWER_SECONDS = 15.0  # for a server of the user's
@@ -113,18 +113,13 @@ def prepare_client(home: Path) -> None:
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
 
 
-def _require(folder: Path, setting: str) -> None:
-    tried = examine(folder)
-    require_usable(folder, tried.folder, tried.fault, setting)
-
-
 def log_into(home: Path, verbose: bool) -> None:
     """Send Prefect's log to a file, or with `verbose` to the console: it leaves the root logger alone if that has a handler.
 
     Raises:
         ConfigError: `home` cannot be used.
     """
-    _require(home, "runtime.home")
+    require_folder(home)
     if verbose:
         return
     path = home / "prefect" / "client.log"
@@ -267,7 +262,7 @@ class Server:
             ConfigError: PREFECT_HOME cannot be used.
             PipelineError: it does not come up.
         """
-        _require(_prefect_home(), "PREFECT_HOME")
+        require_folder(_prefect_home(), "PREFECT_HOME")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _prefect_home().mkdir(parents=True, exist_ok=True)
         seconds = _start_timeout()

@@ -136,6 +136,8 @@ def _cancel(runs: set[UUID]) -> None:
         with get_client(sync_client=True) as client:
             # The process of a finished run may not have ended.
             runs = {run for run in runs if not _is_final(client, run)}
+            if not runs:
+                return
             log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
             for run in runs:
                 client.set_flow_run_state(run, Cancelling(message="infini-llama serve was stopped."))

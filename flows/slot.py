@@ -12,7 +12,7 @@ from uuid import UUID
 
 from prefect import flow_engine
 
-LEASE = 3600.0  # seconds; it is renewed after 45 minutes, and the client tries for 8 minutes to reach the server
+from infini_llama.tasks.train.task import RUN_LEASE
 
 
 def keep_slots() -> None:
@@ -20,6 +20,6 @@ def keep_slots() -> None:
     maintain: Callable[..., AbstractContextManager[None]] = flow_engine.maintain_concurrency_lease  # pyright: ignore[reportPrivateImportUsage]
 
     def maintain_longer(lease: UUID, *_: Any, **__: Any) -> AbstractContextManager[None]:
-        return maintain(lease, LEASE, raise_on_lease_renewal_failure=False)
+        return maintain(lease, RUN_LEASE, raise_on_lease_renewal_failure=False)
 
     flow_engine.maintain_concurrency_lease = maintain_longer  # pyright: ignore[reportPrivateImportUsage]

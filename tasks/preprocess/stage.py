@@ -56,7 +56,7 @@ from infini_llama.tasks.storage.artifacts import (
     staged,
 )
 from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
-from infini_llama.tasks.storage.filesystem import examine, require_temporary_folder, require_usable
+from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import Busy, Lock
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -141,8 +141,7 @@ class Preparation:
             DataError: unreadable text, or too little for one row.
             PipelineError: no space left; nothing half-written is used.
         """
-        tried = examine(self.home)
-        require_usable(self.home, tried.folder, tried.fault)
+        require_folder(self.home)
         require_temporary_folder()
         datasets, locks = self.home / "datasets", self.home / "locks"
         with disk_full_as(f"the dataset in {datasets}"), _locked(locks / f"prepare-{self.listing[:12]}.lock"):

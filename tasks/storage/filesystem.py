@@ -81,6 +81,12 @@ def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime
         )
 
 
+def require_folder(folder: Path, setting: str = "runtime.home") -> None:
+    """`require_usable`, of a folder that is examined here."""
+    tried = examine(folder)
+    require_usable(folder, tried.folder, tried.fault, setting)
+
+
 @contextmanager
 def mapping(path: Path) -> Generator[None]:
     """Around a memory map of a file: the system may refuse it, and the file is whole all the same.

@@ -33,7 +33,12 @@ log = logging.getLogger("infini_llama.train")
 MOST_RETRIES = 1000  # Prefect counts all retries together; `Retries` limits those without progress
 GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
-LEASE = 60.0  # seconds after which the slots of a process that was killed are free again
+# Seconds for which slots are leased. Their process renews them, and one that cannot goes on training.
+# Nothing but the lease's end frees the GPUs of a process that was killed.
+GPU_LEASE = 60.0
+# The slot of a crashed run is freed by the server, so that this lease only has to outlast an outage: it is renewed after three quarters of
+# it, and the client then tries for 8 minutes to reach the server.
+RUN_LEASE = 3600.0
 
 
 @task(name="train", task_run_name="train-{page.run}", cache_policy=NO_CACHE, persist_result=False)
@@ -143,7 +148,7 @@ def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
             f"deploy --gpus {slots}', or set environment.nproc_per_node."
         )
     # A lease that cannot be renewed is no reason to end healthy training.
-    with concurrency(GPU_LIMIT, occupy=slots, lease_duration=LEASE, raise_on_lease_renewal_failure=False):
+    with concurrency(GPU_LIMIT, occupy=slots, lease_duration=GPU_LEASE, raise_on_lease_renewal_failure=False):
         yield
 
 
