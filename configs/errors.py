@@ -70,7 +70,9 @@ ENDINGS = {
     ExitCode.UNEXPECTED: Ending(
         "unexpected error, killed worker, killed torchrun",
         "retry",
-        "Retried by the Prefect task, or with `--no-prefect` in a loop with the same policy.",
+        "Training is retried after a failed attempt and after an unexpected exception: by the Prefect task, or with `--no-prefect` "
+        "in a loop with the same policy. An error found before the attempt, such as a run that another command trains, is not "
+        "retried.",
         "unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
@@ -90,7 +92,7 @@ ENDINGS = {
         "attempt",
         "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a worker, training then continues "
         "immediately, and no failure is counted. After SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the "
-        "command ends within `runtime.grace_period`; run it again to resume.",
+        "command ends within the grace period; run it again to resume.",
         "training was stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(

@@ -24,7 +24,7 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     Raises:
         ConfigError: a variable is not a number, or contradicts the configuration.
     """
-    if environment.launcher == "srun":  # this process leads; srun numbers the nodes itself
+    if environment.launcher == "srun":  # this process is the supervisor; srun numbers the nodes itself
         names = {"nnodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")} if "SLURM_JOB_ID" in variables else {}
     else:
         in_step = variables.get("SLURM_STEP_NUM_NODES", "1") != "1"  # one process per node, started by srun

@@ -62,7 +62,7 @@ class EnvironmentConfig(Section):
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
-        description="Rank of this node, from 0. The command with rank 0 leads the run, those with other ranks join it. auto: "
+        description="Rank of this node, from 0. The command with rank 0 supervises the run, those with other ranks join it. auto: "
         "read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or JOB_COMPLETION_INDEX, otherwise 0.",
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = free(

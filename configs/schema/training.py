@@ -85,7 +85,8 @@ class TrainingConfig(Section):
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
         default=8,
         description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
-        "memory, by the estimate.",
+        "memory, by the estimate. After an attempt ran out of memory, the run uses at most half of that attempt's, "
+        "also where a larger value is set.",
     )
     document_masking: bool = exact(
         default=False,

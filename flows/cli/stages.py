@@ -211,7 +211,7 @@ def join(arguments: Namespace) -> Answer:
 
 
 def _joins(config: PipelineConfig) -> Answer | None:
-    """Join the run instead of leading it, if this node's rank is not 0; `config` is resolved."""
+    """Join the run instead of supervising it, if this node's rank is not 0; `config` is resolved."""
     environment, runtime = config.environment, config.runtime
     if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
         return None

@@ -38,7 +38,8 @@ def patch_environment(
     that is refused does not change what a running job has pinned.
 
     An explicit setting that differs from the pinned one is followed, and a pinned setting that this machine does not support is
-    not. Both are logged as a warning, since the run is then no longer bitwise the one that began.
+    not. Both are logged as a warning, since the run is then no longer bitwise the one that began. On another device than the pinned
+    one, every setting that the configuration leaves open is chosen anew.
 
     Args:
         vocab_size: the dataset's; None: the configuration's.

@@ -54,7 +54,7 @@ class AttemptPlan(Record):
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per forward pass of one process: the plan's, or fewer after an out-of-memory error."""
+        """Sequences per forward pass of one process: the plan's, but at most `micro_batch_limit`, also of a plan made after the limit."""
         return min(self.plan.micro_batch_size, self.lineage.micro_batch_limit or self.plan.micro_batch_size)
 
     @property

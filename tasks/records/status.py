@@ -76,7 +76,7 @@ class AttemptRecord(Record):
 
 
 class Endpoint(Record):
-    """rendezvous.json of an attempt: where torchrun of the leading node listens for the others; host: its name."""
+    """rendezvous.json of an attempt: where torchrun of node 0 listens for the others; host: its name."""
 
     address: str
     port: int

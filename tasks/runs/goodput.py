@@ -111,7 +111,7 @@ class Ledger:
 
     Args:
         path: of the attempt's ledger, in logs/attempt-NN of the run.
-        started: when the attempt started, by both clocks of its leader; the monotonic one is the same for all processes of a
+        started: when the attempt started, by both clocks of its supervisor; the monotonic one is the same for all processes of a
             machine, and means nothing on another.
         before: of the attempts before this one.
     """

@@ -172,6 +172,7 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        # torchrun starts each rank in a session of its own, which is outside the process group killed above.
         for status in self.statuses():
             while is_rank(status.pid, self.attempt_dir):
                 send(status.pid, signal.SIGKILL)

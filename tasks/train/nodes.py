@@ -1,6 +1,6 @@
-"""Training on several nodes: one leads, the others join each of its attempts by torchrun's c10d rendezvous.
+"""Training on several nodes: the others join each attempt of node 0 by torchrun's c10d rendezvous.
 
-The nodes share the run's folder. The leading node writes rendezvous.json into the folder of each attempt; the others read it.
+The nodes share the run's folder. Node 0 writes rendezvous.json into the folder of each attempt; the others read it.
 Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what srun starts on each node, this becomes torchrun.
 """
 
@@ -55,23 +55,25 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str
 
 
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
-    """Take part in one attempt after the other until the leader has ended the run.
+    """Take part in one attempt after the other until the supervisor, the command on node 0, has ended the run.
+
+    After 70 and 76 it waits for the next attempt, also where the supervisor makes none: attempts.jsonl does not tell the two apart.
 
     Args:
-        master_addr: address of the leading node as seen from here; None: as the leader has recorded it.
-        timeout: seconds to wait for a leader, and for its next attempt.
+        master_addr: address of node 0 as seen from here; None: as node 0 has recorded it.
+        timeout: seconds to wait for a supervisor, and for its next attempt.
 
     Returns:
         the exit code of the last attempt.
 
     Raises:
-        PipelineError: there was no leader.
+        PipelineError: there was no supervisor.
         Preempted: this process was asked to stop; its ranks have saved a checkpoint.
     """
     taken: set[Path] = set()
-    led, since = False, time.monotonic()
+    was_supervised, since = False, time.monotonic()
     while True:
-        is_led = (run.path / "lease").exists()  # the leader removes it when it ends, unless it is killed
+        is_supervised = (run.path / "lease").exists()  # the supervisor removes it when it ends, unless it is killed
         newest, ends = _open_attempt(run), read_attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
@@ -80,23 +82,23 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
                 taken.add(newest)
                 log.info("%s exited with %d on this node", newest.name, join_attempt(newest, endpoint))
                 since = time.monotonic()
-                led = True
-        elif last is not None and led and not newest and not _continues(last, is_led):
+                was_supervised = True
+        elif last is not None and was_supervised and not newest and not _continues(last, is_supervised):
             return last
         elif time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
-                    f"no command has supervised the run {run.path} for {timeout:.0f} s; start it on the first node."
+                    f"no command has supervised the run {run.path} for {timeout:.0f} s; start it on node 0."
                 )
             return last
-        led |= is_led
+        was_supervised |= is_supervised
         time.sleep(POLL_SECONDS)
 
 
-def _continues(code: int, is_led: bool) -> bool:
-    """Whether the leader may make another attempt after one with this exit code; in the delay before a retry, it holds no lease."""
+def _continues(code: int, is_supervised: bool) -> bool:
+    """Whether another attempt may follow one with this exit code; in the delay before a retry, the supervisor holds no lease."""
     follows = ENDINGS[ExitCode(code)].follows
-    return follows == "retry" or (follows == "attempt" and is_led)
+    return follows == "retry" or (follows == "attempt" and is_supervised)
 
 
 def _open_attempt(run: RunFolder) -> Path | None:
@@ -107,7 +109,7 @@ def _open_attempt(run: RunFolder) -> Path | None:
 
 
 def _is_reachable(endpoint: Endpoint, since: float) -> bool:
-    """Whether the leading node's torchrun accepts connections; after half a minute without, the reason is logged."""
+    """Whether node 0's torchrun accepts connections; after half a minute without, the reason is logged."""
     try:
         with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_SECONDS):
             return True

@@ -70,6 +70,7 @@ def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_stages(config.data, lineage)
+    _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     run.write(run.lineage, lineage)
     run.write_config(without_secrets(config).model_dump(mode="json", exclude={"deployment"}))
@@ -191,6 +192,17 @@ def _warn_of_unused_stages(data: DataConfig, lineage: Lineage) -> None:
                 last_step,
                 lineage.max_steps,
             )
+
+
+def _warn_of_limit(plan: EnvironmentPlan, lineage: Lineage) -> None:
+    limit = lineage.micro_batch_limit
+    if limit and plan.micro_batch_size > limit:
+        log.warning(
+            "train.micro_batch_size=%d is limited to %d: an attempt of this run ran out of memory with larger micro-batches "
+            "(micro_batch_limit in lineage.json); a new runtime.name has no limit",
+            plan.micro_batch_size,
+            limit,
+        )
 
 
 def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:

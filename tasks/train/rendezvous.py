@@ -1,4 +1,4 @@
-"""Address at which the torchruns of an attempt meet: chosen by the leading node, written into the attempt's folder for the others.
+"""Address at which the torchruns of an attempt meet: chosen by node 0, written into the attempt's folder for the others.
 
 A machine that is alone uses its loopback address, whatever its name is and whether that can be resolved.
 """
@@ -59,7 +59,7 @@ def _free_port(plan: EnvironmentPlan) -> int:
 
 
 def read_endpoint(attempt_dir: Path) -> Endpoint | None:
-    """The endpoint of the leading node; None before it does, or if the filesystem does not answer."""
+    """The endpoint that node 0 has written; None before it does, or if the filesystem does not answer."""
     try:
         return Endpoint.model_validate_json((attempt_dir / ENDPOINT).read_bytes())
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def gloo_interface(endpoint: Endpoint) -> dict[str, str]:
 
 
 def await_endpoint(attempt_dir: Path) -> Endpoint:
-    """The endpoint, as soon as the leading node has written it.
+    """The endpoint, as soon as node 0 has written it.
 
     Raises:
         PipelineError: it does not within JOIN_TIMEOUT.

@@ -84,7 +84,7 @@ def command_of(lab: Laboratory, name: str) -> list[str]:
     return [*command, "environment.nnodes=2", *SETTINGS]
 
 
-def lead(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
+def supervise(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
     return hosts.start("a", f"{name}-{log}", *command_of(lab, name), *overrides, NODES_TEST=name)
 
 
@@ -117,15 +117,15 @@ def assert_undisturbed(lab):
 def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, assert_undisturbed):
     name = "cut"
     logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
-    leader = lead(hosts, lab, name)
+    supervisor = supervise(hosts, lab, name)
     other = join(hosts, name)
-    both = [leader, other]
+    both = [supervisor, other]
     wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
     hosts.cable("down")
     wait_for(lambda: lab.attempts(name), both, "the end of the first attempt", logs)
     time.sleep(3)
     hosts.cable("up")
-    assert leader.wait(240) == 0, hosts.log(f"{name}-a").read_text()
+    assert supervisor.wait(240) == 0, hosts.log(f"{name}-a").read_text()
     assert other.wait(60) == 0, hosts.log(f"{name}-b").read_text()
     assert [record.code for record in lab.attempts(name)] == [70, 0]
     assert_undisturbed(name)
@@ -163,12 +163,12 @@ def pid_of(name: str, command: str) -> int:
     return next(pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line)
 
 
-def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, assert_undisturbed):
+def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(hosts, lab, assert_undisturbed):
     name = "struck"
     logs = [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
     for log in logs:
         log.touch()
-    started = [lead(hosts, lab, name), join(hosts, name)]
+    started = [supervise(hosts, lab, name), join(hosts, name)]
     wait_for(lambda: lab.step(name) >= 15, started, "step 15", logs)
     os.kill(pid_of(name, "join"), signal.SIGTERM)
     assert started[1].wait(120) == 75, logs[1].read_text()
@@ -178,7 +178,7 @@ def test_a_stopped_node_and_a_killed_leader_resume_bitwise(hosts, lab, assert_un
     wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
     kill(pid_of(name, "run"))
     assert started[0].wait(60) != 0
-    started = [lead(hosts, lab, name, log="a2"), other]
+    started = [supervise(hosts, lab, name, log="a2"), other]
     assert started[0].wait(300) == 0, logs[3].read_text()
     assert other.wait(60) == 0, logs[2].read_text()
     codes = [record.code for record in lab.attempts(name)]
@@ -190,7 +190,7 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     name = "hung"
     logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     patient = ["runtime.hang_timeout=5", "environment.communication_timeout=600"]
-    both = [lead(hosts, lab, name, *patient), join(hosts, name)]
+    both = [supervise(hosts, lab, name, *patient), join(hosts, name)]
     wait_for(lambda: lab.step(name) >= 25, both, "step 25", logs)
     ranks = workers_of(f"NODES_TEST={name}")
     far = [pid for pid in ranks if host_of(pid) == "b"]

@@ -15,7 +15,7 @@ from infini_llama.tasks.train import nodes
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """With a run, `mine`, that its leader has left."""
+    """With a run, `mine`, that its supervisor has left."""
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path))
     monkeypatch.setattr(nodes.join, "__defaults__", (None, 0.1))
     monkeypatch.setattr(nodes, "POLL_SECONDS", 0.02)
@@ -37,8 +37,8 @@ def test_join_ends_as_the_run_has(home, capsys, code):
         assert answer == {"run": str(home / "runs" / "mine"), "exit_code": code}
 
 
-def test_join_waits_while_the_leader_may_retry(home, capsys):
-    """The leader holds no lease between a failure that may pass and its next attempt."""
+def test_join_waits_while_the_supervisor_may_retry(home, capsys):
+    """The supervisor holds no lease between a failure that may pass and its next attempt."""
     run = RunFolder(home / "runs" / "mine")
     (run.path / "lease").touch()
     end(home, 70)
@@ -48,13 +48,13 @@ def test_join_waits_while_the_leader_may_retry(home, capsys):
         time.sleep(0.3)  # the delay
         append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
 
-    leader = threading.Timer(0.2, retry)
-    leader.start()
+    supervisor = threading.Timer(0.2, retry)
+    supervisor.start()
     assert nodes.join(run, timeout=10) == 0
-    leader.join()
+    supervisor.join()
 
 
-def test_a_run_without_a_leader_is_refused(home, capsys):
+def test_a_run_without_a_supervisor_is_refused(home, capsys):
     assert main(["join", "mine"]) == 70
     assert "no command has supervised the run" in capsys.readouterr().err
 

@@ -110,7 +110,7 @@ def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
 
 
-def test_the_clock_of_a_leader_on_another_machine_is_not_used(tmp_path):
+def test_the_clock_of_a_supervisor_on_another_machine_is_not_used(tmp_path):
     began = StartTime(wall=time.time() - 3.0, monotonic=time.monotonic() + 1e6, machine="another")
     ledger = Ledger(tmp_path / LEDGER, began, Goodput())
     ledger.leave("start")

@@ -30,6 +30,17 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
         claim_run(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
 
 
+def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
+    run, config = RunFolder(tmp_path / "runs" / "mine"), config_in(tmp_path, train={"micro_batch_size": 8})
+    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=8))
+    run.write(run.lineage, lineage.with_limit(2))
+    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=2))
+    assert lineage.micro_batch_limit == 2 and not caplog.text
+    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=8))
+    assert make_attempt(run.path, config, plan=make_plan(micro_batch_size=8), lineage=lineage).micro_batch_size == 2
+    assert [record.args for record in caplog.records] == [(8, 2)]
+
+
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
     stage = {"sequence_length": 8, "until": 0.5}
