@@ -55,7 +55,7 @@ class DataConfig(TextConfig):
         default="concat",
         description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
         "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
-        "least). padded: one document per sequence.",
+        "least). padded: one document per sequence. These four cut a document only if it is longer than a sequence.",
     )
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,

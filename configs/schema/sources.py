@@ -84,7 +84,8 @@ class TextConfig(Section):
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
         default="auto",
-        description="Format of the files. auto: by file extension. The compression is always detected by the extension.",
+        description="Format of the files. auto: by file extension, which can also be md, rst, py, ndjson or tsv. The compression is always "
+        "detected by the extension.",
     )
     loss_on: Literal["all", "answer"] = fixed(
         default="all",

@@ -144,7 +144,7 @@ COMMANDS = {
         "stages.preprocess",
         CONFIG,
         OVERRIDES,
-        option("--repair", "verify all checksums and rebuild only damaged files"),
+        option("--repair", "verify all checksums and rebuild what is damaged"),
     ),
     "verify": command(
         "verify a dataset",

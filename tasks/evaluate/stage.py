@@ -96,8 +96,10 @@ def verified_reader(run_dir: Path, split: str) -> TokenReader:
     dataset, bound = dataset_of(run_dir), RunFolder(run_dir).require_lineage().dataset
     table = dataset / ROW_TABLES / bound.row_table
     with repairable():
-        if bound.row_table_digest != (digest := read_row_table(table).digest):
-            raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.row_table_digest}.")
+        digest = read_row_table(table).digest
+    if digest != bound.row_table_digest:  # undamaged, so --repair would not change it
+        raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.row_table_digest}.")
+    with repairable():
         return TokenReader(dataset, bound.row_table, split, verify_on_read=True)
 
 

@@ -8,7 +8,7 @@ import logging
 import multiprocessing
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -131,7 +131,8 @@ class Preparation:
         next one does the rest.
 
         Args:
-            repair: look at every checksum, and build again only the units and tables that are damaged.
+            repair: verify every checksum. Only damaged units are encoded again; a damaged dataset is assembled from its units, and its row
+                tables are rebuilt if one of its shards is damaged.
 
         Returns:
             the reference that the other stages take: path below home, digests, and the facts of both splits.
@@ -144,16 +145,21 @@ class Preparation:
         require_folder(self.home)
         require_temporary_folder()
         datasets, locks = self.home / "datasets", self.home / "locks"
-        with disk_full_as(f"the dataset in {datasets}"), _locked(locks / f"prepare-{self.listing[:12]}.lock"):
+        with (
+            disk_full_as(f"the dataset in {datasets}"),
+            _locked(locks / f"prepare-{self.listing[:12]}.lock"),
+            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`
+        ):
             if repair:
-                self._set_damaged_aside(self.plan())
+                planned = self.plan()
+                with self._locked_dataset(planned):
+                    self._set_damaged_aside(planned)
             reference = self.lookup()
             if reference is None:
                 choose_device(self.data.device, self.data.packing)  # a missing one is refused before the work
                 tokenized = self._tokenize(repair)
                 planned = self._planned()
-                # The same text at other places has the same dataset, and another lock around its preparation.
-                with _locked(locks / f"dataset-{planned.key[:12]}.lock"):
+                with self._locked_dataset(planned):
                     reference = self._reference(planned, self._build_missing(planned, tokenized))
             set_pointer(datasets, "latest", reference.name)
         log_left_out(reference.text.left_out)
@@ -166,6 +172,10 @@ class Preparation:
             "dataset %s: %s", reference.name, "built " + " and ".join(built) if built else "complete, nothing to do"
         )
         return reference
+
+    def _locked_dataset(self, planned: DatasetPlan) -> AbstractContextManager[None]:
+        """The lock of the dataset's folder: the same text at other places has the same dataset, and another lock around its preparation."""
+        return _locked(self.home / "locks" / f"dataset-{planned.key[:12]}.lock")
 
     def _planned(self) -> DatasetPlan:
         corpus = self.corpus

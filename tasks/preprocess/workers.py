@@ -257,7 +257,10 @@ def _version(name: str) -> str:
 
 @contextmanager
 def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
-    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `count` processes started for this build."""
+    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `count` processes started for this build.
+
+    If the block raises, parts that wait are canceled. Those that run go on to their end on the workers of a cluster that stays.
+    """
     with _installed(data):
         distributed, config = import_module("distributed"), import_module("dask").config
     local = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
@@ -270,11 +273,15 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             raise _not_started("dask", fault) from None
         with client, client.get_executor(pure=False) as executor:
             driver_versions, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
-            yield Pool(
-                max(size, count),
-                lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
-                (distributed.KilledWorker,),
-            )
+            try:
+                yield Pool(
+                    max(size, count),
+                    lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
+                    (distributed.KilledWorker,),
+                )
+            except BaseException:
+                executor.shutdown(wait=False)  # otherwise every part that was submitted is waited for
+                raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Garbage of killed builds, rollbacks and old checkpoints: listed first, removed on demand, never what a run resumes from.
 
-Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free is unused.
+Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free is unused. Every preparation of
+text holds `units.lock` shared, and a unit is deleted under it alone: so no preparation runs meanwhile.
 """
 
 import logging
@@ -43,7 +44,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or folder that can be deleted; a process that works on its dataset or run holds `lock`."""
+    """A file or folder that can be deleted; a process that works on its dataset or run holds `lock`, or prepares text."""
 
     path: Path
     kind: str

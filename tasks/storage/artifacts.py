@@ -1,7 +1,7 @@
-"""The one commit protocol for directories, used by datasets and by checkpoints.
+"""The one commit protocol for directories: units, datasets, row tables, checkpoints and exports.
 
 Stage under a temporary name beside the target, write the files, write the manifest last, sync everything, rename. A folder
-without a valid manifest does not exist for a reader; a folder with one is whole.
+without a valid manifest does not exist for a reader; a folder with one was whole when it was committed.
 """
 
 import errno
@@ -86,7 +86,10 @@ def staging(target: Path) -> Path:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A folder from `staging`, deleted at the end of the block unless it was committed. What a kill leaves, the next writer removes."""
+    """A folder from `staging`, deleted at the end of the block unless it was committed.
+
+    After a kill it stays. The next build removes that of a dataset or a row table; `gc` removes that of anything.
+    """
     folder = staging(target)
     try:
         yield folder

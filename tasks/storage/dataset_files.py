@@ -28,11 +28,10 @@ def verified_manifest(dataset: Path, digest: str | None = None) -> DatasetManife
     """
     with repairable():
         manifest = read_dataset(dataset)
-        if digest is not None and manifest.digest != digest:
-            raise DataError(
-                f"{dataset} is another dataset than the run was trained on: its digest is {manifest.digest}, and "
-                f"{digest} was expected."
-            )
+    if digest is not None and manifest.digest != digest:  # undamaged, so --repair would not change it
+        raise DataError(
+            f"{dataset} is another dataset than the run was trained on: its digest is {manifest.digest}, and {digest} was expected."
+        )
     return manifest
 
 

@@ -37,12 +37,13 @@ class LockRecord(Record):
 
 
 class Lock:
-    """An exclusive `flock` on a file, freed by the kernel when the last process that holds its descriptor ends.
+    """A `flock` on a file, freed by the kernel when the last process that holds its descriptor ends.
 
     Args:
         path: created where it does not exist; never deleted.
         wait: seconds to wait for another holder.
         setting: what names the folder that the file is in, for the message.
+        shared: several processes may hold it shared at once, and none of them is named in the file; otherwise it is exclusive.
 
     Raises:
         DataError: on entering, when the path is a folder.
@@ -50,8 +51,8 @@ class Lock:
         Busy: on entering, when another process still holds it; names host and process.
     """
 
-    def __init__(self, path: Path, wait: float = 0.0, setting: str = "runtime.home") -> None:
-        self.path, self.wait, self.setting = path, wait, setting
+    def __init__(self, path: Path, wait: float = 0.0, setting: str = "runtime.home", *, shared: bool = False) -> None:
+        self.path, self.wait, self.setting, self.shared = path, wait, setting, shared
 
     def __enter__(self) -> "Lock":
         try:
@@ -70,7 +71,8 @@ class Lock:
             since = datetime.now(UTC).isoformat(timespec="seconds")
             record = LockRecord(pid=os.getpid(), host=socket.gethostname(), since=since)
             os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, record.model_dump_json().encode(), 0)
+            if not self.shared:
+                os.pwrite(self.fd, record.model_dump_json().encode(), 0)
         except BaseException:
             os.close(self.fd)
             raise
@@ -80,7 +82,7 @@ class Lock:
         deadline = time.monotonic() + self.wait
         while True:
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:

@@ -67,7 +67,7 @@ class Progress:
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(
-                f"{fault} Training does not start. Run 'infini-llama preprocess CONFIG --repair' to rebuild only the damaged files."
+                f"{fault} Training does not start. Run 'infini-llama preprocess CONFIG --repair' to rebuild what is damaged."
             ) from None
 
     def finish(self) -> None:

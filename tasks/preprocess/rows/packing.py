@@ -1,7 +1,7 @@
 """Rows of a split: where in its stream of tokens each begins, or, packed, which pieces of documents it holds; with numpy.
 
 Packed, a document longer than a row is cut into pieces that overlap by one token, the label of the one and the first input of the
-next, so that every token but a document's first is the target of exactly one row. Nothing is lost.
+next, so that every token but a document's first is the target of exactly one row. No target is lost.
 """
 
 from collections.abc import Callable

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -103,7 +104,8 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
         check(folder, "unit", checksums or (TABLE, COUNTS, LOST), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
-        remove(folder)
+        with suppress(FileNotFoundError):  # another preparation with this recipe has just removed it
+            remove(folder)
         return False
     return True
 

@@ -10,11 +10,12 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
-from infini_llama.tasks.preprocess.workers import Job, prepare_part_elsewhere, versions
+from infini_llama.tasks.preprocess.workers import Job, _dask, _ray, prepare_part_elsewhere, versions
 from support.stages import finish_build, start_build
 
 
@@ -73,6 +74,22 @@ def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine
     settings = data(files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257, "path": path}, engine=engine)
     with pytest.raises(DataError, match=r"^\S+bad\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
+    """The workers would wait forever for a pipe that nobody writes into."""
+    pytest.importorskip("distributed" if engine == "dask" else engine)
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "tokenizer.json").touch()
+    job = Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False))
+    part = Part([TextFile(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,))
+    open_pool = {"dask": _dask, "ray": _ray}[engine]
+    with pytest.raises(KeyboardInterrupt), open_pool(job, data(engine=engine), 1) as pool:
+        for _ in range(3):
+            pool.submit(part)
+        raise KeyboardInterrupt
 
 
 def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
-from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 from support.damage import flip
 
@@ -82,8 +82,9 @@ def test_another_dataset_under_the_same_name_is_refused(run_of, data, tmp_path):
     dataset, home = dataset_of(run), tmp_path / "other"
     shutil.rmtree(dataset)
     shutil.copytree(home / preprocess(data(validation_fraction=0.3), home).path, dataset)
-    with pytest.raises(DataError, match=str(dataset)):
+    with pytest.raises(DataError, match=str(dataset)) as refused:
         load_run(run)
+    assert not isinstance(refused.value, Damaged) and "--repair" not in str(refused.value), "it is undamaged"
     shutil.rmtree(dataset)
     with pytest.raises(DataError, match="was moved or removed"):
         load_run(run)

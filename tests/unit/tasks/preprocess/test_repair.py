@@ -7,10 +7,12 @@ import pytest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 
@@ -47,6 +49,24 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
     assert repaired == changed(reference, built=["tokens", "row tables"])
     assert preprocess(data(sequence_length=8), tmp_path).built == ("row tables",) and digests(folder) == before
     assert verify(repaired, tmp_path, "deep").ok
+
+
+def test_locks_of_a_repair_keep_other_builds_and_gc_out(data, built, dataset, monkeypatch):
+    home, _ = built
+    others = list[bool]()
+    move_aside = stage.move_aside
+
+    def moving(path: Path) -> Path:
+        for lock in (home / "locks" / f"dataset-{dataset.name[-12:]}.lock", home / "locks" / "units.lock"):
+            with pytest.raises(Busy), Lock(lock):
+                pass
+        with Lock(home / "locks" / "units.lock", shared=True):  # another preparation
+            others.append(True)
+        return move_aside(path)
+
+    flip(dataset / "tokenizer.json")
+    monkeypatch.setattr(stage, "move_aside", moving)
+    assert preprocess(data(), home, repair=True).built == ("tokens",) and others == [True]
 
 
 def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp_path):

@@ -165,6 +165,8 @@ def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_pat
     shutil.rmtree(tmp_path / reference.path)
     with Lock(tmp_path / "locks" / "prepare-0123456789ab.lock"):
         assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
+    with Lock(tmp_path / "locks" / "units.lock", shared=True):  # a preparation that began since the list was made
+        assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
     assert len(units) > 3
     assert paths(collect(tmp_path, ALL, yes=True)) == sorted([*units, *notes, half.relative_to(tmp_path).as_posix()])
     assert not (tmp_path / units[0]).exists() and not half.exists()
