@@ -51,7 +51,7 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     changes: dict[str, Any] = {"nnodes": nnodes}
     if environment.node_rank == "auto" and "node_rank" in stated:
         changes["node_rank"] = stated["node_rank"]
-    if environment.launcher == "local":
+    if environment.has_local_workers:
         if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
             changes["master_addr"] = address
         if environment.master_port == "auto" and (port := _number(variables, MASTER_PORT)):

@@ -20,7 +20,7 @@ from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.records.evaluation import Evaluations
-from infini_llama.tasks.records.plan import PatchedEnvironment
+from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
@@ -43,8 +43,8 @@ class Stages:
 
     preprocess: Callable[[Preparation], DatasetRef]
     verify: Callable[[DatasetRef, Path, str], VerifyReport]
-    patch_environment: Callable[[PipelineConfig, int], PatchedEnvironment]
-    train: Callable[[PipelineConfig, DatasetRef, PatchedEnvironment, str, bool], RunSummary]
+    patch_environment: Callable[[PipelineConfig, int], PlannedEnvironment]
+    train: Callable[[PipelineConfig, DatasetRef, PlannedEnvironment, str, bool], RunSummary]
     evaluate: Callable[[Path, EvaluationConfig], Evaluations]
     export: Callable[[Path], Path]
 
@@ -81,7 +81,7 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages
 
 
 def train_with_retries(
-    config: PipelineConfig, dataset: DatasetRef, environment: PatchedEnvironment, invocation: str, verify_on_read: bool
+    config: PipelineConfig, dataset: DatasetRef, environment: PlannedEnvironment, invocation: str, verify_on_read: bool
 ) -> RunSummary:
     """`train`, again after each failure that the policy of retries allows."""
     retries = retries_for(config.runtime)

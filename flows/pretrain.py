@@ -32,7 +32,7 @@ from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.records.evaluation import Evaluations
-from infini_llama.tasks.records.plan import PatchedEnvironment
+from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.task import closing_card
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -101,11 +101,11 @@ def _tasks(page: RunPage) -> Stages:
     def verify(dataset: DatasetRef, home: Path, level: str) -> VerifyReport:
         return verify_data(dataset, home, level, page)
 
-    def patch(config: PipelineConfig, vocab_size: int) -> PatchedEnvironment:
+    def patch(config: PipelineConfig, vocab_size: int) -> PlannedEnvironment:
         return patch_environment(config, vocab_size, page)
 
     def train(
-        config: PipelineConfig, dataset: DatasetRef, environment: PatchedEnvironment, invocation: str, on_read: bool
+        config: PipelineConfig, dataset: DatasetRef, environment: PlannedEnvironment, invocation: str, on_read: bool
     ) -> RunSummary:
         with closing_card(RunFolder.of(config.runtime).path, page) as ended:
             task = with_retries(retries_for(config.runtime))

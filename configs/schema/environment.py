@@ -92,6 +92,11 @@ class EnvironmentConfig(Section):
         "or --time=12:00:00.",
     )
 
+    @property
+    def has_local_workers(self) -> bool:
+        """Whether torchrun runs on this machine; with srun, the workers' machines are the nodes of an allocation."""
+        return self.launcher == "local"
+
     @field_validator("srun_options")
     @classmethod
     def _leave_the_options_of_the_launcher(cls, options: list[str]) -> list[str]:

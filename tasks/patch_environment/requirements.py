@@ -40,7 +40,7 @@ def check_requirements(config: PipelineConfig) -> None:
 def unmet(config: PipelineConfig) -> list[str]:
     """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
     problems: list[str] = []
-    if config.environment.launcher == "local":  # else the workers' packages and limits are another machine's
+    if config.environment.has_local_workers:  # else the workers' packages and limits are another machine's
         problems += [*_few_files(), *_few_addresses(), *_failing_imports(config)]
     return [*problems, *_contradicting_deepspeed_json(config)]
 

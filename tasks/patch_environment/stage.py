@@ -18,7 +18,7 @@ from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import explicit, plan_environment
 from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PatchedEnvironment, PinnedSettings
+from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PinnedSettings, PlannedEnvironment
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.filesystem import require_temporary_folder, require_usable
@@ -31,7 +31,7 @@ Exactness = Literal["lost", "doubtful", "kept"]
 
 def patch_environment(
     config: PipelineConfig, vocab_size: int | None = None, machine: Machine | None = None
-) -> PatchedEnvironment:
+) -> PlannedEnvironment:
     """The plan of a run: the one pinned at its first attempt if there is one, else a new one.
 
     Nothing is written: the training stage writes the record as environment.json once it has locked the run, so that a command
@@ -80,7 +80,7 @@ def patch_environment(
         facts=facts,
     )
     _log_plan(plan)
-    return PatchedEnvironment(plan=plan, record=record)
+    return PlannedEnvironment(plan=plan, record=record)
 
 
 def _log_plan(plan: EnvironmentPlan) -> None:

@@ -10,13 +10,13 @@ from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, EnvironmentRecord, PatchedEnvironment
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, EnvironmentRecord, PlannedEnvironment
 
 
 @task(
     name="patch-environment", task_run_name="patch-environment-{page.run}", cache_policy=NO_CACHE, persist_result=False
 )
-def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PatchedEnvironment:
+def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PlannedEnvironment:
     """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""
     environment = stage.patch_environment(config, vocab_size)
     with best_effort("the environment's card"):

@@ -18,7 +18,7 @@ class SampleRange(Record):
     end: int
 
 
-class LineageStage(Record):
+class LineageCurriculumStage(Record):
     """A stage of data.curriculum, and the digest of its row table."""
 
     sequence_length: int
@@ -41,7 +41,7 @@ class LineageDataset(Record):
     row_table_digest: str
     sequence_length: int
     weights: dict[str, float] | None = None
-    curriculum: tuple[LineageStage, ...] | None = None
+    curriculum: tuple[LineageCurriculumStage, ...] | None = None
 
 
 class Conversation(Record):

@@ -124,7 +124,7 @@ class EnvironmentRecord(Record):
     facts: MachineFacts
 
 
-class PatchedEnvironment(Record):
+class PlannedEnvironment(Record):
     """The result of patch-environment. plan: with the real values of `env`; record: to be written by the training stage."""
 
     plan: EnvironmentPlan

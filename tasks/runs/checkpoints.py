@@ -101,16 +101,16 @@ def read_state(checkpoint: Path) -> TrainState:
         raise Damaged(f"{checkpoint / STATE_FILE}: {first_fault(fault)}.") from None
 
 
-def newest_good(folder: Path, until: int | None = None) -> Path | None:
+def newest_with_damaged_moved_aside(folder: Path, until: int | None = None) -> Path | None:
     """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning."""
     # Listed anew each time: where one was pruned while it was read, there is a newer one.
     while paths := [path for path in named(folder) if until is None or step_of(path) <= until]:
-        if _is_good(paths[0]):
+        if _verify_or_move_aside(paths[0]):
             return paths[0]
     return None
 
 
-def _is_good(path: Path) -> bool:
+def _verify_or_move_aside(path: Path) -> bool:
     """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
     try:
         verify(path, checksums=True)
@@ -174,7 +174,7 @@ def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> l
     return [path for path in passing[keep:] if path != best_of(checkpoints)]
 
 
-def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
+def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
     """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
 
     A PATH is followed until the run has a good checkpoint of its own since (`resumed_before` remembers that it was followed), so
@@ -185,16 +185,16 @@ def choose(folder: Path, resume: str, resumed_before: str | None) -> Path | None
     if resume not in ("auto", "must", "best"):
         if resume == resumed_before:
             is_own = Path(resume).resolve().parent == folder.resolve()
-            if (carried_on := newest_good(folder)) or (
+            if (carried_on := newest_with_damaged_moved_aside(folder)) or (
                 is_own and not Path(resume).exists()
             ):  # a rollback went before it
                 return carried_on
         return _explicit(folder, Path(resume))
     while resume == "best" and (chosen := best(folder)) is not None:
-        if _is_good(chosen):
+        if _verify_or_move_aside(chosen):
             abandon_newer(folder, step_of(chosen))
             return chosen
-    chosen = newest_good(folder)
+    chosen = newest_with_damaged_moved_aside(folder)
     if chosen is None and resume == "must":
         raise ConfigError(
             f"runtime.resume=must, but {folder} has no valid checkpoint; use runtime.resume=auto to start from step 0."

@@ -63,7 +63,7 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
     RunFolder(run_dir).require_lineage()
     folder = RunFolder(run_dir).checkpoints
     if checkpoint == "latest":
-        chosen = checkpoints.newest_good(folder)
+        chosen = checkpoints.newest_with_damaged_moved_aside(folder)
     else:
         chosen = checkpoints.best(folder) if checkpoint == "best" else folder / checkpoint
     if chosen is None or not chosen.is_dir() or chosen.parent != folder:

@@ -33,7 +33,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lock
 from infini_llama.tasks.storage.record_files import unreadable
 from infini_llama.tasks.train.hangs import HangDetector, Hung
-from infini_llama.tasks.train.launch import Workers, start
+from infini_llama.tasks.train.launch import TorchrunWorkers, start
 from infini_llama.tasks.train.outcome import Evidence, Outcome, exception_of, outcome_of
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.stopping import stop_workers
@@ -70,12 +70,14 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         Busy: another process has taken the run; the workers were ended at once.
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
-    run, plan, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
+    run, environment, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
     # A request to stop is handled while the workers are watched; before and after, it would leave the attempt without a record.
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locked.locks])
+            workers = start(
+                attempt_dir, environment, settings, attempt.grace_period, [lock.fd for lock in locked.locks]
+            )
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
@@ -84,13 +86,14 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
             if is_refused:
                 return outcome
             raise
-        if plan.nnodes > 1 and settings.launcher == "local":
-            log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
+        if environment.nnodes > 1 and settings.has_local_workers:
+            log.info("%d nodes train: start `infini-llama join %s` on each other machine", environment.nnodes, run.path)
         evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends
         outcome = outcome_of(evidence)
-        step = record_attempt(attempt, attempt_dir, outcome)
+        record_attempt(attempt, attempt_dir, outcome)
+        step = checkpoints.latest_step(run.checkpoints)
     if (ended := exception_of(outcome, evidence, run.path.name, step)) is not None:
         raise ended
     return outcome
@@ -150,15 +153,14 @@ def record_killed_attempts(run: RunFolder) -> int:
     return max(begun | recorded, default=0)
 
 
-def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) -> int:
-    """Add the end of an attempt to attempts.jsonl; returns the step of the newest checkpoint."""
+def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) -> None:
+    """Add the end of an attempt to attempts.jsonl."""
     run = RunFolder(attempt.run_dir)
-    step = checkpoints.latest_step(run.checkpoints)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=attempt.invocation,
         from_step=attempt.from_step,
-        checkpoint_step=step,
+        checkpoint_step=checkpoints.latest_step(run.checkpoints),
         seconds=time.time() - attempt.started.wall,
         kind=outcome.kind,
         code=outcome.code,
@@ -175,11 +177,10 @@ def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) ->
         reserve.unlink(missing_ok=True)
         append_attempt(run, record)
     reserve.unlink(missing_ok=True)
-    return step
 
 
 def supervise(
-    attempt: AttemptPlan, workers: Workers, attempt_dir: Path, locked: LockedRun, signals: DeferredSignals
+    attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun, signals: DeferredSignals
 ) -> Evidence:
     """Watch the workers to their end, and leave no rank running; inside, signals are handled."""
     hang: str | None = None
@@ -206,13 +207,13 @@ def supervise(
     return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
 
 
-def watch(attempt: AttemptPlan, workers: Workers, attempt_dir: Path, locked: LockedRun) -> None:
+def watch(attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
-    config, plan = attempt.config, attempt.plan
+    config, environment = attempt.config, attempt.plan
     progress = Progress(RunFolder(attempt.run_dir), attempt.max_steps, config.train.logging_steps)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
-    waits = plan.nnodes > 1 or config.environment.launcher == "srun"
-    hangs = HangDetector(attempt_dir, plan.world_size, config.runtime.hang_timeout, after_rendezvous=waits)
+    waits = environment.nnodes > 1 or not config.environment.has_local_workers
+    hangs = HangDetector(attempt_dir, environment.world_size, config.runtime.hang_timeout, after_rendezvous=waits)
     ended = False
     while not ended:
         ended = workers.poll() is not None

@@ -25,7 +25,7 @@ SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by 
 
 def start(
     attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig, grace_period: float, lock_fds: list[int]
-) -> "Workers":
+) -> "TorchrunWorkers":
     """Start the workers of the attempt in `attempt_dir`.
 
     Args:
@@ -38,17 +38,17 @@ def start(
     """
     log = attempt_dir / "torchrun.log"
     if settings.launcher == "srun":
-        command = srun(attempt_dir, plan, settings)
+        command = srun_command(attempt_dir, plan, settings)
         return SrunWorkers(
             spawn(command, log, plan.env, grace_period, lock_fds), attempt_dir, plan.world_size, plan.nnodes
         )
     endpoint = host_rendezvous(attempt_dir, plan)
-    command = torchrun(attempt_dir, plan, endpoint, is_host=True)
+    command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
     process = spawn(command, log, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
-    return Workers(process, attempt_dir, plan.world_size, plan.nnodes)
+    return TorchrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
-def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_host: bool) -> list[str]:
+def torchrun_command(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_host: bool) -> list[str]:
     """The command that starts this machine's workers of an attempt.
 
     Args:
@@ -73,7 +73,7 @@ def torchrun(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_ho
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def srun(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) -> list[str]:
+def srun_command(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) -> list[str]:
     """The command that starts torchrun once on every node: of the allocation that this process is in, or of one that srun requests."""
     command = [
         "srun",
@@ -136,8 +136,8 @@ def spawn(
 
 
 @dataclass(frozen=True)
-class Workers:
-    """torchrun with its ranks on this machine.
+class TorchrunWorkers:
+    """torchrun and its ranks on this machine.
 
     Attributes:
         process: torchrun.
@@ -200,7 +200,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class SrunWorkers(Workers):
+class SrunWorkers(TorchrunWorkers):
     """srun, with a torchrun and its ranks on every node."""
 
     def stop(self, grace_period: float) -> None:

@@ -28,7 +28,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
 )
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.train.launch import SLURM_STEP, Workers, spawn, torchrun, torchrun_environment
+from infini_llama.tasks.train.launch import SLURM_STEP, TorchrunWorkers, spawn, torchrun_command, torchrun_environment
 from infini_llama.tasks.train.outcome import Evidence, outcome_of
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
@@ -135,10 +135,10 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     """
     attempt = read_attempt_plan(attempt_dir)
     run = RunFolder(attempt_dir.parents[1])
-    command = torchrun(attempt_dir, attempt.plan, endpoint, is_host=False)
+    command = torchrun_command(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
     process = spawn(command, output, node_environment(attempt.plan, endpoint), attempt.grace_period, [])
-    workers = Workers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
+    workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
             time.sleep(POLL_SECONDS)
@@ -165,7 +165,7 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     if is_host:
         write_atomic(attempt_dir / SLURM_STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
-    command = torchrun(attempt_dir, plan, endpoint, is_host)
+    command = torchrun_command(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)
     environment[LAUNCHER] = str(os.getpid())
     # It is for the ranks, which install a handler; torchrun would end.

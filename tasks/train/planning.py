@@ -19,7 +19,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.lineage import Lineage, LineageDataset, LineageStage
+from infini_llama.tasks.records.lineage import Lineage, LineageCurriculumStage, LineageDataset
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
@@ -36,7 +36,7 @@ POLICIES = resume_policies(TrainingConfig)
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
 
 
-def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
+def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
     """Decide what the run `config.runtime.name` is, and write lineage.json and config.yaml; or refuse the folder.
 
     Raises:
@@ -49,7 +49,7 @@ def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
     initial = initial_weights(config.train.init_from, before)
     vocabulary = (initial or dataset).vocab_size
     model = LlamaConfig.from_dict(config.model.architecture(vocabulary, dataset.sequence_length))
-    _refuse_stages(config)
+    _refuse_short_curriculum(config)
     max_steps = _max_steps(config.train, dataset, home)
     refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     lineage = Lineage(
@@ -69,7 +69,7 @@ def claim_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
         _check_same_run(run, before, lineage)
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
-    _warn_of_unused_stages(config.data, lineage)
+    _warn_of_unused_curriculum(config.data, lineage)
     _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     run.write(run.lineage, lineage)
@@ -88,16 +88,16 @@ def plan_attempt(
     """The next attempt of a run.
 
     Args:
-        lineage: of `claim_run`, or as the last attempt's end has changed it.
+        lineage: of `bind_run`, or as the last attempt's end has changed it.
 
     Raises:
         ConfigError: runtime.resume names no checkpoint of this run.
     """
     run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
-    if resume in ("must", "never", "best") and is_retry(run, invocation):
+    if resume in ("must", "never", "best") and not is_first_attempt(run, invocation):
         resume = "auto"  # the rule holds for the first attempt of a command
-    chosen = checkpoints.choose(run.checkpoints, resume, lineage.resumed_from)
+    chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
     if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
         lineage = lineage.resuming(resume)
@@ -125,9 +125,9 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
     )
 
 
-def is_retry(run: RunFolder, invocation: str) -> bool:
-    """Whether this command has made an attempt before."""
-    return any(record.invocation == invocation for record in read_attempts(run))
+def is_first_attempt(run: RunFolder, invocation: str) -> bool:
+    """Whether this command has made no attempt before."""
+    return not any(record.invocation == invocation for record in read_attempts(run))
 
 
 def source_weights(data: DataConfig) -> dict[str, float] | None:
@@ -159,7 +159,7 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
     return steps
 
 
-def _refuse_stages(config: PipelineConfig) -> None:
+def _refuse_short_curriculum(config: PipelineConfig) -> None:
     """Check data.curriculum against the sections train and model.
 
     Raises:
@@ -181,7 +181,7 @@ def _last_steps(data: DataConfig, max_steps: int) -> tuple[int, ...]:
     return tuple(end if isinstance(end, int) else max(1, round(end * max_steps)) for end in ends)
 
 
-def _warn_of_unused_stages(data: DataConfig, lineage: Lineage) -> None:
+def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
     for stage, last_step in zip(data.curriculum, lineage.curriculum_ends, strict=True):
         log.info("sequences of %d tokens until step %d", stage.sequence_length, last_step)
         if last_step >= lineage.max_steps:
@@ -207,7 +207,7 @@ def _warn_of_limit(plan: EnvironmentPlan, lineage: Lineage) -> None:
 
 def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:
     stages = tuple(
-        LineageStage(**stage.model_dump(mode="json"), row_table_digest=table.row_table_digest)
+        LineageCurriculumStage(**stage.model_dump(mode="json"), row_table_digest=table.row_table_digest)
         for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
     )
     return LineageDataset(

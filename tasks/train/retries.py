@@ -106,7 +106,7 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
 
 def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
     """The newest valid checkpoint up to a step, None without one, and the samples consumed there."""
-    good = checkpoints.newest_good(run.checkpoints, step)
+    good = checkpoints.newest_with_damaged_moved_aside(run.checkpoints, step)
     return good, checkpoints.read_state(good).samples if good else 0
 
 

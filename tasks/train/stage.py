@@ -14,7 +14,7 @@ from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
+from infini_llama.tasks.records.plan import EnvironmentPlan, PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -23,7 +23,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import LockedRun, run_attempt
 from infini_llama.tasks.train.outcome import error_of
-from infini_llama.tasks.train.planning import claim_run, is_retry, plan_attempt
+from infini_llama.tasks.train.planning import bind_run, is_first_attempt, plan_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.stopping import grace_period
 
@@ -34,7 +34,7 @@ LOG_AGAIN_SECONDS = 60.0  # seconds between two lines about the same wait
 def train(
     config: PipelineConfig,
     dataset: DatasetRef,
-    environment: PatchedEnvironment,
+    environment: PlannedEnvironment,
     invocation: str,
     verify_on_read: bool = False,
     each_poll: Callable[[], None] = lambda: None,
@@ -61,15 +61,15 @@ def train(
     run = RunFolder.of(config.runtime)
     with hold_run(run, config.runtime, each_poll) as locked:
         plan = environment.plan
-        lineage = claim_run(config, dataset, plan)
+        lineage = bind_run(config, dataset, plan)
         run.write(run.environment, environment.record)
         if RunReader(run.path).result:
-            if config.runtime.resume == "never" and not is_retry(run, invocation):
+            if config.runtime.resume == "never" and is_first_attempt(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
-        is_local = config.environment.launcher == "local"
+        is_local = config.environment.has_local_workers
         with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], locked.poll) as gpus:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
             return attempts_until_finished(attempt, LockedRun((*locked.locks, *gpus), locked.poll))

@@ -11,7 +11,7 @@ from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import MetricsLine, TrainLine, ValidationLine
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
-from infini_llama.tasks.train.launch import Workers
+from infini_llama.tasks.train.launch import TorchrunWorkers
 
 log = logging.getLogger("infini_llama.train")
 COMMAND_END_SECONDS = 5.0  # that this process takes after its workers
@@ -39,7 +39,9 @@ def stop_seconds(lines: list[MetricsLine]) -> float:
     return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
-def stop_workers(attempt: AttemptPlan, workers: Workers, request: BaseException | None = None) -> BaseException | None:
+def stop_workers(
+    attempt: AttemptPlan, workers: TorchrunWorkers, request: BaseException | None = None
+) -> BaseException | None:
     """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
 
     What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it

@@ -24,7 +24,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.plan import EnvironmentPlan, PatchedEnvironment
+from infini_llama.tasks.records.plan import EnvironmentPlan, PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.retries import Retries
@@ -45,7 +45,7 @@ RUN_LEASE = 3600.0
 def train(
     config: PipelineConfig,
     dataset: DatasetRef,
-    environment: PatchedEnvironment,
+    environment: PlannedEnvironment,
     invocation: str,
     verify_on_read: bool,
     page: RunPage,
@@ -55,7 +55,7 @@ def train(
     A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
     """
     try:
-        is_local = config.environment.launcher == "local"
+        is_local = config.environment.has_local_workers
         slots = _gpu_slots(environment.plan) if is_local else contextlib.nullcontext()
         with slots, _progress(page):
             return stage.train(config, dataset, environment, invocation, verify_on_read, _raise_if_suspended)

@@ -88,7 +88,7 @@ def whole_and_newest(run: RunFolder, announced: int) -> None:
 
     from infini_llama.tasks.storage.tensors import load_tensors
 
-    newest = checkpoints.newest_good(run.checkpoints)
+    newest = checkpoints.newest_with_damaged_moved_aside(run.checkpoints)
     assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest
     assert not list(run.checkpoints.glob("*.damaged-*")), "a half-written checkpoint had a checkpoint's name"
     state = {f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"}

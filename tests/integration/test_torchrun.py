@@ -9,7 +9,7 @@ import pytest
 
 from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.records.status import Endpoint
-from infini_llama.tasks.train.launch import Workers, spawn, torchrun
+from infini_llama.tasks.train.launch import TorchrunWorkers, spawn, torchrun_command
 from infini_llama.tasks.train.rendezvous import LOOPBACK, host_rendezvous
 from support.hosts import can_make_hosts, on_nameless_host
 from support.records import make_plan
@@ -25,7 +25,7 @@ def start(folder: Path, command: list[str], variables: dict[str, str]) -> None:
 
 def command_of(folder: Path) -> list[str]:
     plan = make_plan(nproc_per_node=2)
-    return torchrun(folder, plan, host_rendezvous(folder, plan), is_host=True)
+    return torchrun_command(folder, plan, host_rendezvous(folder, plan), is_host=True)
 
 
 def test_torchrun_leaves_nothing_in_the_folder_of_temporary_files(tmp_path):
@@ -42,9 +42,11 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         with pytest.raises(PipelineError, match=r"environment\.master_port"):
             host_rendezvous(tmp_path, plan)
         endpoint = Endpoint(address=LOOPBACK, port=port, host="here")  # as if it had been free a moment before
-        process = spawn(torchrun(tmp_path, plan, endpoint, is_host=True), tmp_path / "torchrun.log", {}, 1.0, [])
+        process = spawn(
+            torchrun_command(tmp_path, plan, endpoint, is_host=True), tmp_path / "torchrun.log", {}, 1.0, []
+        )
         process.wait(100)
-    assert "master_port" in Workers(process, tmp_path, 2).hint()
+    assert "master_port" in TorchrunWorkers(process, tmp_path, 2).hint()
 
 
 @pytest.mark.skipif(not can_make_hosts(), reason="needs user namespaces, iproute2 and util-linux")

@@ -15,7 +15,7 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.planning import claim_run
+from infini_llama.tasks.train.planning import bind_run
 from support.records import make_plan
 
 
@@ -51,7 +51,7 @@ def make_run(
     config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
-    claim_run(config, dataset, make_plan())
+    bind_run(config, dataset, make_plan())
     lines: list[MetricsLine] = []
     for step in range(1, steps + 1):
         line = TrainLine(step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512)

@@ -12,7 +12,7 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
-from infini_llama.tasks.train.planning import claim_run
+from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from support.records import make_plan
 
@@ -29,7 +29,7 @@ def trained_run(
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
     shape = LlamaConfig.from_dict(fields)
-    lineage = claim_run(config, dataset, make_plan())
+    lineage = bind_run(config, dataset, make_plan())
     run.write(run.lineage, lineage.model_copy(update={"model": shape}))
     made = Llama(shape)
     with torch.no_grad():

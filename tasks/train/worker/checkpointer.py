@@ -138,18 +138,18 @@ class BackgroundSave:
         self.pending: Future[float] | None = None
         self.copies: Tensors = {}
 
-    def save(self, step: int, state: Tensors, scalars: JsonObject) -> None:
-        """Commit the state as it is now; in the background, return after one copy and the end of the previous save.
+    def save(self, step: int, tensors: Tensors, scalars: JsonObject) -> None:
+        """Commit the tensors as they are now; in the background, return after one copy and the end of the previous save.
 
         Raises:
             Exception: whatever made this save, or the pending one, fail.
         """
-        state = self._owned(state)
+        tensors = self._owned(tensors)
         if self.thread is None:
-            self._write(step, state, scalars)
+            self._write(step, tensors, scalars)
             return
         self.wait()
-        self.pending = self.thread.submit(self._write, step, self._copy(state), scalars)
+        self.pending = self.thread.submit(self._write, step, self._copy(tensors), scalars)
 
     def wait(self) -> float:
         """Wait for the pending save; return the seconds it took, 0 without one, or raise what it failed with."""
@@ -177,11 +177,11 @@ class BackgroundSave:
         finally:
             self.thread.shutdown(wait=False)
 
-    def _owned(self, state: Tensors) -> Tensors:
+    def _owned(self, tensors: Tensors) -> Tensors:
         """The tensors that this rank writes; of equal copies one rank writes each, so that all write about as many bytes."""
         loads: dict[tuple[int, int], int] = {}
         owned: Tensors = {}
-        for name, value in state.items():
+        for name, value in tensors.items():
             index, count = replica_of(value, self.ranks)
             owner = min(range(count), key=lambda replica: loads.get((count, replica), 0))
             loads[count, owner] = loads.get((count, owner), 0) + value.nbytes
@@ -189,21 +189,21 @@ class BackgroundSave:
                 owned[name] = value
         return owned
 
-    def _copy(self, state: Tensors) -> Tensors:
-        """A copy of the state in host memory, the same memory each time."""
-        if self.copies.keys() != state.keys():
-            self.copies = {name: _empty_like(value) for name, value in state.items()}
-        for name, value in state.items():
+    def _copy(self, tensors: Tensors) -> Tensors:
+        """A copy of the tensors in host memory, the same memory each time."""
+        if self.copies.keys() != tensors.keys():
+            self.copies = {name: _empty_like(value) for name, value in tensors.items()}
+        for name, value in tensors.items():
             local_shard(self.copies[name]).copy_(local_shard(value), non_blocking=True)
         if self.ranks.device.type == "cuda":
             torch.cuda.synchronize()
         return self.copies
 
-    def _write(self, step: int, state: Tensors, scalars: JsonObject) -> float:
+    def _write(self, step: int, tensors: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
         if self.before_commit is not None:
             self.before_commit()
-        target = save_checkpoint(self.folder, step, state, scalars, self.ranks.saving_group)
+        target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
             checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)
             log.info("committed %s", target.name)

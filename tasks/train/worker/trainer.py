@@ -118,7 +118,7 @@ class Trainer:
 
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
-        self._warm_up()
+        self._run_discarded_pass()
         self.checkpointer.load_into(self.state, self.attempt.resume_from)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
@@ -171,8 +171,8 @@ class Trainer:
         """Whether the run needs no further step."""
         return self.state.is_finished(self.attempt.max_steps, self.attempt.config.train.early_stopping_patience)
 
-    def _warm_up(self) -> None:
-        """One throw-away forward and backward, and with train.compile the comparison with eager execution.
+    def _run_discarded_pass(self) -> None:
+        """Run one forward and backward pass and discard it, and with train.compile the comparison with eager execution.
 
         DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum gradients in another order than the
         uninterrupted one. All of this comes before the checkpoint is loaded: every attempt compares with the same initial weights, and

@@ -17,7 +17,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_attempt_plan
-from infini_llama.tasks.train.planning import claim_run, plan_attempt
+from infini_llama.tasks.train.planning import bind_run, plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
 
@@ -124,7 +124,7 @@ class Bench:
             self.references[cell["epoch"]] = preprocess(config.data, self.home)
         plan = plan_environment(config, self.facts)
         dataset = self.references[cell["epoch"]]
-        lineage = claim_run(config, dataset, plan)
+        lineage = bind_run(config, dataset, plan)
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)

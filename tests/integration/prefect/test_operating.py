@@ -40,7 +40,7 @@ def failing(*arguments):
     raise TrainFailed("the workers failed", exit_code=70)
 
 task.stage.train = failing
-config = SimpleNamespace(environment=SimpleNamespace(launcher="none"))
+config = SimpleNamespace(environment=SimpleNamespace(has_local_workers=False))
 
 @flow
 def training():

@@ -27,7 +27,7 @@ from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
-from infini_llama.tasks.train.planning import claim_run
+from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
 from support.records import make_plan
 
@@ -257,7 +257,7 @@ def starting(theirs, built, data):
 
     def begin(**changes):
         now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
-        return claim_run(PipelineConfig.model_validate(now), reference, make_plan())
+        return bind_run(PipelineConfig.model_validate(now), reference, make_plan())
 
     return path, run, begin
 

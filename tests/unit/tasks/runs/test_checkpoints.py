@@ -11,10 +11,10 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import (
     best,
     checkpoint_path,
-    choose,
+    choose_and_abandon_newer,
     committed,
     latest_step,
-    newest_good,
+    newest_with_damaged_moved_aside,
     point_and_prune,
 )
 from infini_llama.tasks.storage.artifacts import Damaged, check, remove, staging
@@ -40,7 +40,7 @@ def steps(folder) -> list[int]:
 def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, caplog):
     damage(checkpoint_path(folder, 30))
     (checkpoint_path(folder, 20) / "weights").unlink()
-    assert newest_good(folder) == checkpoint_path(folder, 10)
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10)
     assert {path.name for path in folder.iterdir()} >= {"step-00000030.damaged-1", "step-00000020.damaged-1"}
     assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
 
@@ -59,7 +59,7 @@ def test_the_lowest_validation_loss_is_the_best(folder):
 
 def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
     damage(checkpoint_path(folder, 20))
-    assert choose(folder, "best", None) == checkpoint_path(folder, 10)
+    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)
     assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
     assert [path.name for path in (folder / "abandoned").iterdir()] == ["step-00000030"]
 
@@ -74,7 +74,7 @@ def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(folder, 
         return check(path, kind, checksums)
 
     monkeypatch.setattr(checkpoints, "check", pruned_meanwhile)
-    assert newest_good(folder) == checkpoint_path(folder, 40)
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 40)
     assert not list(folder.glob("*.damaged-*"))
 
 
@@ -100,37 +100,39 @@ def test_steps_beyond_eight_digits_still_order(folder):
     add_checkpoint(folder, 99_999_999)
     add_checkpoint(folder, 100_000_000)
     assert latest_step(folder) == 100_000_000
-    assert newest_good(folder) == checkpoint_path(folder, 100_000_000)
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 100_000_000)
 
 
 def test_rules(folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert choose(empty, "auto", None) is None and choose(empty, "never", None) is None
-    assert choose(folder, "auto", None) == checkpoint_path(folder, 30)
+    assert (
+        choose_and_abandon_newer(empty, "auto", None) is None and choose_and_abandon_newer(empty, "never", None) is None
+    )
+    assert choose_and_abandon_newer(folder, "auto", None) == checkpoint_path(folder, 30)
     with pytest.raises(ConfigError, match="has checkpoints"):
-        choose(folder, "never", None)
+        choose_and_abandon_newer(folder, "never", None)
     with pytest.raises(ConfigError, match="checkpoint"):
-        choose(empty, "must", None)
+        choose_and_abandon_newer(empty, "must", None)
     with pytest.raises(ConfigError, match="not a folder"):
-        choose(folder, str(tmp_path / "nowhere"), None)
+        choose_and_abandon_newer(folder, str(tmp_path / "nowhere"), None)
 
 
 def test_going_back_moves_newer_ones_to_abandoned_once(folder):
     wanted = checkpoint_path(folder, 10)
-    assert choose(folder, str(wanted), None) == wanted
+    assert choose_and_abandon_newer(folder, str(wanted), None) == wanted
     assert steps(folder) == [10]
     assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000020", "step-00000030"]
     add_checkpoint(folder, 20)
-    assert choose(folder, str(wanted), str(wanted)) == checkpoint_path(folder, 20), (
+    assert choose_and_abandon_newer(folder, str(wanted), str(wanted)) == checkpoint_path(folder, 20), (
         "the second time the same command carries on"
     )
 
 
 def test_the_best_pointer_follows_two_rollbacks_which_keep_their_records(folder):
-    assert choose(folder, "best", None) == checkpoint_path(folder, 20)
+    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
     add_checkpoint(folder, 30, 5.0)
-    assert choose(folder, "best", None) == checkpoint_path(folder, 20)
+    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
     assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000030", "step-00000030-2"]
 
 
@@ -138,12 +140,14 @@ def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     theirs = checkpoint_path(folder, 20)
-    assert choose(mine, str(theirs), None) == theirs
-    assert choose(mine, str(theirs), str(theirs)) == theirs, "an attempt that saved nothing does not forget it"
+    assert choose_and_abandon_newer(mine, str(theirs), None) == theirs
+    assert choose_and_abandon_newer(mine, str(theirs), str(theirs)) == theirs, (
+        "an attempt that saved nothing does not forget it"
+    )
     add_checkpoint(mine, 25)
-    assert choose(mine, str(theirs), str(theirs)) == checkpoint_path(mine, 25)
+    assert choose_and_abandon_newer(mine, str(theirs), str(theirs)) == checkpoint_path(mine, 25)
     with pytest.raises(ConfigError, match="another run"):
-        choose(mine, str(theirs), None)
+        choose_and_abandon_newer(mine, str(theirs), None)
 
 
 def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
@@ -151,17 +155,17 @@ def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
     shutil.copytree(checkpoint_path(folder, 20), copy)
     assert steps(folder) == [30, 20, 10] and latest_step(folder) == 30
     with pytest.raises(Damaged, match="step-00000040"):
-        choose(folder, str(copy), None)
-    assert newest_good(folder) == checkpoint_path(folder, 30)
+        choose_and_abandon_newer(folder, str(copy), None)
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 30)
     assert (folder / "step-00000040.damaged-1").is_dir() and "step-00000040 is damaged" in caplog.text
 
 
 def test_a_renamed_copy_is_still_valid(folder, tmp_path):
     copy = Path(shutil.copytree(checkpoint_path(folder, 20), tmp_path / "kept" / "the good one"))
     (tmp_path / "mine").mkdir()
-    assert choose(tmp_path / "mine", str(copy), None) == copy
+    assert choose_and_abandon_newer(tmp_path / "mine", str(copy), None) == copy
     within = checkpoint_path(folder, 20).rename(folder / "step-20-renamed")
-    assert choose(folder, str(within), None) == within
+    assert choose_and_abandon_newer(folder, str(within), None) == within
     assert steps(folder) == [10], "the newer one is abandoned"
 
 
@@ -171,7 +175,7 @@ def test_going_back_moves_damaged_ones_away_too(folder, resume):
     add_checkpoint(folder, 40)
     (checkpoint_path(folder, 40) / "weights").write_bytes(b"short")
     wanted = checkpoint_path(folder, 20)
-    assert choose(folder, "best" if resume == "best" else str(wanted), None) == wanted
+    assert choose_and_abandon_newer(folder, "best" if resume == "best" else str(wanted), None) == wanted
     assert {path.name for path in folder.iterdir()} - {"latest", "best"} == {
         "step-00000010",
         "step-00000020",

@@ -9,7 +9,7 @@ import pytest
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs import gc
-from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_good, step_of
+from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_with_damaged_moved_aside, step_of
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import list_runs
@@ -58,7 +58,7 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, 
     assert paths(collect(home, ALL, yes=True)) == expected
     assert not any(path.exists() for path in [*left, half])
     assert paths(collect(home, ALL, yes=False)) == []
-    assert step_of(newest_good(run / "checkpoints")) == 60
+    assert step_of(newest_with_damaged_moved_aside(run / "checkpoints")) == 60
 
 
 def test_younger_files_are_kept(home):

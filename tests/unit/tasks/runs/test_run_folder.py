@@ -9,7 +9,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
-from infini_llama.tasks.train.planning import claim_run
+from infini_llama.tasks.train.planning import bind_run
 from support.records import make_attempt, make_dataset, make_plan
 
 DATASET = make_dataset()
@@ -21,22 +21,22 @@ def config_in(home: Path, **sections: dict) -> PipelineConfig:
 
 
 def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplog):
-    claim_run(config_in(tmp_path), DATASET, make_plan())
-    claim_run(config_in(tmp_path, train={"logging_steps": 3}), DATASET, make_plan())
+    bind_run(config_in(tmp_path), DATASET, make_plan())
+    bind_run(config_in(tmp_path, train={"logging_steps": 3}), DATASET, make_plan())
     assert not caplog.text
-    claim_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
+    bind_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
     assert "train.document_masking: False before, True now" in caplog.text
     with pytest.raises(ConfigError, match=r"train\.seed: 1234 before, 1 now"):
-        claim_run(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
+        bind_run(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
 
 
 def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
     run, config = RunFolder(tmp_path / "runs" / "mine"), config_in(tmp_path, train={"micro_batch_size": 8})
-    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=8))
+    lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))
     run.write(run.lineage, lineage.with_limit(2))
-    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=2))
+    lineage = bind_run(config, DATASET, make_plan(micro_batch_size=2))
     assert lineage.micro_batch_limit == 2 and not caplog.text
-    lineage = claim_run(config, DATASET, make_plan(micro_batch_size=8))
+    lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))
     assert make_attempt(run.path, config, plan=make_plan(micro_batch_size=8), lineage=lineage).micro_batch_size == 2
     assert [record.args for record in caplog.records] == [(8, 2)]
 
@@ -49,7 +49,7 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
         curriculum=[{"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}]
     )
     configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
-    begun, resumed = (claim_run(config, dataset, make_plan()) for config in configs)
+    begun, resumed = (bind_run(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
     attempt = make_attempt(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
     assert attempt.shorter_rows == (("short", 50 * configs[1].train.global_batch_size),)

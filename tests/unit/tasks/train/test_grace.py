@@ -8,7 +8,7 @@ from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train import stopping
-from infini_llama.tasks.train.launch import Workers
+from infini_llama.tasks.train.launch import TorchrunWorkers
 from infini_llama.tasks.train.stopping import grace_period, notify_systemd, stop_seconds, stop_workers
 from support.records import make_attempt, make_plan
 
@@ -38,7 +38,7 @@ def test_systemds_stop_timeout_is_extended(tmp_path, monkeypatch):
         assert systemd.recv(200) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=44000000"
 
 
-class Interrupted(Workers):
+class Interrupted(TorchrunWorkers):
     """Workers whose stop is interrupted by each of `requests` in turn, and then succeeds."""
 
     def __init__(self, *requests: BaseException) -> None:

@@ -13,7 +13,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.train.planning import claim_run, plan_attempt
+from infini_llama.tasks.train.planning import bind_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
@@ -36,7 +36,7 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         run = RunFolder(home / "runs" / name)
         dataset, plan = reference, make_plan()
         attempt = plan_attempt(
-            config, dataset, plan, claim_run(config, dataset, plan), invocation="", verify_on_read=False
+            config, dataset, plan, bind_run(config, dataset, plan), invocation="", verify_on_read=False
         )
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)

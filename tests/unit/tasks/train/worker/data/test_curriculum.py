@@ -12,7 +12,7 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.planning import claim_run
+from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
@@ -102,7 +102,7 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
 
     def shorter_rows(home: str, stages: list[dict], **changes) -> tuple[tuple[str, int], ...]:
         settings = config(str(tmp_path / home), curriculum=stages, **changes)
-        lineage = claim_run(settings, dataset, make_plan())
+        lineage = bind_run(settings, dataset, make_plan())
         return make_attempt(tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage).shorter_rows
 
     shares = [length | {"until": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
