@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
 
 def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
-    monkeypatch.setattr(local, "torchrun", lambda *_, **__: [sys.executable, "-c", ""])
+    monkeypatch.setattr(local, "torchrun_command", lambda *_, **__: [sys.executable, "-c", ""])
     (tmp_path / "text").mkdir()
     for number in range(24):
         words = f"Text {number}, of a few words, again and again.\n" * 20

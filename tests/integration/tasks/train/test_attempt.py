@@ -56,7 +56,7 @@ def train(run, monkeypatch):
     def command(attempt_dir: Path, *_: object, **__: object) -> list[str]:
         return [sys.executable, "-c", WORKER, str(attempt_dir)]
 
-    monkeypatch.setattr(local, "torchrun", command)
+    monkeypatch.setattr(local, "torchrun_command", command)
     own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
 
     def make(each_poll=lambda: None, **sections):
