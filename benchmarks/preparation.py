@@ -49,7 +49,7 @@ Work = Callable[[], int]  # returns the tokens written
 def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from infini_llama.configs.loading import parse_config
     from infini_llama.tasks.preprocess.stage import preprocess
-    from infini_llama.tasks.preprocess.tokenizers.engines import choose_engine, refuse
+    from infini_llama.tasks.preprocess.tokenizers.engines import choose_engine, remember_comparison
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
     from infini_llama.tasks.storage.artifacts import read_dataset
 
@@ -62,7 +62,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     if engine == "gigatoken":
         choose_engine(load(data.tokenizer), checks)  # once a tokenizer, not once a corpus
     else:
-        refuse(load(data.tokenizer), checks, "this benchmark compares the engines")
+        remember_comparison(load(data.tokenizer), checks, "this benchmark compares the engines")
 
     def work() -> int:
         reference = preprocess(data, output)

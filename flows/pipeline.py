@@ -26,7 +26,7 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import MANIFEST, ROW_TABLES, Damaged, is_complete
+from infini_llama.tasks.storage.artifacts import MANIFEST, ROW_TABLES, Damaged, has_all_files
 from infini_llama.tasks.train.attempt import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
@@ -156,8 +156,8 @@ def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:
             return None
         folder = config.runtime.home / record.lineage.dataset.path
         dataset = changed(reference_for(config.data, folder, config.runtime.home), text=record.lineage.text)
-        whole = is_complete(folder, "dataset") and all(
-            is_complete(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in dataset.row_tables
+        whole = has_all_files(folder, "dataset") and all(
+            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in dataset.row_tables
         )
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
         return None

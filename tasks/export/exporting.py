@@ -27,7 +27,7 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
-from infini_llama.tasks.storage.artifacts import EXPORT, commit, is_complete, read_manifest, remove, staged, sync
+from infini_llama.tasks.storage.artifacts import EXPORT, commit, has_all_files, read_manifest, remove, staged, sync
 from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
@@ -73,14 +73,14 @@ def export_trained(run_dir: Path) -> Path:
     """
     chosen, output = find_checkpoint(run_dir, "latest"), RunFolder(run_dir).export
     key = read_manifest(chosen, checkpoints.KIND).digest
-    if is_complete(output, EXPORT, key):
+    if has_all_files(output, EXPORT, key):
         log.info("%s was already exported", chosen.name)
         return output
     for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
         shutil.rmtree(left)
     with disk_full_as(f"the export in {output}"), staged(output) as folder:
         write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
-        if is_complete(output, EXPORT):  # of a checkpoint before
+        if has_all_files(output, EXPORT):  # of a checkpoint before
             remove(output)
         commit(folder, output, EXPORT, {"key": key})
     log.info("%s was exported to %s", chosen.name, output)

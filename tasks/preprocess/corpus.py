@@ -30,10 +30,10 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
     Filters,
-    KnownParts,
     Part,
     PartReader,
     PartReport,
+    PartReports,
     parts_of,
     place_of,
 )
@@ -129,7 +129,7 @@ class Corpus:
             mark = section.answer_after
             self.sources.append(SourceParts(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
-        self.earlier_reports = KnownParts(home / "units" / "parts", self.filters)
+        self.earlier_reports = PartReports(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
 
     @property
@@ -196,7 +196,7 @@ class Corpus:
             DataError, PipelineError, EngineDiffers: see `prepare_parts`.
         """
         self.recall()
-        missing = [part for part in self.parts if not self._is_prepared(part, recipe, checksums)]
+        missing = [part for part in self.parts if not self._verify_or_remove_units(part, recipe, checksums)]
         if len(missing) < len(self.parts):
             log.info(
                 "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
@@ -213,7 +213,8 @@ class Corpus:
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
         return choice
 
-    def _is_prepared(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
+    def _verify_or_remove_units(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
+        """Whether the part was read and all of its units are there; see `verify_or_remove`."""
         if (report := self.reports.get(part)) is None:
             return False
         verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
@@ -290,7 +291,7 @@ class Corpus:
             files=tuple(f"{name}: {losses[name][1]:,} bytes" for name in worst[:NAMED]),
         )
 
-    def tokenizer(self) -> Tokenizer:
+    def load_or_train_tokenizer(self) -> Tokenizer:
         """The given tokenizer, or the one that is learned from the training text, once: it is kept for the next build.
 
         Raises:
@@ -335,13 +336,15 @@ class Corpus:
                 for documents in self._units(part):
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
-        mixed = sorted(chain.from_iterable(source.mixed for source in self.sources), key=lambda part: not part.held_out)
-        has_copies = bool(mixed) and not mixed[-1].held_out
+        mixed = sorted(
+            chain.from_iterable(source.mixed for source in self.sources), key=lambda part: not part.held_out_share
+        )
+        has_copies = bool(mixed) and not mixed[-1].held_out_share
         for part in mixed:
             for documents in self._units(part):
                 hashes = list(map(xxh3_128_digest, documents.texts))
                 table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
-                is_validation = is_held_out(table, part.held_out).tolist()
+                is_validation = is_held_out(table, part.held_out_share).tolist()
                 for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
                     if is_out and has_copies:
                         held_out.add(digest)

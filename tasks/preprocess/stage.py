@@ -22,14 +22,14 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
 from infini_llama.tasks.preprocess.rows.references import dataset_ref
-from infini_llama.tasks.preprocess.rows.tables import choose_device, row_table_key, with_curriculum, write_table
+from infini_llama.tasks.preprocess.rows.tables import require_device, row_table_key, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     WORTH_A_FAST_ENGINE,
     EngineDiffers,
     choose_engine,
     reference_engine,
-    refuse,
+    remember_comparison,
 )
 from infini_llama.tasks.preprocess.tokenizers.expressed import keeps_text
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, token_bytes
@@ -46,7 +46,7 @@ from infini_llama.tasks.storage.artifacts import (
     check,
     commit,
     file_checksum,
-    is_complete,
+    has_all_files,
     move_aside,
     read_dataset,
     read_row_table,
@@ -74,7 +74,7 @@ def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
 
 
 @dataclass(frozen=True)
-class _Tokenized:
+class _Tokenization:
     """The means by which the text was tokenized.
 
     Attributes:
@@ -156,7 +156,7 @@ class Preparation:
                     self._set_damaged_aside(planned)
             reference = self.lookup()
             if reference is None:
-                choose_device(self.data.device, self.data.packing)  # a missing one is refused before the work
+                require_device(self.data.device)  # before the work
                 tokenized = self._tokenize(repair)
                 planned = self._planned()
                 with self._locked_dataset(planned):
@@ -199,8 +199,8 @@ class Preparation:
 
     def _is_complete(self, planned: DatasetPlan) -> bool:
         folder = self._folder(planned)
-        return is_complete(folder, "dataset", planned.key) and all(
-            is_complete(folder / ROW_TABLES / table.row_table, ROW_TABLES, table.row_table_key)
+        return has_all_files(folder, "dataset", planned.key) and all(
+            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES, table.row_table_key)
             for table in planned.row_tables
         )
 
@@ -230,10 +230,10 @@ class Preparation:
                 log.warning("%s It was moved to %s.", fault, aside)
                 self.aside = aside if kind == "dataset" else self.aside
 
-    def _tokenize(self, repair: bool) -> _Tokenized:
+    def _tokenize(self, repair: bool) -> _Tokenization:
         """Writes the units that are missing, and with `repair` those of which a byte is wrong."""
         data, corpus, checks = self.data, self.corpus, self.home / "engine-checks"
-        tokenizer = corpus.tokenizer()
+        tokenizer = corpus.load_or_train_tokenizer()
         eos = end_of_text(tokenizer, data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
@@ -242,18 +242,18 @@ class Preparation:
             workers = corpus.prepare(recipe, repair)
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
-            refuse(tokenizer, checks, str(fault))
+            remember_comparison(tokenizer, checks, str(fault))
             remove(recipe.folder)  # all of its units may be wrong
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine)
             workers = corpus.prepare(recipe, repair)
-        return _Tokenized(tokenizer, recipe, engine, workers)
+        return _Tokenization(tokenizer, recipe, engine, workers)
 
-    def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenized) -> list[str]:
-        """Builds the levels of the dataset that are missing or damaged, and returns their names."""
+    def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenization) -> list[str]:
+        """Builds the levels of the dataset that are missing or lack files of their manifests, and returns their names."""
         built: list[str] = []
         folder = self._folder(planned)
-        if not is_complete(folder, "dataset", planned.key):
+        if not has_all_files(folder, "dataset", planned.key):
             aside = _clear(folder) or self.aside
             self._build_tokens(planned, tokenized)
             built.append("tokens")
@@ -262,14 +262,14 @@ class Preparation:
         for section in with_curriculum(self.data):
             key = row_table_key(section, planned.key)
             table = folder / ROW_TABLES / key[:12]
-            if not is_complete(table, ROW_TABLES, key):
+            if not has_all_files(table, ROW_TABLES, key):
                 _clear(table)
                 write_table(section, folder, table, key)
                 if "row tables" not in built:
                     built.append("row tables")
         return built
 
-    def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenized) -> None:
+    def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenization) -> None:
         """Writes the token level of the dataset from the units of the text."""
         data, folder = self.data, self._folder(planned)
         texts = sections(data)

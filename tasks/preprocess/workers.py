@@ -37,7 +37,7 @@ WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Pyth
 WORKER_MEMORY = 2**29  # bytes: the text and tokens of a unit, and in a process the interpreter and an engine
 ADDRESSES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 AHEAD = 4  # parts submitted beyond one per worker
-LOSSES = 3  # workers of a cluster that may die at one part before the build fails
+MOST_DEATHS = 3  # of workers of a cluster at one part: then the build fails
 PACKAGES = ("infini-llama", "tokenizers", "gigatoken", "pyarrow", "numpy", "msgspec", "xxhash", "python")
 
 
@@ -56,12 +56,12 @@ class Pool:
     Attributes:
         size: how many there are.
         submit: starts `prepare_part` for one part on any of them.
-        lost: raised by the future of a part whose worker was killed, or whose machine was lost.
+        worker_died: raised by the future of a part whose worker was killed, or whose machine was lost.
     """
 
     size: int
     submit: Callable[[Part], "Future[PartReport]"]
-    lost: tuple[type[Exception], ...]
+    worker_died: tuple[type[Exception], ...]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def prepare_parts(
                 part = pending.pop(future)
                 try:
                     report = future.result()
-                except pool.lost:
+                except pool.worker_died:
                     raise PipelineError(
                         f"a worker of preprocess was killed at or near {part}, perhaps for lack of memory. Finished units are "
                         "kept: run the same command again, with more memory per worker (a smaller data.num_workers)."
@@ -264,7 +264,7 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
     with _installed(data):
         distributed, config = import_module("distributed"), import_module("dask").config
     local = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
-    with config.set({"distributed.scheduler.allowed-failures": LOSSES - 1}):
+    with config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
         try:
             client = distributed.Client(
                 **({} if os.environ.get(ADDRESSES["dask"]) else local), timeout=30, set_as_default=False
@@ -301,12 +301,15 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
     except Exception as fault:  # Ray raises bare exceptions where a process of it does not start in time
         raise _not_started("ray", fault) from None
     with context:
-        driver_versions, remote = versions(), ray.remote(max_retries=LOSSES - 1, num_cpus=1)(prepare_part_elsewhere)
+        driver_versions, remote = (
+            versions(),
+            ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(prepare_part_elsewhere),
+        )
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
             faults = ray.exceptions
-            lost = (faults.WorkerCrashedError, faults.OutOfMemoryError, faults.NodeDiedError)
-            yield Pool(size, lambda part: remote.remote(job, part, driver_versions).future(), lost)
+            worker_died = (faults.WorkerCrashedError, faults.OutOfMemoryError, faults.NodeDiedError)
+            yield Pool(size, lambda part: remote.remote(job, part, driver_versions).future(), worker_died)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 

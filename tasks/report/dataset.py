@@ -46,7 +46,7 @@ from infini_llama.tasks.records.manifest import (
     Provenance,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, is_complete, read_dataset, read_row_table, row_tables
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, has_all_files, read_dataset, read_row_table, row_tables
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
 
 SAMPLES = 3
@@ -63,7 +63,7 @@ def describe(path: Path) -> DatasetSummary:
     """
     manifest = read_dataset(path)
     content, meta = manifest.content, manifest.meta
-    tables = [folder for folder in row_tables(path) if is_complete(folder, ROW_TABLES)]
+    tables = [folder for folder in row_tables(path) if has_all_files(folder, ROW_TABLES)]
     summary = DatasetSummary(
         path=str(path),
         digest=manifest.digest,

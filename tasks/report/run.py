@@ -43,7 +43,7 @@ from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_ru
 from infini_llama.tasks.report.dataset import built
 from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import EXPORT, is_complete
+from infini_llama.tasks.storage.artifacts import EXPORT, has_all_files
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.report")
@@ -329,6 +329,6 @@ def _places(path: Path) -> str:
         "logs of the workers": path / "logs",
         "TensorBoard": f"tensorboard --logdir {shlex.quote(str(path / 'tensorboard'))}",
     }
-    if is_complete(path / EXPORT, EXPORT):
+    if has_all_files(path / EXPORT, EXPORT):
         places["export for transformers"] = path / EXPORT
     return bullets(f"{name}: {code(place)}" for name, place in places.items())

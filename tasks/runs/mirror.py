@@ -25,7 +25,7 @@ from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
     check,
-    is_complete,
+    has_all_files,
     publish,
     read_manifest,
     staged,
@@ -126,7 +126,7 @@ class Mirror:
         Returns:
             whether it is there now.
         """
-        if is_complete(path, kind):  # a killed command had restored it
+        if has_all_files(path, kind):  # a killed command had restored it
             return True
         if not self._exists(f"{self.place(path)}/{MANIFEST}"):
             return False
@@ -234,7 +234,7 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
                 if not _of_another(mirror, run):
                     for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
                         _keep(mirror, run, checkpoint.path, KIND)
-                    if is_complete(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
+                    if has_all_files(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
                         _keep(mirror, run, export, EXPORT)
                     if last:
                         _records(mirror, run)

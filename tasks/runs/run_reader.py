@@ -37,7 +37,14 @@ from infini_llama.tasks.runs.run_folder import (
     read_metrics,
     size_of,
 )
-from infini_llama.tasks.storage.artifacts import EXPORT, ROW_TABLES, Damaged, is_complete, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import (
+    EXPORT,
+    ROW_TABLES,
+    Damaged,
+    has_all_files,
+    read_dataset,
+    read_row_table,
+)
 from infini_llama.tasks.storage.locks import lock_holder
 from infini_llama.tasks.storage.record_files import SHOWN, read_lines
 
@@ -215,7 +222,7 @@ class RunReader:
         newest = self.committed[0].digest
         lines = [line for line in self.evaluations if line.asked and line.asked.digest == newest]
         measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines]
-        measured += [EXPORT] if is_complete(self.folder.export, EXPORT, newest) else []
+        measured += [EXPORT] if has_all_files(self.folder.export, EXPORT, newest) else []
         return [kind for kind in listed if kind not in measured]
 
     @cached_property

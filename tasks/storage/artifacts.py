@@ -114,7 +114,7 @@ def commit(
     kind: str,
     meta: Mapping[str, object],
     content: Mapping[str, object] | None = None,
-    checksums: Mapping[str, str] | None = None,
+    computed: Mapping[str, str] | None = None,
 ) -> AnyManifest:
     """Turns the staged folder into the artifact `target`, all of it or nothing.
 
@@ -125,7 +125,7 @@ def commit(
         kind: what the artifact is: a key of FORMAT_VERSIONS.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
-        checksums: by relative path, of files whose writers computed them on the way; the others are read for theirs.
+        computed: checksums by relative path, of files whose writers computed them on the way; the others are read for theirs.
 
     Returns:
         the manifest; its digest proves bytes and content.
@@ -133,7 +133,7 @@ def commit(
     files = {}
     for relative in _files_below(staged_folder):
         size = (staged_folder / relative).stat().st_size
-        checksum = (checksums or {}).get(relative.as_posix()) or file_checksum(staged_folder / relative)
+        checksum = (computed or {}).get(relative.as_posix()) or file_checksum(staged_folder / relative)
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
     fields = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "files": files, "content": content or {}}
     created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -285,8 +285,8 @@ def readable(file: Path) -> Iterator[None]:
         raise Damaged(f"{file} cannot be read ({error.strerror}).") from None
 
 
-def is_complete(path: Path, kind: str, key: str | None = None) -> bool:
-    """Whether `check` without checksums passes."""
+def has_all_files(path: Path, kind: str, key: str | None = None) -> bool:
+    """Whether `check` without checksums passes: the manifest is whole, and every file is there at its size."""
     try:
         check(path, kind, checksums=False, key=key)
     except Damaged:

@@ -65,7 +65,7 @@ def survey(data: DataConfig) -> Survey:
             split[name] = []
             for unit, kept in zip(units, selection.kept[name], strict=True):
                 if len(kept):
-                    offsets, values = map_shard(unit.stream(name))
+                    offsets, values = map_shard(unit.shard_path(name))
                     documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
                     split[name] += [tokenizer.decode(ids) for ids, own in zip(documents, kept, strict=True) if own]
         names = [file.name for part in corpus.parts for file in part.files]

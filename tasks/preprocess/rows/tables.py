@@ -42,14 +42,11 @@ def row_table_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
     return key_of(key)
 
 
-def choose_device(requested: str, strategy: str) -> str:
-    """The device that computes row tables: the requested one for strategies ON_A_GPU; the CPU for others, and for auto.
-
-    A table of concat from a GPU's process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at 134
-    million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
+def require_device(requested: str) -> None:
+    """Refuse a requested GPU that is not there.
 
     Raises:
-        ConfigError: a GPU is requested, and there is none. torch is not imported to find out.
+        ConfigError: there is none. torch is not imported to find out.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     has_gpu = (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
@@ -57,6 +54,18 @@ def choose_device(requested: str, strategy: str) -> str:
         raise ConfigError(
             f"data.device={requested}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
         )
+
+
+def choose_device(requested: str, strategy: str) -> str:
+    """The device that computes row tables: the requested one for strategies ON_A_GPU; the CPU for others, and for auto.
+
+    A table of concat from a GPU's process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at 134
+    million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
+
+    Raises:
+        ConfigError: see `require_device`.
+    """
+    require_device(requested)
     return "cpu" if requested == "auto" or strategy not in ON_A_GPU else requested
 
 

@@ -47,7 +47,7 @@ def format_of(name: str, form: str = "auto") -> str | None:
     return parts[-1] if parts and parts[-1] in PLAIN + DATA_FORMATS else None
 
 
-def reading_of(path: Path | RemoteFile, form: str) -> list[str | int]:
+def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
     """How `read` takes a file: while it is the same, equal bytes are equal texts."""
     return [READER_VERSION, _format(path, form), _compression(path)]
 

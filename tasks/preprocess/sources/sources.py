@@ -112,14 +112,14 @@ class TextFile:
         except OSError:  # its reading raises a clear error
             return 0
 
-    def reading(self) -> list[str | int]:
+    def reader_key(self) -> list[str | int]:
         """How it is read: while it is the same, equal bytes are equal texts."""
-        return [] if self.made or self.dataset else formats.reading_of(self.path, self.format)
+        return [] if self.made or self.dataset else formats.reader_key(self.path, self.format)
 
     def stamp(self) -> list[Any] | None:
         """Values that stay the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
-            stamps = [(file.name, file.reading(), file.stamp()) for file in self.filler]
+            stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
             is_known = all(stamp is not None for *_, stamp in stamps)
             return [MADE_VERSION, *astuple(self.made), *stamps] if is_known else None
         if self.dataset:

@@ -54,11 +54,11 @@ class EngineDiffers(Exception):
     """During a build, the fast engine gave other IDs than the reference; what it encoded is not used."""
 
 
-def choose_engine(tokenizer: Tokenizer, cache: Path) -> EngineChoice:
+def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
     """The engine that encodes: the fast one where it is installed and gives the reference's IDs on the `golden` texts.
 
     Args:
-        cache: folder with a file per tokenizer and version that was compared.
+        notes: folder with a file per tokenizer and version that was compared.
     """
     try:
         number = version(FAST)
@@ -70,7 +70,7 @@ def choose_engine(tokenizer: Tokenizer, cache: Path) -> EngineChoice:
     ) as error:  # an installation can be broken in any way; it is not remembered, since it may be repaired
         fault = f"it cannot be imported ({_words(error)})"
     else:
-        fault = _compared(tokenizer, cache)
+        fault = _compared(tokenizer, notes)
         if fault is None:
             return EngineChoice(name=FAST, version=number, refused={})
     log.warning("%s %s is not used for this tokenizer: %s", FAST, version(FAST), fault)
@@ -82,26 +82,26 @@ def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
     return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused or {})
 
 
-def refuse(tokenizer: Tokenizer, cache: Path, fault: str | None) -> None:
-    """Remembers why the fast engine is not to be used for this tokenizer; None: it may be."""
-    cache.mkdir(parents=True, exist_ok=True)
-    write_atomic(_note(tokenizer, cache), json.dumps({"fault": fault}))
+def remember_comparison(tokenizer: Tokenizer, notes: Path, fault: str | None) -> None:
+    """Records the outcome of a comparison: why the fast engine is not to be used for this tokenizer; None: it may be."""
+    notes.mkdir(parents=True, exist_ok=True)
+    write_atomic(_note(tokenizer, notes), json.dumps({"fault": fault}))
 
 
-def _compared(tokenizer: Tokenizer, cache: Path) -> str | None:
+def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
     try:
-        return json.loads(_note(tokenizer, cache).read_text(encoding="utf-8"))["fault"]
+        return json.loads(_note(tokenizer, notes).read_text(encoding="utf-8"))["fault"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not compared yet, or a damaged note: it is compared (again)
     fault = compare(tokenizer, golden(tokenizer))
-    refuse(tokenizer, cache, fault)
+    remember_comparison(tokenizer, notes, fault)
     return fault
 
 
-def _note(tokenizer: Tokenizer, cache: Path) -> Path:
+def _note(tokenizer: Tokenizer, notes: Path) -> Path:
     number = version(FAST)
     key = key_of([FAST, number, version(REFERENCE), description_of(tokenizer)])
-    return cache / f"{FAST}-{number}-{key[:16]}.json"
+    return notes / f"{FAST}-{number}-{key[:16]}.json"
 
 
 def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:

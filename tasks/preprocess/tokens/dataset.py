@@ -157,7 +157,7 @@ def _write(
     source_unit: SourceUnit, split: str, kept: np.ndarray, folder: Path, written: WrittenSplit, has_prompts: bool
 ) -> None:
     unit, file = source_unit.unit, f"{split}/data-{len(written.shards):05d}.arrow"
-    stream, path, facts = unit.stream(split), folder / file, unit.manifest.content[split]
+    stream, path, facts = unit.shard_path(split), folder / file, unit.manifest.content[split]
     checksum, size = unit.manifest.files[stream.name].checksum, facts.bytes
     shortest, longest = facts.shortest_document, facts.longest_document
     if kept.all() and source_unit.has_prompts == has_prompts:

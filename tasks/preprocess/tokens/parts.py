@@ -40,8 +40,8 @@ class Part:
 
     Attributes:
         span: of the only file, the range to read; None: all of it.
-        held_out: share of its documents that are validation text: 1 of validation files; of training files data.validation_fraction, or
-            0 where validation files are named.
+        held_out_share: share of its documents that are validation text: 1 of validation files; of training files
+            data.validation_fraction, or 0 where validation files are named.
         size: bytes to read, as far as they are known.
         stamps: of each file when it was listed, what stays the same while its text does; None where nothing is known.
         answer_after: ends the prompt of each document (data.answer_after); empty where they have none.
@@ -49,7 +49,7 @@ class Part:
 
     files: Sequence[TextFile]
     span: Span | None
-    held_out: float
+    held_out_share: float
     size: int
     stamps: tuple[Stamp | None, ...]
     answer_after: str = ""
@@ -105,13 +105,13 @@ class Documents:
     Attributes:
         texts: in UTF-8.
         files: how many of them are from each file, in order.
-        held_out: share of them that is validation text; see `units.is_held_out`.
+        held_out_share: share of them that is validation text; see `units.is_held_out`.
         answer_after: ends the prompt of each, which is encoded apart; empty where they have none.
     """
 
     texts: list[bytes]
     files: list[tuple[TextFile, int]]
-    held_out: float
+    held_out_share: float
     answer_after: str = ""
 
     @cached_property
@@ -119,7 +119,7 @@ class Documents:
         """Name of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
-        digest.update(np.float64(self.held_out).tobytes() + lengths.tobytes())
+        digest.update(np.float64(self.held_out_share).tobytes() + lengths.tobytes())
         for batch in batches(self.texts, len):
             digest.update(b"".join(batch))
         return digest.hexdigest(16)
@@ -133,7 +133,7 @@ class Documents:
         raise IndexError(number)
 
 
-def parts_of(files: Iterable[TextFile], held_out: float, answer_after: str = "") -> list[Part]:
+def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str = "") -> list[Part]:
     """The parts of these files, in the order of their names.
 
     A run of small files ends where a hash of a file's name says so, so that a file more or less changes one run.
@@ -149,7 +149,7 @@ def parts_of(files: Iterable[TextFile], held_out: float, answer_after: str = "")
     def add(files: list[TextFile], span: Span | None, size: int) -> None:
         stamps = (file.stamp() for file in files)
         known = tuple(None if stamp is None else tuple(stamp) for stamp in stamps)
-        parts.append(Part(files, span, held_out, size, known, answer_after))
+        parts.append(Part(files, span, held_out_share, size, known, answer_after))
 
     for file in sorted(files, key=lambda file: file.name):
         size = file.size()
@@ -175,7 +175,7 @@ def _spans(file: TextFile) -> list[Span] | None:
         return None  # its reading raises a clear error
 
 
-class Stopped(Exception):
+class Abandoned(Exception):
     """The work is not needed any more, because another part of it failed or a stop was requested."""
 
 
@@ -206,7 +206,7 @@ class PartReader:
 
         Raises:
             DataError: something is damaged and is not to be skipped, or a file is not what it was when it was listed.
-            Stopped: `should_stop`.
+            Abandoned: `should_stop`.
         """
         for file, stamp in zip(self.part.files, self.part.stamps, strict=True):
             yield from self._read_file(file, stamp)
@@ -231,7 +231,7 @@ class PartReader:
         try:
             for batch in file.batches(self.part.span):
                 if self.should_stop():
-                    raise Stopped
+                    raise Abandoned
                 documents = self._documents(batch, file)
                 together = sum(map(len, documents)) + len(documents) * PER_DOCUMENT
                 if size + together <= UNIT_BYTES:
@@ -260,7 +260,7 @@ class PartReader:
             self.bad[named:] = [reason]
             self.bad_files += 1
             return
-        _refuse_changed(file, stamp)
+        _refuse_changed_text(file, stamp)
         if self.size + size > UNIT_BYTES:
             yield from self._end()
         self.waiting += texts
@@ -275,7 +275,7 @@ class PartReader:
             yield self._unit(texts, files)
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
-        documents = Documents(texts, files, self.part.held_out, self.part.answer_after)
+        documents = Documents(texts, files, self.part.held_out_share, self.part.answer_after)
         counts = tuple((self.numbers[file], count) for file, count in files)
         size = sum(map(len, texts))
         self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=size, files=counts))
@@ -304,7 +304,7 @@ class PartReader:
         return texts
 
 
-def _refuse_changed(file: TextFile, stamp: Stamp | None) -> None:
+def _refuse_changed_text(file: TextFile, stamp: Stamp | None) -> None:
     now = file.stamp()
     if stamp is not None and (now is None or tuple(now[:2]) != stamp[:2]):
         raise DataError(
@@ -313,7 +313,7 @@ def _refuse_changed(file: TextFile, stamp: Stamp | None) -> None:
         )
 
 
-class KnownParts:
+class PartReports:
     """Reports of parts that were read before, in a folder of small files; what is damaged or missing is read again."""
 
     def __init__(self, folder: Path, filters: Filters) -> None:
@@ -351,7 +351,7 @@ class KnownParts:
         if any(stamp is None for stamp in part.stamps):
             return None
         files = [
-            [place_of(file), file.text_column, file.reading(), stamp]
+            [place_of(file), file.text_column, file.reader_key(), stamp]
             for file, stamp in zip(part.files, part.stamps, strict=True)
         ]
         what = [
@@ -359,7 +359,7 @@ class KnownParts:
             UNIT_BYTES,
             self.filters.min_length,
             self.filters.skip_bad,
-            part.held_out,
+            part.held_out_share,
             part.answer_after,
             part.span,
             files,

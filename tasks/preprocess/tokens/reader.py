@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
-from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed
+from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed_bytes
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
 
@@ -218,7 +218,7 @@ class TokenReader:
 
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
         if self.verify_on_read:
-            refuse_changed(folder / name, table.files[name].checksum)
+            refuse_changed_bytes(folder / name, table.files[name].checksum)
         try:
             return map_array(folder / name)
         except (OSError, ValueError) as error:

@@ -97,7 +97,7 @@ class TokenStream:
         if number not in self.mapped:
             path = self.paths[number]
             if self.verify_on_read:
-                refuse_changed(path, self.checksums[number])
+                refuse_changed_bytes(path, self.checksums[number])
             offsets, values = map_shard(path)
             if len(values) != self.tokens[number]:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[number]}.")
@@ -109,7 +109,7 @@ class TokenStream:
         return self.mapped[number]
 
 
-def refuse_changed(path: Path, checksum: str) -> None:
+def refuse_changed_bytes(path: Path, checksum: str) -> None:
     """Raise DataError where a file does not have the bytes that its manifest states."""
     if not path.is_file() or file_checksum(path) != checksum:
         raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")

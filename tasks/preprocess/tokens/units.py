@@ -27,7 +27,7 @@ from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.expressed import Loss, losses_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
-from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Documents, Stopped, never
+from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Abandoned, Documents, never
 from infini_llama.tasks.preprocess.tokens.shards import (
     Stream,
     dtype_for,
@@ -117,11 +117,11 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
         should_stop: asked between batches of text, and between documents whose losses are counted.
 
     Raises:
-        Stopped: `should_stop`.
+        Abandoned: `should_stop`.
         DataError: a text becomes a special token, or has no answer.
         EngineDiffers: a fast engine gave other ids than the reference.
     """
-    name, held_out = documents.name, documents.held_out
+    name, held_out = documents.name, documents.held_out_share
     if verify_or_remove(recipe, name):
         return
     writer = _writer(recipe)
@@ -158,7 +158,7 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
             lost = list[Loss]()
             for text in documents.texts:
                 if should_stop():
-                    raise Stopped
+                    raise Abandoned
                 lost.append(writer.losses.of(text.decode()))
             save_array(folder / LOST, np.array(lost, dtype=np.int64))
         commit(folder, recipe.unit(name), "unit", {"key": name}, content)
@@ -189,7 +189,7 @@ class Unit:
     folder: Path
     manifest: UnitManifest
 
-    def stream(self, split: str) -> Path:
+    def shard_path(self, split: str) -> Path:
         """The Arrow stream of a split, which is there if it has documents."""
         return self.folder / f"{split}.arrow"
 
@@ -249,7 +249,7 @@ class _Writer:
         mark = documents.answer_after.encode()
         for numbers in batches(order.tolist(), sizes.tolist().__getitem__):
             if should_stop():
-                raise Stopped
+                raise Abandoned
             batch = [documents.texts[number] for number in numbers]
             try:
                 ids, offsets, prompts = encode_answers(engine, batch, mark)

@@ -15,7 +15,7 @@ from infini_llama.tasks.export.exporting import export, export_trained
 from infini_llama.tasks.runs.checkpoints import committed, read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.runs.mirror import Mirror
-from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, is_complete
+from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, has_all_files
 from infini_llama.tasks.storage.tensors import model_tensors
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
 def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a_whole(run_of, tmp_path):
     run, model = run_of(attention="infini")
     folder = export_trained(run)
-    assert folder == run / "export" and is_complete(folder, "export", committed(run / "checkpoints")[0].digest)
+    assert folder == run / "export" and has_all_files(folder, "export", committed(run / "checkpoints")[0].digest)
     theirs = opened(folder, trust_remote_code=True)
     ids = torch.randint(0, 300, (1, 30))
     assert torch.equal(theirs(ids).logits, model(ids))
@@ -293,4 +293,4 @@ def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a
     assert torch.equal(opened(folder, trust_remote_code=True)(ids).logits, model(ids))
     assert [path.name for path in run.glob("*export*")] == ["export"]
     (folder / "config.json").unlink()
-    assert is_complete(export_trained(run), "export")
+    assert has_all_files(export_trained(run), "export")

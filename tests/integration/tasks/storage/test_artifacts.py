@@ -19,7 +19,7 @@ from infini_llama.tasks.storage.artifacts import (
     check,
     commit,
     file_checksum,
-    is_complete,
+    has_all_files,
     move_aside,
     read_manifest,
     remove,
@@ -126,7 +126,7 @@ def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
     damaged = text[:start] + piece + data.draw(st.sampled_from([b"", text[start + len(piece) :], text[start:]]))
     (folder / MANIFEST).write_bytes(damaged)
     if damaged == text:
-        assert is_complete(folder, "dataset")
+        assert has_all_files(folder, "dataset")
     else:
         with pytest.raises(Damaged):
             read_manifest(folder, "dataset")
@@ -170,7 +170,7 @@ def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
     spoil(tmp_path / "data")
     with pytest.raises(Damaged, match=re.escape(named)):
         check(tmp_path / "data", "dataset", checksums=False)
-    assert not is_complete(tmp_path / "data", "dataset")
+    assert not has_all_files(tmp_path / "data", "dataset")
 
 
 def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
@@ -178,7 +178,7 @@ def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
     with pytest.raises(Damaged, match=r"dataset.*checkpoint"):
         check(tmp_path / "data", "checkpoint", checksums=False)
     (tmp_path / "data" / "a.bin").write_bytes(b"First")
-    assert is_complete(tmp_path / "data", "dataset")
+    assert has_all_files(tmp_path / "data", "dataset")
     with pytest.raises(Damaged, match=r"a\.bin"):
         check(tmp_path / "data", "dataset", checksums=True)
 
@@ -259,7 +259,7 @@ def test_a_manifest_of_wrong_types_is_damaged_despite_its_checksum(tmp_path, cha
     forge(folder, **change)
     with pytest.raises(Damaged, match=MANIFEST):
         check(folder, "dataset", checksums=True)
-    assert not is_complete(folder, "dataset")
+    assert not has_all_files(folder, "dataset")
 
 
 def test_write_atomic_replaces_the_text_or_leaves_the_old_one(tmp_path):
@@ -312,7 +312,7 @@ def test_a_temporarily_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
 from pathlib import Path
-from infini_llama.tasks.storage.artifacts import commit, is_complete, set_pointer, staging
+from infini_llama.tasks.storage.artifacts import commit, has_all_files, set_pointer, staging
 home = Path(sys.argv[1])
 
 def killed_at(step, events, action):
@@ -341,7 +341,7 @@ def write(target):
 for step in range(1, 1000):
     target = home / str(step)
     ended = killed_at(step, ("open", "os.", "shutil."), lambda: write(target))
-    print(step, ended, target.exists(), is_complete(target, "dataset"))
+    print(step, ended, target.exists(), has_all_files(target, "dataset"))
     if ended == 0:
         break
 """

@@ -15,7 +15,7 @@ from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokenizers.expressed import Losses, has_all_bytes, keeps_text
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes, train
-from infini_llama.tasks.preprocess.tokens.parts import Documents, Stopped
+from infini_llama.tasks.preprocess.tokens.parts import Abandoned, Documents
 from infini_llama.tasks.preprocess.tokens.units import recipe_for, write_unit
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -154,7 +154,7 @@ def test_counting_of_losses_can_be_stopped(tmp_path):
     recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine())
     documents = Documents([b"one", b"two"], [(TextFile(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
     requests = iter([False, False, True])  # of encoding, and of each document's loss
-    with pytest.raises(Stopped):
+    with pytest.raises(Abandoned):
         write_unit(recipe, documents, lambda: next(requests))
     assert not list(tmp_path.glob("units/*/*/*"))
 
