@@ -55,7 +55,7 @@ from infini_llama.tasks.storage.artifacts import (
     set_pointer,
     staged,
 )
-from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
+from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, repairable
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import Busy, Lock
 
@@ -368,7 +368,8 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
     """Log the share of the sequences without a target, which teach nothing; a prompt longer than a sequence gives such."""
     for table in reference.row_tables:
         for split in SPLITS:
-            share = TokenReader(dataset, table.row_table, split).share_without_targets()
+            with repairable():
+                share = TokenReader(dataset, table.row_table, split).share_without_targets()
             if share:
                 log.warning(
                     "%.3g %% of the %s sequences of %d tokens have no target: %s; lengthen data.sequence_length, or shorten the prompts",

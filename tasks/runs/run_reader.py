@@ -177,7 +177,7 @@ class RunReader:
         folder = self.folder.dataset(dataset.path)
         try:
             manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / ROW_TABLES / dataset.row_table))
-            if manifests.tokens.digest != dataset.digest:
+            if (manifests.tokens.digest, manifests.rows.digest) != (dataset.digest, dataset.row_table_digest):
                 raise Damaged(f"{folder} is not the dataset that the run was trained on.")
             return manifests
         except Damaged as fault:

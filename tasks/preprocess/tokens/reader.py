@@ -7,7 +7,6 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed_bytes
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
@@ -219,10 +218,7 @@ class TokenReader:
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
         if self.verify_on_read:
             refuse_changed_bytes(folder / name, table.files[name].checksum)
-        try:
-            return map_array(folder / name)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder / name} is not a readable row table ({error}).") from None
+        return map_array(folder / name)
 
 
 def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:

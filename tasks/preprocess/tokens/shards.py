@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pyarrow as pa
@@ -129,9 +130,13 @@ def map_array(file: Path) -> np.ndarray:
 
     Raises:
         ConfigError: it cannot be mapped here.
+        DataError: the file is no array.
     """
-    with mapping(file):
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+    try:
+        with mapping(file):
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, TokenError) as error:  # numpy reads the header as Python
+        raise DataError(f"{file} is not a readable array ({error}).") from None
 
 
 def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:

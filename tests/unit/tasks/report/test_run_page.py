@@ -93,3 +93,12 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     assert page.elements.count("svg") == 12  # eight curves, gates, reads, distances, parts
     assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
+
+
+def test_a_row_table_of_another_run_is_not_described(make_run):
+    folder = make_run()
+    assert RunReader(folder).dataset is not None
+    run = RunFolder(folder)
+    lineage = run.require_lineage()
+    run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64)))
+    assert RunReader(folder).dataset is None

@@ -107,6 +107,15 @@ def test_verify_on_read_finds_a_changed_row_table_at_once(open_reader, row_table
         open_reader("validation", verify_on_read=True)
 
 
+@pytest.mark.parametrize("header", [b"{", b"\"'", b"{1", b"\xff"])
+def test_a_row_table_whose_header_is_damaged_is_a_sentence(open_reader, row_table, header):
+    file = row_table / "train.rows.npy"
+    data = file.read_bytes()
+    file.write_bytes(data[:10] + header + data[10 + len(header) : 118] + b"(" + data[119:])
+    with pytest.raises(DataError, match=str(file)):
+        open_reader("train")
+
+
 @pytest.mark.parametrize("left", [0, 10, 200, -1, -700])
 @pytest.mark.parametrize("verify_on_read", [False, True])
 def test_a_shard_cut_short_is_refused(open_reader, left, verify_on_read):
