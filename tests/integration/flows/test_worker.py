@@ -24,7 +24,7 @@ def test_prefects_command_starts_runs_by_our_engine(command, started):
 
 @pytest.mark.parametrize(("error", "lines"), [(httpx.ConnectError("refused"), 1), (ValueError("a fault"), 4)])
 def test_a_lost_connection_is_logged_in_one_line(error, lines):
-    record = worker.Record("a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None))
+    record = worker.BriefRecord("a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None))
     text = logging.Formatter().format(record)
     assert text.startswith("it failed again") and str(error) in text
     assert ("\n" in text) == (lines > 1)
