@@ -70,15 +70,16 @@ ENDINGS = {
     ExitCode.UNEXPECTED: Ending(
         "unexpected error, killed worker, killed torchrun",
         "retry",
-        "Training is retried after a failed attempt and after an unexpected exception: by the Prefect task, or with `--no-prefect` "
-        "in a loop with the same policy. An error found before the attempt, such as a run that another command trains, is not "
-        "retried.",
+        "Training is retried after a failed attempt, a full disk and an unexpected exception: by the Prefect task, or with "
+        "`--no-prefect` in a loop with the same policy. Other errors found before the attempt, such as a run that another command "
+        "trains, are not retried.",
         "unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
         "out of memory",
         "attempt",
-        "Retried with half the micro-batch and the same global batches in the same order, until it cannot be halved.",
+        "Another attempt at once, with half the micro-batch and the same global batches in the same order, until it cannot be "
+        "halved. `runtime.retries` does not count it.",
         "out of memory, and the micro-batch cannot be halved",
     ),
     ExitCode.DIVERGED: Ending(
@@ -180,7 +181,10 @@ class Diverged(PipelineError):
 
 
 class Preempted(PipelineError):
-    """Training was stopped on request, with a checkpoint where it had done a step; the same command resumes."""
+    """Training was stopped on request; the same command resumes.
+
+    It has a checkpoint of its last step, unless the grace period ended first.
+    """
 
     exit_code = ExitCode.PREEMPTED
 

@@ -50,7 +50,9 @@ class Stages:
 
 
 def run(config: PipelineConfig) -> dict[str, Any]:
-    """Run preprocess, verify-data, patch-environment and train without Prefect; returns the run's summary.
+    """Run the stages without Prefect; returns the run's summary.
+
+    They are preprocess, verify-data, patch-environment and train, then evaluate and export if `config.evaluate` requests them.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again.
 

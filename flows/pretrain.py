@@ -1,4 +1,4 @@
-"""The flow: raw text to a trained model, in four stages which pass typed records."""
+"""The flow: raw text to a trained model in four stages, and its evaluation and export if requested. They pass typed records."""
 
 import contextlib
 import logging
@@ -66,7 +66,7 @@ def pretrain(
     schedules: dict[str, Changes] | None = None,
     not_text: dict[str, str] | None = None,
 ) -> dict[str, Any] | State:
-    """Preprocess, verify-data, patch-environment, train; returns the run's summary, as `run` does.
+    """Preprocess, verify-data, patch-environment, train; then evaluate and export if requested. Returns what `run` does.
 
     Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
     that a later one makes superfluous ends as cancelled.

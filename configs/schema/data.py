@@ -42,8 +42,8 @@ class DataConfig(TextConfig):
     )
     on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
-        description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped, "
-        "listed and counted.",
+        description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped and "
+        "counted, and the first ten places are named.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = fixed(
         default=0.05, description="Fraction of documents to hold out, chosen by a hash of their content."

@@ -10,7 +10,7 @@ from infini_llama.configs.schema.section import Section, free
 
 
 class EvaluationConfig(Section):
-    """Measurements of the trained model at the end of a run."""
+    """Measurements of the trained model at the end of a run, and its export."""
 
     after_training: list[Literal["perplexity", "passkey", "export"]] = free(
         default_factory=list,

@@ -90,7 +90,8 @@ TEMPLATE = """\
 # Run it: infini-llama run {output}
 # Keys that are left out have their default. `infini-llama estimate {output}` prints memory and compute.
 data:
-  # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, csv, parquet, also compressed
+  # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, ndjson, csv, tsv,
+  # parquet, arrow, also compressed
   files: {files}
   sequence_length: {length:<13}# tokens per sequence
   {held_out}

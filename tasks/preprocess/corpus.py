@@ -109,7 +109,7 @@ class LearnedTokenizer(Record):
 
 
 class Corpus:
-    """All text of one configuration, listed and not yet read.
+    """All text of one configuration: listed at first, and read part by part when `read` or `prepare` needs it.
 
     Attributes:
         sources: in the order of their documents.

@@ -127,8 +127,8 @@ class Preparation:
     def build(self, repair: bool = False) -> DatasetRef:
         """Builds the token level and the row tables where they are missing; the same input gives the same bytes.
 
-        Two builders of one text: one builds, the other waits for it. What a killed build has finished is in the store of units, and the
-        next one does the rest.
+        Two builders of the same text and settings: one builds, the other waits for it. Others share the store of units, and wait for each
+        other only where they build the same dataset. What a killed build has finished is in the store, and the next one does the rest.
 
         Args:
             repair: verify every checksum. Only damaged units are encoded again; a damaged dataset is assembled from its units, and its row
@@ -148,7 +148,7 @@ class Preparation:
         with (
             disk_full_as(f"the dataset in {datasets}"),
             _locked(locks / f"prepare-{self.listing[:12]}.lock"),
-            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`
+            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`; see also `_tokenize`
         ):
             if repair:
                 planned = self.plan()
@@ -243,7 +243,9 @@ class Preparation:
         except EngineDiffers as fault:
             log.warning("%s; all of the text is encoded again with another engine", fault)
             remember_comparison(tokenizer, checks, str(fault))
-            remove(recipe.folder)  # all of its units may be wrong
+            # All of its units may be wrong. No lock excludes another preparation with this recipe: it may lack units and fail;
+            # when it is repeated, it encodes by the other engine.
+            remove(recipe.folder)
             engine = reference_engine(engine.refused | {engine.name: str(fault)})
             recipe = recipe_for(self.home, tokenizer, eos, engine)
             workers = corpus.prepare(recipe, repair)

@@ -286,7 +286,11 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
 
 @contextmanager
 def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
-    """The Ray cluster that RAY_ADDRESS names, or one of `count` CPUs started for this build."""
+    """The Ray cluster that RAY_ADDRESS names, or one of `count` CPUs started for this build.
+
+    If the block raises, this process disconnects at once. A cluster that was started here ends with its tasks; one that stays is left
+    running, and Ray decides what becomes of the parts that run there.
+    """
     with _installed(data):
         ray = import_module("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

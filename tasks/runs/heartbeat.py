@@ -33,7 +33,7 @@ def heartbeat_path(attempt_dir: Path, rank: int) -> Path:
 
 
 class Heartbeat:
-    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes).
+    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes of a machine).
 
     A `ledger` counts the time of each phase.
     """

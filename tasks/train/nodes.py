@@ -68,7 +68,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 
     Raises:
         PipelineError: there was no supervisor.
-        Preempted: this process was asked to stop; its ranks have saved a checkpoint.
+        Preempted: this process was asked to stop; its ranks have saved a checkpoint, unless the grace period ended first.
     """
     taken: set[Path] = set()
     was_supervised, since = False, time.monotonic()

@@ -85,7 +85,7 @@ def plan_attempt(
     invocation: str,
     verify_on_read: bool,
 ) -> AttemptPlan:
-    """The next attempt of a run.
+    """The next attempt of a run. Damaged checkpoints are moved aside, those newer than a chosen one of the run to `abandoned/`.
 
     Args:
         lineage: of `bind_run`, or as the last attempt's end has changed it.
@@ -119,7 +119,10 @@ def plan_attempt(
 
 
 def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> AttemptPlan:
-    """The attempt after `before`, from the newest checkpoint; where the end of that one has changed it, with this lineage."""
+    """The attempt after `before`, from the newest valid checkpoint; where the end of that one has changed it, with this lineage.
+
+    Checkpoints are moved as by `plan_attempt`.
+    """
     return plan_attempt(
         before.config, before.dataset, before.plan, lineage or before.lineage, before.invocation, before.verify_on_read
     )

@@ -144,7 +144,7 @@ class Retries:
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(
-            "training failed: %s; retrying in %g s from step %d (retry %d of %d)",
+            "training failed: %s; retrying in %g s; newest checkpoint: step %d (retry %d of %d)",
             str(error).rstrip(".") if isinstance(error, PipelineError) else repr(error),
             delay,
             step,

@@ -54,7 +54,7 @@ def train(
 
     Raises:
         ConfigError, DataError: it is not retried.
-        Preempted: this process was asked to stop; where a step was done, a checkpoint is committed.
+        Preempted: this process was asked to stop; a checkpoint of the last step is committed, unless the grace period ended first.
         TrainFailed: an attempt failed, and no other is made here.
         Busy: another process, here or on another machine, trains this run.
     """

@@ -30,9 +30,11 @@ from infini_llama.tasks.storage.files import write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
 FAST = "gigatoken"
-WORTH_A_FAST_ENGINE = 4_000_000  # bytes of text: less is encoded before the fast engine is imported and checked
+# Bytes of the files as they are stored, as far as they are known (0: none is, which counts as large).
+# Less is encoded before the fast engine is imported and checked.
+WORTH_A_FAST_ENGINE = 4_000_000
 SAMPLED = 1000  # one document of so many is encoded by the reference too
-# Characters; of a longer one its beginning: the reference takes 40 times as long, and a hundred bytes of memory per token.
+# Bytes of UTF-8; of a longer one its beginning: the reference takes 40 times as long, and a hundred bytes of memory per token.
 LONGEST_SAMPLED = 2**15
 BEYOND = 0x34000  # no letter has a number so high
 ASCII = bytes(range(128))

@@ -77,7 +77,7 @@ class PartReport(Record):
 
     Attributes:
         bad: the first damaged places, in words.
-        is_readable: False where the file is damaged and skipped, so that nothing of it is used.
+        is_readable: False where all of its files are damaged and skipped, so that nothing of the part is used.
     """
 
     units: tuple[UnitReport, ...]
