@@ -1,5 +1,6 @@
 """Compares runs: differences in configuration, results, and curves."""
 
+import logging
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
@@ -11,6 +12,7 @@ from infini_llama.tasks.report.charts import LIGHT
 from infini_llama.tasks.report.curves import charts_of_runs
 from infini_llama.tasks.runs.run_reader import RunReader
 
+log = logging.getLogger("infini_llama.compare")
 MOST = len(LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference
 NOT_THE_SAME = (
@@ -26,6 +28,11 @@ def compare(paths: list[Path]) -> Comparison:
         ConfigError: fewer than two runs, too many to distinguish, one of them twice, or the folder of no run.
     """
     runs = _records(paths)
+    unplanned = [name for name, run in runs.items() if run.environment is None]
+    if 0 < len(unplanned) < len(runs):
+        log.warning(
+            "%s: environment.json is missing, so the settings of its plan are not compared.", ", ".join(unplanned)
+        )
     settings = {name: _settings(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
     beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}

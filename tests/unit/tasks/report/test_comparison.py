@@ -26,7 +26,7 @@ def test_only_what_differs_is_listed(two):
     assert record.runs["two"].tokens_per_second == pytest.approx(1024)
 
 
-def test_another_machine_and_another_dataset(two):
+def test_another_machine_and_another_dataset(two, caplog):
     for folder, precision in zip(two, ("fp32", "bf16"), strict=True):
         run, plan = RunFolder(folder), make_plan(precision=precision)
         facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
@@ -39,6 +39,10 @@ def test_another_machine_and_another_dataset(two):
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record.differences and not record.same_validation
     assert "are not of the same sequences" in as_page(comparison_document(two, record))
+    assert not caplog.records
+    run.environment.unlink()
+    assert compare(two).differences["plan.precision"] == {"one": "fp32", "two": None}
+    assert "two: environment.json" in caplog.text
 
 
 def test_the_page(two, read_page):
