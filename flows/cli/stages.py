@@ -1,5 +1,6 @@
 """The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
+import logging
 import os
 import shlex
 import sys
@@ -17,7 +18,9 @@ from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.summary import RunSummary
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders
+
+log = logging.getLogger("infini_llama.run")
 
 
 def run(arguments: Namespace) -> Answer:
@@ -59,14 +62,17 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
-    folder = RunFolder.of(config.runtime).path
+    run_folder = RunFolder.of(config.runtime)
+    folder = run_folder.path
     dataset, chosen = dataset_to_continue(config), list[Choice]()
     if dataset is None:
         preparation = Preparation(config.data, home)
         dataset = preparation.lookup()
         if dataset is None and (workers := preparation.corpus.choose_workers().choice):
             chosen = [workers]
-    reader = RunReader(folder) if (folder / "lineage.json").exists() else None
+    reader = RunReader(folder) if run_folder.lineage.exists() else None
+    if reader is None and attempt_folders(run_folder):
+        log.warning("%s is missing, though the run has attempts; what is known of it is not shown.", run_folder.lineage)
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
         "run": str(folder),
