@@ -17,9 +17,8 @@ import torch
 from infini_llama.model.layout import boundaries
 
 aten = torch.ops.aten
-ALIGNED = (
-    32  # Kept weights of each block start at a multiple of 64 bytes, since products may round otherwise elsewhere.
-)
+# Kept weights of each block start at a multiple of 64 bytes, since products may round otherwise elsewhere.
+ALIGNED = 32
 # Names of operators are those of this module: an exported model carries a copy of this file, and a second definition of a name
 # would free the first one in torch, which then crashes or computes with what took its memory.
 OPERATORS = re.sub(r"\W", "_", __name__)

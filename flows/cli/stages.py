@@ -1,6 +1,5 @@
 """The commands that run stages: run, preprocess, verify, train, join, doctor and estimate."""
 
-import logging
 import os
 import shlex
 import sys
@@ -18,9 +17,7 @@ from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.summary import RunSummary
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders
-
-log = logging.getLogger("infini_llama.run")
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
@@ -63,19 +60,16 @@ def dry_run(config: PipelineConfig) -> Answer:
 
     home = config.runtime.home
     run_folder = RunFolder.of(config.runtime)
-    folder = run_folder.path
     dataset, chosen = dataset_to_continue(config), list[Choice]()
     if dataset is None:
         preparation = Preparation(config.data, home)
         dataset = preparation.lookup()
         if dataset is None and (workers := preparation.corpus.choose_workers().choice):
             chosen = [workers]
-    reader = RunReader(folder) if run_folder.lineage.exists() else None
-    if reader is None and attempt_folders(run_folder):
-        log.warning("%s is missing, though the run has attempts; what is known of it is not shown.", run_folder.lineage)
+    reader = None if run_folder.read_lineage() is None else RunReader(run_folder.path)
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
-        "run": str(folder),
+        "run": str(run_folder.path),
         "state": "new" if reader is None else reader.state,
         "step": 0 if reader is None else reader.step,
     }

@@ -149,8 +149,8 @@ def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str,
     """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to 12 segments,
     the same in natural text, and ordinary text beside them, without which the language is lost.
 
-    A sequence of ordinary text has as many targets as a hundred answers: with it in most steps, the memory is not learned. In five steps
-    of six there is none.
+    A sequence of ordinary text has as many targets as a hundred answers; in five steps of six there is none. With one in two steps of five
+    and more, SmolLM2's memory was not learned (docs/infini-attention.md).
     """
     length = TASK_SEGMENTS * ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."

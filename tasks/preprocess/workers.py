@@ -305,10 +305,8 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
     except Exception as fault:  # Ray raises bare exceptions where a process of it does not start in time
         raise _not_started("ray", fault) from None
     with context:
-        driver_versions, remote = (
-            versions(),
-            ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(prepare_part_elsewhere),
-        )
+        driver_versions = versions()
+        remote = ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
             faults = ray.exceptions

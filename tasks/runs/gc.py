@@ -75,11 +75,12 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
     """The lineage of each run, and the fault of each whose lineage is damaged, by folder."""
     lineages: dict[Path, Lineage] = {}
     damaged: dict[Path, str] = {}
-    for path in sorted((home / "runs").glob("*/lineage.json")):
+    for path in sorted(path for path in (home / "runs").glob("*") if path.is_dir()):
         try:
-            lineages[path.parent] = RunFolder(path.parent).require_lineage()
+            if (lineage := RunFolder(path).read_lineage()) is not None:
+                lineages[path] = lineage
         except Damaged as fault:
-            damaged[path.parent] = str(fault)
+            damaged[path] = str(fault)
     return lineages, damaged
 
 

@@ -119,12 +119,12 @@ class RunFolder:
         write_fields(path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json())
 
     def read_lineage(self) -> Lineage | None:
-        """lineage.json, None while it does not exist; if it is damaged, the copy that the newest attempt was given.
+        """lineage.json, None before the first attempt; if it is damaged or removed, the copy that the newest attempt was given.
 
         Raises:
             Damaged: there is no such copy.
         """
-        if not os.path.lexists(self.lineage):
+        if not os.path.lexists(self.lineage) and not attempt_folders(self):
             return None
         try:
             return self.read(Lineage, self.lineage)

@@ -82,7 +82,7 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
             outcome = Outcome("failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message)
-            record_attempt(attempt, attempt_dir, outcome)
+            record_attempt(attempt, attempt_dir, outcome, checkpoints.latest_step(run.checkpoints))
             if is_refused:
                 return outcome
             raise
@@ -92,8 +92,8 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends
         outcome = outcome_of(evidence)
-        record_attempt(attempt, attempt_dir, outcome)
         step = checkpoints.latest_step(run.checkpoints)
+        record_attempt(attempt, attempt_dir, outcome, step)
     if (ended := exception_of(outcome, evidence, run.path.name, step)) is not None:
         raise ended
     return outcome
@@ -153,14 +153,14 @@ def record_killed_attempts(run: RunFolder) -> int:
     return max(begun | recorded, default=0)
 
 
-def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) -> None:
-    """Add the end of an attempt to attempts.jsonl."""
+def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome, step: int) -> None:
+    """Add the end of an attempt to attempts.jsonl. step: of the newest checkpoint."""
     run = RunFolder(attempt.run_dir)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
         invocation=attempt.invocation,
         from_step=attempt.from_step,
-        checkpoint_step=checkpoints.latest_step(run.checkpoints),
+        checkpoint_step=step,
         seconds=time.time() - attempt.started.wall,
         kind=outcome.kind,
         code=outcome.code,

@@ -223,9 +223,8 @@ def forget_this_process() -> None:
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     tempfile.tempdir = None
-    inspect.modulesbyfile["<frozen runpy>"] = (
-        "runpy"  # torchrun looks at its stack; unknown files are searched in all modules
-    )
+    # torchrun looks at its stack; a file that is not known is searched for in all modules.
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"
     multiprocessing.process._children.clear()  # pyright: ignore[reportAttributeAccessIssue]
     tracker = multiprocessing.resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None

@@ -17,13 +17,8 @@ T = TypeVar("T")
 TRIES, PAUSE = 5, 0.5  # of one request; seconds before the second, doubled for each further one
 SILENT = 60.0  # seconds without a byte after which an HTTP connection is given up
 BLOCK = 2**22  # bytes of one request of a file that is read in order
-CONTENT = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "blob_id",
-    "Content-MD5",
-)  # what stands for the bytes of a file, where it is known
+# Names of what stands for the bytes of a file, where it is known.
+CONTENT = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 

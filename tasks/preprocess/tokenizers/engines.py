@@ -67,9 +67,8 @@ def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
         _gigatoken()
     except PackageNotFoundError:
         return reference_engine()
-    except (
-        Exception
-    ) as error:  # an installation can be broken in any way; it is not remembered, since it may be repaired
+    except Exception as error:
+        # An installation can be broken in any way; it is not remembered, since it may be repaired.
         fault = f"it cannot be imported ({_words(error)})"
     else:
         fault = _compared(tokenizer, notes)

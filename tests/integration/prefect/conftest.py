@@ -27,9 +27,8 @@ from support.laboratory import COMMAND, CONFIG, processes_of
 from support.services import POSTGRES, free_port, postgres
 
 ROOT = Path(__file__).parents[3]
-LONGEST = (
-    900  # seconds that a test waits for what should happen: it ends one that hangs, and is no promise on a busy machine
-)
+# Seconds that a test waits for what should happen: it ends one that hangs, and is no promise on a busy machine.
+LONGEST = 900
 DATABASE = "postgres" if os.environ.get("INFINI_TEST_POSTGRES") else "sqlite"
 DEPLOY = """
 import sys

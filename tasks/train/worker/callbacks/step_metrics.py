@@ -80,17 +80,17 @@ class StepMetrics(Callback):
         self.peak_flops = self.ranks.sum(peak)[0]
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        started = time.perf_counter()
+        started, line = time.perf_counter(), None
         if state.step % self.attempt.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
                 model = self.strategy.model
                 norm, gates = parameter_norm(model), gate_shares(model)
                 line = self._with_custom(self._line(state, result, norm, gates))
             if self.writer and gates:
-                self.gate_warnings.observe(line.step, gates)
-        else:
+                self.gate_warnings.observe(state.step, gates)
+        elif self.writer:
             line = self._line(state, result, None, ())
-        if self.writer:
+        if self.writer and line:
             self.writer.train(line)
         self.report_time = time.perf_counter() - started
 

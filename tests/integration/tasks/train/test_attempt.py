@@ -201,7 +201,7 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
         "infini_llama.tasks.train.attempt.append_attempt",
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
-    record_attempt(attempt, attempt_dir, Outcome("failed", 70, "no space"))
+    record_attempt(attempt, attempt_dir, Outcome("failed", 70, "no space"), 0)
     assert [record.message for record in read_attempts(run)] == ["no space"]
 
 

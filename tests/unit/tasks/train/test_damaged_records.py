@@ -70,6 +70,21 @@ def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, cap
     assert str(run.lineage) in caplog.text and "attempt-02" in caplog.text
 
 
+def test_a_removed_lineage_is_taken_from_an_attempt(run, caplog):
+    lineage = make_lineage()
+    lineage = changed(lineage, dataset=changed(lineage.dataset, path="datasets/used-0123456789ab"))
+    used = run.dataset(lineage.dataset.path)
+    used.mkdir(parents=True)
+    rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
+    run.lineage.unlink()
+    home = run.path.parents[1]
+    assert run.read_lineage() is None
+    assert [each.path for each in leftovers(home, rules) if each.kind == "dataset of no run"] == [used]
+    add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
+    assert run.read_lineage() == lineage and str(run.lineage) in caplog.text
+    assert not [each for each in leftovers(home, rules) if each.kind == "dataset of no run"]
+
+
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_without_a_copy_is_named(run, caplog, text):
     run.lineage.write_text(text)
