@@ -16,9 +16,9 @@ to benchmarks/results/attention-<device>.json.
 What decides the rule for environment.attention_backend (tasks/patch_environment/plan.py): forward and backward pass of the functions
 of model.backends alone, with `blocked` in both of its forms, in the shapes that a run has. In a round each function has CALLS turns, of
 which its fastest counts: what interrupts a turn is not the function's. A shape is decided where the ratios of all rounds have the same
-sign. Each shape is a process of its own. The rows of this processor, precision, number of threads and lengths in the same file are
-replaced, under "backends". On a machine that is not quiet, run it under `chrt -f 1`: after each turn it lets other programs have the time
-that Linux reserves for them, so that they do not interrupt a turn.
+sign. Each shape is a process of its own. The rows of this processor, device, precision, number of threads and lengths in
+benchmarks/results/attention-backends.json are replaced. On a machine that is not quiet, run it under `chrt -f 1`: after each turn it lets
+other programs have the time that Linux reserves for them, so that they do not interrupt a turn.
 """
 
 import argparse
@@ -108,8 +108,10 @@ def child(kind: str, length: int, device: str) -> None:
 # Heads, heads of keys and values, and head size of the presets and of benchmarks/training.py, with the tokens of a micro-batch.
 HEADS_OF_MODELS = ((8, 4, 32), (8, 4, 64), (12, 12, 64))
 TOKENS = 2048
-WITH_DOCUMENTS = ((512, 100), (2048, 100), (2048, 700))
+# Tokens of a row, and those of its documents.
+WITH_DOCUMENTS = {128: (20,), 256: (20, 100), 512: (20, 100), 1024: (20, 400), 2048: (100, 700)}
 FORMS = ("sdpa", "blocked", "recomputed")
+BACKENDS = Path(__file__).with_name("results") / "attention-backends.json"
 CALLS = 3
 RESERVED = 0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
 
@@ -157,12 +159,12 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
 
 
 def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of one document, above 2,048 tokens with one of HEADS_OF_MODELS alone, and some of documents of 100 and 700 tokens."""
+    """Rows of one document, above 2,048 tokens with one of HEADS_OF_MODELS alone, and those of WITH_DOCUMENTS."""
     one = HEADS_OF_MODELS[1:2]
     shapes = [
         (length, 0, heads) for length in options.lengths for heads in (HEADS_OF_MODELS if length <= 2048 else one)
     ]
-    shapes += [(length, document, *one) for length, document in WITH_DOCUMENTS if length in options.lengths]
+    shapes += [(length, document, *one) for length in options.lengths for document in WITH_DOCUMENTS.get(length, ())]
     names = ("heads", "kv_heads", "head_size")
     return [
         {"device": options.device, "precision": precision, "threads": threads, "batch": max(1, TOKENS // length)}
@@ -172,7 +174,7 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def compare_backends(options: argparse.Namespace, target: Path) -> None:
+def compare_backends(options: argparse.Namespace) -> None:
     """Each shape in a process of its own."""
     fifo = os.sched_getscheduler(0) == os.SCHED_FIFO  # under chrt: other programs do not interrupt
     known = about() | {"priority": "real time" if fifo else "ordinary"}
@@ -184,7 +186,7 @@ def compare_backends(options: argparse.Namespace, target: Path) -> None:
             command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
         )
         timed: dict[str, list[float]] = json.loads(answer.stdout)
-        store(target, known | case | {"seconds": timed}, ("processor", *case), "backends")
+        store(BACKENDS, known | case | {"seconds": timed}, ("processor", *case))
         print(", ".join(f"{name} {value}" for name, value in case.items() if name != "device"), end=": ")
         for form, seconds in timed.items():
             ratios = [sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)]
@@ -214,7 +216,7 @@ def main() -> None:
         return print(json.dumps(try_forms(json.loads(options.case), options.rounds)))
     options.lengths = options.lengths or (SHORT_AND_LONG if options.backends else LONG)
     if options.backends:
-        return compare_backends(options, target)
+        return compare_backends(options)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]
     cases: dict[str, dict[int, list[dict]]] = {kind: {length: [] for length in options.lengths} for kind in kinds}
     for _ in range(options.rounds):

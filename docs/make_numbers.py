@@ -60,13 +60,13 @@ def machine(name: str) -> str:
     content = result(name)
     rows: list[Any] = content
     if isinstance(content, dict):
-        rows = [content | row for row in content.get("rows") or content.get("backends") or [{}]]
+        rows = [content | row for row in content.get("rows") or [{}]]
     known: dict[Any, None] = {}
     loads: list[float] = []
     for row in rows:
         facts = row.get("machine") or {"platform": row.get("platform"), "cores": row.get("cores") or row.get("threads")}
         facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": row["cores"]}
-        cpu = facts.get("cpu") or facts.get("processor") or ("backends" in row and row["processor"])
+        cpu = facts.get("cpu") or facts.get("processor") or row.get("processor")
         cpu = cpu["model"] if isinstance(cpu, dict) else cpu
         load: Any = facts.get("load_at_the_end") or facts.get("load") or row.get("load")
         while isinstance(load, list):
@@ -80,7 +80,7 @@ def machine(name: str) -> str:
 
 
 def attention_loads() -> str:
-    loads = [row["load"] for row in result("attention-cpu.json")["backends"]]
+    loads = [row["load"] for row in result("attention-backends.json")["rows"]]
     return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
@@ -184,25 +184,27 @@ FORMS = {"blocked": "kept", "recomputed": "computed again"}
 
 
 def attention_backends() -> str:
-    cells: dict[tuple[int, int, int], dict[tuple[Any, ...], str]] = {}
-    for row in result("attention-cpu.json")["backends"]:
-        line = cells.setdefault((row["threads"], row["document"], row["length"]), {})
+    cells: dict[tuple[str, int, int, int], dict[tuple[Any, ...], str]] = {}
+    for row in result("attention-backends.json")["rows"]:
+        line = cells.setdefault((row["precision"], row["threads"], row["document"], row["length"]), {})
         heads = (row["heads"], row["kv_heads"], row["head_size"])
         line |= {(heads, form): spread(attention_ratios(row, form)) for form in FORMS}
     head = [
+        "precision",
         "threads",
         "tokens per sequence",
         *(f"{name}: {form}" for name in HEADS.values() for form in FORMS.values()),
     ]
     rows = [
         [
+            precision,
             str(threads),
             f"{length:,}{f' of documents of {document}' if document else ''}",
-            *(cells[threads, document, length].get((heads, form), "") for heads in HEADS for form in FORMS),
+            *(cells[precision, threads, document, length].get((heads, form), "") for heads in HEADS for form in FORMS),
         ]
-        for threads, document, length in sorted(cells)
+        for precision, threads, document, length in sorted(cells)
     ]
-    return table(head, rows, "attention.py --backends", "attention-cpu.json")
+    return table(head, rows, "attention.py --backends", "attention-backends.json")
 
 
 def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
@@ -210,19 +212,14 @@ def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
     return [sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], row["seconds"][form], strict=True)]
 
 
-def blocked_range() -> str:
+def blocked_range(precision: Precision) -> str:
     """Medians of the shapes for which a plan uses `blocked` with its weights kept."""
-    ratios = [
-        median(attention_ratios(row, "blocked"))
-        for row in result("attention-cpu.json")["backends"]
-        if not row["document"] and is_blocked(row["precision"], row["threads"], row["length"])
-    ]
+    ratios = list[float]()
+    for row in result("attention-backends.json")["rows"]:
+        first, last = BLOCKED_TOKENS.get((precision, row["threads"], True, bool(row["document"])), (1, 0))
+        if row["precision"] == precision and first <= row["length"] <= last:
+            ratios.append(median(attention_ratios(row, "blocked")))
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
-
-
-def is_blocked(precision: Precision, threads: int, length: int) -> bool:
-    first, last = BLOCKED_TOKENS.get((precision, threads, True), (1, 0))
-    return first <= length <= last
 
 
 def infini_steps() -> str:
@@ -604,7 +601,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "litgpt_compiled_shipped": lambda: training_ratios("compiled", "litgpt", "as shipped"),
     "trainer_compiled": lambda: training_ratios("compiled", "trainer", "our allocator"),
     "litgpt_compiled": lambda: training_ratios("compiled", "litgpt", "our allocator"),
-    "blocked_range": blocked_range,
+    "blocked_fp32": lambda: blocked_range("fp32"),
+    "blocked_bf16": lambda: blocked_range("bf16"),
     "products_share": products_share,
     "loss_memory": loss_memory,
     "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),

@@ -44,13 +44,21 @@ GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1717986918
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 # Tokens of a row or segment, from and to, at which attention by `blocked` is faster than by sdpa on a CPU, by precision, threads of a
-# worker and whether the softmax weights are kept: in every round of every shape without documents that
-# benchmarks/results/attention-cpu.json has, which tests/contracts compares. What is not here is slower, undecided or not measured.
-BLOCKED_TOKENS: dict[tuple[Precision, int, bool], tuple[int, int]] = {
-    ("fp32", 1, True): (512, 1024),
-    ("fp32", 1, False): (512, 512),
-    ("fp32", 2, True): (256, 1024),
-    ("fp32", 2, False): (512, 512),
+# worker, whether the softmax weights are kept and whether rows have documents: in every round of every shape of
+# benchmarks/results/attention-backends.json, which tests/contracts compares. What is not here is slower, undecided or not measured.
+BLOCKED_TOKENS: dict[tuple[Precision, int, bool, bool], tuple[int, int]] = {
+    ("fp32", 1, True, False): (512, 1024),
+    ("fp32", 1, False, False): (512, 512),
+    ("fp32", 2, True, False): (256, 1024),
+    ("fp32", 2, False, False): (512, 512),
+    ("bf16", 1, True, False): (64, 4096),
+    ("bf16", 1, False, False): (64, 512),
+    ("bf16", 1, True, True): (512, 2048),
+    ("bf16", 1, False, True): (512, 512),
+    ("bf16", 2, True, False): (64, 1024),
+    ("bf16", 2, False, False): (64, 512),
+    ("bf16", 2, True, True): (512, 1024),
+    ("bf16", 2, False, True): (512, 512),
 }
 
 
@@ -335,13 +343,11 @@ class Planner:
 
     def _attention_on_cpu(self, precision: Precision, threads: int, no_space: str) -> tuple[str, str]:
         """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
-        tokens = footprint.attended_tokens(self.config)
-        where = f"at {tokens:,} tokens in {precision} with {threads} thread(s)"
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
-        if self.train.document_masking:
-            return "sdpa", "blocked is not faster for short documents"
-        first, last = BLOCKED_TOKENS.get((precision, threads, not no_space), (1, 0))
+        tokens, documents = footprint.attended_tokens(self.config), self.train.document_masking
+        where = f"at {tokens:,} tokens{' with documents' if documents else ''} in {precision} with {threads} thread(s)"
+        first, last = BLOCKED_TOKENS.get((precision, threads, not no_space, documents), (1, 0))
         if first <= tokens <= last:
             return "blocked", f"faster than sdpa {where}"
         without = f", and cannot keep its softmax weights: {no_space}" if no_space else ""
