@@ -30,7 +30,7 @@ def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curric
         built: what was missing before: "tokens", "row tables".
         curriculum: folders of the row tables of shorter rows.
     """
-    tokens, rows = read_dataset(dataset), read_row_table(table)
+    tokens, row_table = read_dataset(dataset), read_row_table(table)
 
     def stats(split: str) -> SplitStats:
         facts = tokens.content[split]
@@ -39,16 +39,16 @@ def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curric
             tokens=facts.tokens,
             bytes=facts.bytes,
             unigram_entropy_bits=facts.unigram_entropy_bits,
-            rows=rows.content.rows[split],
+            rows=row_table.content.rows[split],
         )
 
     return DatasetRef(
         path=dataset.relative_to(home).as_posix() if dataset.is_relative_to(home) else str(dataset),
         digest=tokens.digest,
         row_table=table.name,
-        row_table_digest=rows.digest,
+        row_table_digest=row_table.digest,
         built=tuple(built),
-        sequence_length=rows.content.sequence_length,
+        sequence_length=row_table.content.sequence_length,
         vocab_size=tokens.content.vocab_size,
         train=stats("train"),
         validation=stats("validation"),

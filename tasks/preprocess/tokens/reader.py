@@ -19,19 +19,19 @@ LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
 class Rows(Protocol):
-    """The rows of a split, each of `size` tokens; the methods are those of `TokenReader`."""
+    """The rows of a split, each of `size` tokens; the methods are those of `TokenReader`. indices: numbers of rows, int64 [n]."""
 
     def __len__(self) -> int: ...
 
-    def gather(self, rows: np.ndarray) -> np.ndarray: ...
+    def gather(self, indices: np.ndarray) -> np.ndarray: ...
 
-    def targets(self, rows: np.ndarray) -> np.ndarray | None: ...
+    def targets(self, indices: np.ndarray) -> np.ndarray | None: ...
 
-    def documents(self, rows: np.ndarray) -> np.ndarray: ...
+    def documents(self, indices: np.ndarray) -> np.ndarray: ...
 
     def most_documents(self) -> int: ...
 
-    def count_targets(self, rows: np.ndarray) -> int: ...
+    def count_targets(self, indices: np.ndarray) -> int: ...
 
 
 class WindowRows:
@@ -47,20 +47,20 @@ class WindowRows:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def gather(self, rows: np.ndarray) -> np.ndarray:
-        return self.stream.windows(self.starts[rows].tolist(), self.size)
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        return self.stream.windows(self.starts[indices].tolist(), self.size)
 
-    def targets(self, rows: np.ndarray) -> np.ndarray | None:
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
         if not self.stream.has_prompts:
             return None
-        mask = np.zeros((len(rows), self.size), dtype=bool)
-        for target, start in zip(mask, self.starts[rows].tolist(), strict=True):
+        mask = np.zeros((len(indices), self.size), dtype=bool)
+        for target, start in zip(mask, self.starts[indices].tolist(), strict=True):
             self.stream.mark_answers(start, target)
         return mask[:, 1:]
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        numbers = np.zeros((len(rows), self.size), dtype=np.int32)
-        for target, start in zip(numbers, self.starts[rows].tolist(), strict=True):
+    def documents(self, indices: np.ndarray) -> np.ndarray:
+        numbers = np.zeros((len(indices), self.size), dtype=np.int32)
+        for target, start in zip(numbers, self.starts[indices].tolist(), strict=True):
             target[self.stream.beginnings(start, self.size)] = 1
             np.cumsum(target, out=target)
         return numbers[:, :-1]
@@ -71,9 +71,9 @@ class WindowRows:
         counts = np.searchsorted(begins, starts + self.size - 1) - np.searchsorted(begins, starts, side="right")
         return int(counts.max(initial=0)) + 1  # and the one that the row begins in
 
-    def count_targets(self, rows: np.ndarray) -> int:
-        mask = self.targets(rows)
-        return len(rows) * (self.size - 1) if mask is None else int(mask.sum())
+    def count_targets(self, indices: np.ndarray) -> int:
+        mask = self.targets(indices)
+        return len(indices) * (self.size - 1) if mask is None else int(mask.sum())
 
 
 class PackedRows:
@@ -91,18 +91,18 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def gather(self, rows: np.ndarray) -> np.ndarray:
-        tokens = np.full((len(rows), self.size), self.padding, dtype=np.int64)
-        for target, row in zip(tokens, rows, strict=True):
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        tokens = np.full((len(indices), self.size), self.padding, dtype=np.int64)
+        for target, row in zip(tokens, indices, strict=True):
             filled = 0
             for start, size in self.pieces_of(row).tolist():
                 self.stream.copy(start, target[filled : filled + size])
                 filled += size
         return tokens
 
-    def targets(self, rows: np.ndarray) -> np.ndarray | None:
-        mask = np.zeros((len(rows), self.size), dtype=bool)
-        for target, row in zip(mask, rows, strict=True):
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+        mask = np.zeros((len(indices), self.size), dtype=bool)
+        for target, row in zip(mask, indices, strict=True):
             pieces = self.pieces_of(row)
             sizes = pieces[:, 1]
             begins = sizes.cumsum() - sizes
@@ -114,9 +114,9 @@ class PackedRows:
             target[begins] = False
         return mask[:, 1:]
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        numbers = np.full((len(rows), self.size), -1, dtype=np.int32)
-        for target, row in zip(numbers, rows.tolist(), strict=True):
+    def documents(self, indices: np.ndarray) -> np.ndarray:
+        numbers = np.full((len(indices), self.size), -1, dtype=np.int32)
+        for target, row in zip(numbers, indices.tolist(), strict=True):
             sizes = self.pieces_of(row)[:, 1]
             target[: int(sizes.sum())] = np.repeat(np.arange(len(sizes)), sizes)
         return numbers[:, :-1]
@@ -124,11 +124,11 @@ class PackedRows:
     def most_documents(self) -> int:
         return int(np.diff(self.bounds).max(initial=1))
 
-    def count_targets(self, rows: np.ndarray) -> int:
+    def count_targets(self, indices: np.ndarray) -> int:
         if self.stream.has_prompts:
-            mask = self.targets(rows)
+            mask = self.targets(indices)
             return 0 if mask is None else int(mask.sum())
-        return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self.pieces_of, rows))
+        return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self.pieces_of, indices))
 
     def pieces_of(self, row: int) -> np.ndarray:
         """First token in the stream and tokens of each piece of a row, int64 [pieces, 2]."""
@@ -163,38 +163,39 @@ class TokenReader:
         self.padding = manifest.content.eos_id
         sources = table.content.sources
         self.sources: tuple[SourceRows, ...] = sources[split] if sources else ()
-        starts, packed = self._table(folder, table, f"{split}.rows.npy"), f"{split}.pieces.npy"
-        self.stream = TokenStream(dataset, manifest, split, verify_on_read)
-        self.rows: Rows = WindowRows(self.stream, starts, self.sequence_length + 1)
-        if packed in table.files:
+        self.stream, size = TokenStream(dataset, manifest, split, verify_on_read), self.sequence_length + 1
+        entries = self._table(folder, table, f"{split}.rows.npy")
+        if (packed := f"{split}.pieces.npy") in table.files:
             pieces = self._table(folder, table, packed)
-            self.rows = PackedRows(self.stream, starts, pieces, self.sequence_length + 1, self.padding)
+            self.rows: Rows = PackedRows(self.stream, bounds=entries, pieces=pieces, size=size, padding=self.padding)
+        else:
+            self.rows = WindowRows(self.stream, starts=entries, size=size)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def gather(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens int64 [len(rows), sequence_length + 1] of the given rows, int64 [len(rows)]; padding is the end-of-text token.
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens int64 [n, sequence_length + 1] of the rows with these numbers, int64 [n]; padding is the end-of-text token.
 
         Raises:
             DataError: a shard does not have the bytes its manifest says.
         """
-        return self.rows.gather(rows)
+        return self.rows.gather(indices)
 
-    def targets(self, rows: np.ndarray) -> np.ndarray | None:
-        """bool [len(rows), sequence_length]: which labels count; None where all do.
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+        """bool [n, sequence_length]: which labels count; None where all do.
 
         Padding does not count, nor does the first token of a piece, since its context is not in the row. Where documents have prompts
         (loss_on: answer), their tokens do not count, either.
         """
-        return self.rows.targets(rows)
+        return self.rows.targets(indices)
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """int32 [len(rows), sequence_length]: the number within its row of each input's document, from 0; padding is -1.
+    def documents(self, indices: np.ndarray) -> np.ndarray:
+        """int32 [n, sequence_length]: the number within its row of each input's document, from 0; padding is -1.
 
         The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
         """
-        return self.rows.documents(rows)
+        return self.rows.documents(indices)
 
     def document_offsets(self) -> np.ndarray:
         """`TokenStream.document_offsets`."""
@@ -204,9 +205,9 @@ class TokenReader:
         """The most documents that the inputs of any row are of, as `documents` counts them."""
         return self.rows.most_documents()
 
-    def count_targets(self, rows: np.ndarray) -> int:
+    def count_targets(self, indices: np.ndarray) -> int:
         """How many labels of the given rows count."""
-        return self.rows.count_targets(rows)
+        return self.rows.count_targets(indices)
 
     def share_without_targets(self) -> float:
         """Share of the rows in which no label counts; of many rows, of some that are evenly spread."""
