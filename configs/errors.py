@@ -43,9 +43,9 @@ class Ending:
 
     Attributes:
         cause, action: for people; the table of docs/resume.md is written from them.
-        follows: "nothing": the same command would end the same way, on all nodes. "attempt": the stage makes another attempt at once,
-            unless it was the command that was stopped, or none is left to make. "retry": the stage raises, and is entered
-            again as often as runtime.retries says.
+        follows: "nothing": no attempt, on any node; the same command would end the same way. "attempt": the stage itself makes another
+            attempt at once, unless a request stopped the command, or its limit of such attempts is reached. "retry": the stage
+            raises; its caller enters it again after a delay, as often as runtime.retries says.
         of_command: what the help says of a command that ended so; "": the cause.
     """
 

@@ -46,7 +46,7 @@ An unknown key or an invalid value ends the command with exit code 64 and one me
 LEGEND = """The *resume* column states what changing a key means for a run that already has checkpoints:
 
 - *fixed*: the change is refused. Use another `runtime.name`.
-- *exact*: the change is allowed. The run logs that it is no longer bitwise identical to an uninterrupted run.
+- *inexact*: the change is allowed. The run logs that it is no longer bitwise identical to an uninterrupted run.
 - *free*: the change has no effect on the weights.
 
 For keys of `data` and for `train.init_from`, content is compared, not paths. The same files at another path are accepted.
@@ -120,7 +120,7 @@ def kind(field: Any) -> str:
 
 
 def resume(field: Any) -> str:
-    """What changing the key means for an existing run: fixed, exact or free; empty where the schema does not say."""
+    """What changing the key means for an existing run: fixed, inexact or free; empty where the schema does not say."""
     extra = field.json_schema_extra
     return str(extra.get("resume", "")) if isinstance(extra, dict) else ""
 

@@ -98,7 +98,7 @@ def train_with_retries(
 
 
 def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:
-    """`evaluate_trained`, which imports torch; only it and `export` do here."""
+    """Call `evaluate_trained`. This function and `export` are the only ones here that import torch, so they do it when called."""
     from infini_llama.tasks.evaluate.stage import evaluate_trained
 
     return evaluate_trained(run, config)

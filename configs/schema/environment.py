@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from infini_llama.configs.schema.section import Section, exact, free
+from infini_llama.configs.schema.section import Section, free, inexact
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 SRUN_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
@@ -22,7 +22,7 @@ class EnvironmentConfig(Section):
     it is, or refused.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = exact(
+    device: Literal["auto", "cpu", "cuda"] = inexact(
         default="auto", description="auto: GPUs if available, otherwise the CPU."
     )
     gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
@@ -30,32 +30,32 @@ class EnvironmentConfig(Section):
         description="Indices of the GPUs to train on. auto: those that no other process uses, or all if every GPU is "
         "in use.",
     )
-    nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
+    nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto", description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU."
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = exact(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = inexact(
         default="auto",
         description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
         "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = exact(
+    attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = inexact(
         default="auto",
         description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
         "if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be faster; "
         "otherwise sdpa.",
     )
-    allocator: Literal["auto", "system", "glibc"] = exact(
+    allocator: Literal["auto", "system", "glibc"] = inexact(
         default="auto",
         description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
         "has it, otherwise system.",
     )
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto", description="CPU threads per worker. auto: the usable cores divided by the workers."
     )
-    distributed_backend: Literal["auto", "gloo", "nccl"] = exact(
+    distributed_backend: Literal["auto", "gloo", "nccl"] = inexact(
         default="auto", description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs."
     )
-    nnodes: Annotated[int, Field(ge=1, le=65536)] = exact(
+    nnodes: Annotated[int, Field(ge=1, le=65536)] = inexact(
         default=1,
         description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
         "join RUN`, or the same command, on the other nodes.",

@@ -10,11 +10,11 @@ from pydantic_core import PydanticCustomError
 class Resume(StrEnum):
     """The effect of changing a key on a run that already has checkpoints.
 
-    FIXED: refused. EXACT: allowed; the run logs that it is no longer bitwise. FREE: no effect on the weights.
+    FIXED: refused. INEXACT: allowed; the run logs that it is no longer bitwise. FREE: no effect on the weights.
     """
 
     FIXED = "fixed"
-    EXACT = "exact"
+    INEXACT = "inexact"
     FREE = "free"
 
 
@@ -47,9 +47,9 @@ def fixed(**field: Any) -> Any:
     return Field(**field, json_schema_extra={"resume": Resume.FIXED.value})
 
 
-def exact(**field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.EXACT`."""
-    return Field(**field, json_schema_extra={"resume": Resume.EXACT.value})
+def inexact(**field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.INEXACT`."""
+    return Field(**field, json_schema_extra={"resume": Resume.INEXACT.value})
 
 
 def free(**field: Any) -> Any:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
 from infini_llama.configs.optimizers import OPTIMIZERS, OptimizerName, Strategy
-from infini_llama.configs.schema.section import Section, exact, fixed, free
+from infini_llama.configs.schema.section import Section, fixed, free, inexact
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
 Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
@@ -58,7 +58,7 @@ class TrainingConfig(Section):
         "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
-    init_gate: float | list[float | list[float]] = exact(
+    init_gate: float | list[float | list[float]] = inexact(
         default=-2.0,
         description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
         " of the memory. A list has an entry per layer with a memory: a value, or a list of one per head. It also sets the gates of "
@@ -69,26 +69,26 @@ class TrainingConfig(Section):
         description="Leave the first layers of train.init_from as they are, with the embedding and a head that is tied to it. They "
         "have no gradients and no optimizer state, and the backward pass ends above them. 0: train everything.",
     )
-    max_steps: Annotated[int, Field(ge=1)] | None = exact(
+    max_steps: Annotated[int, Field(ge=1)] | None = inexact(
         default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."
     )
-    num_epochs: Annotated[float, Field(gt=0)] | None = exact(
+    num_epochs: Annotated[float, Field(gt=0)] | None = inexact(
         default=None,
         description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
     )
-    max_tokens: Count | None = exact(
+    max_tokens: Count | None = inexact(
         default=None, description="Training tokens (targets), instead of max_steps, for example 300M."
     )
     global_batch_size: Annotated[int, Field(ge=1)] = fixed(
         default=32, description="Sequences per optimizer step, over all workers and accumulation steps."
     )
-    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default=8,
         description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
         "memory, by the estimate. After an attempt ran out of memory, the run uses at most half of that attempt's, "
         "also where a larger value is set.",
     )
-    document_masking: bool = exact(
+    document_masking: bool = inexact(
         default=False,
         description="Isolate packed documents: attention stays inside each document, positions restart, and "
         "Infini-attention's memory is empty at its start.",
@@ -98,48 +98,48 @@ class TrainingConfig(Section):
         description="Threads per worker that prepare the next batches, in pinned memory for a GPU. 0: none. The "
         "batches do not depend on it.",
     )
-    learning_rate: Annotated[float, Field(gt=0)] = exact(
+    learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=1e-3, description="Peak learning rate, after the warm-up."
     )
-    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = exact(
+    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = inexact(
         default="cosine",
         description="Learning-rate schedule after the warm-up. polynomial has the exponent 2. wsd (warmup-stable-decay) stays at the peak "
         "until the last fifth of the run.",
     )
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = exact(
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.1, description="Final learning rate as a fraction of the peak."
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = exact(
+    warmup_steps: Annotated[int, Field(ge=0)] = inexact(
         default=100, description="Steps of linear warm-up from zero. Must be fewer than max_steps."
     )
-    optimizer: OptimizerName = exact(
+    optimizer: OptimizerName = inexact(
         default="adamw",
         description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
         "adam and sgd, weight decay is added to the gradient. sgd and muon have a momentum of 0.95.",
     )
-    weight_decay: Annotated[float, Field(ge=0)] = exact(
+    weight_decay: Annotated[float, Field(ge=0)] = inexact(
         default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
     )
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = exact(default=0.9, description="Decay of the first moment.")
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = exact(default=0.95, description="Decay of the second moment.")
-    adam_epsilon: Annotated[float, Field(gt=0)] = exact(default=1e-8, description="Added to the denominator.")
-    gate_learning_rate: Annotated[float, Field(gt=0)] = exact(
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = inexact(default=0.9, description="Decay of the first moment.")
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = inexact(default=0.95, description="Decay of the second moment.")
+    adam_epsilon: Annotated[float, Field(gt=0)] = inexact(default=1e-8, description="Added to the denominator.")
+    gate_learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=0.01,
         description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] = exact(
+    max_grad_norm: Annotated[float, Field(gt=0)] = inexact(
         default=1.0, description="Gradient clipping: maximum norm of the gradient."
     )
-    loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = exact(
+    loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = inexact(
         default="auto",
         description="Number of tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for "
         "small micro-batches, otherwise 128 MiB of logits on a CPU and 4096 tokens on a GPU.",
     )
-    z_loss: Annotated[float, Field(ge=0, le=1)] = exact(
+    z_loss: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.0,
         description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits small. Reported losses exclude it.",
     )
-    activation_checkpointing: Literal["none", "selective", "full"] = exact(
+    activation_checkpointing: Literal["none", "selective", "full"] = inexact(
         default="none",
         description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save "
         "memory. none: nothing. selective: everything except matrix products. full: everything.",
@@ -149,7 +149,7 @@ class TrainingConfig(Section):
         description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
         "saved at every new lowest validation loss. A run with train.init_from is also evaluated before its first step.",
     )
-    early_stopping_patience: Annotated[int, Field(ge=1)] | None = exact(
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = inexact(
         default=None,
         description="End the run after this many evaluations in a row without improvement. Default: never.",
     )
@@ -171,46 +171,46 @@ class TrainingConfig(Section):
         default=True,
         description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
     )
-    parallel: Strategy = exact(
+    parallel: Strategy = inexact(
         default="ddp",
         description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state "
         "are sharded over all workers (FSDP2). hsdp: sharded in groups of train.shard_size workers and "
         "replicated between groups. deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
     )
-    zero_stage: Literal[1, 2, 3] | None = exact(
+    zero_stage: Literal[1, 2, 3] | None = inexact(
         default=None,
         description="What is sharded: optimizer state (1, deepspeed only), also gradients (2), also parameters (3). With fsdp and "
         "hsdp, 2 keeps a layer's parameters between forward and backward, with more memory and less communication. Default: 3 "
         "with fsdp and hsdp; with deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
-    deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = exact(
+    deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = inexact(
         default=None,
         description="A DeepSpeed JSON file, or its contents. Its zero_optimization and communication settings are "
         'used. Batch sizes, optimizer, precision and clipping must be left out, be "auto", or agree with '
         "the keys of the run.",
     )
-    shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = exact(
+    shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",
         description="Number of workers that shard one copy of the model with train.parallel=hsdp. auto: the workers "
         "of one machine.",
     )
-    context_parallel: Annotated[int, Field(ge=1)] = exact(
+    context_parallel: Annotated[int, Field(ge=1)] = inexact(
         default=1,
         description="Number of workers that split each sequence (context parallelism), for sequences whose "
         "activations do not fit on one worker. Not with model.attention=softmax.",
     )
-    compile: Literal["auto", "off", "block", "whole"] = exact(
+    compile: Literal["auto", "off", "block", "whole"] = inexact(
         default="auto",
         description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
         "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
         "and triton, off on CPUs.",
     )
-    max_skips: Annotated[int, Field(ge=0)] = exact(
+    max_skips: Annotated[int, Field(ge=0)] = inexact(
         default=10,
         description="Maximum number of skipped (non-finite) updates within 100 steps. One more rolls the run "
         "back to the last good checkpoint.",
     )
-    spike_zscore: Annotated[float, Field(ge=3)] | None = exact(
+    spike_zscore: Annotated[float, Field(ge=3)] | None = inexact(
         default=None,
         description="Skip updates whose loss is this many robust standard deviations above the median of the last 128 losses, for"
         " example 8. null: never.",

@@ -231,7 +231,7 @@ class Corpus:
         return [SourceUnitNames(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
 
     def _dropped(self) -> set[TextFile]:
-        """Large files of which a range is damaged: they are left out as a whole. A damaged file in a run leaves itself out."""
+        """Large files of which a range is damaged: they are left out as a whole. Of a run, the reader leaves out damaged files."""
         known = (part for part in self.parts if part.span is not None and part in self.reports)
         return {part.files[0] for part in known if not self.reports[part].is_readable}
 
@@ -328,7 +328,7 @@ class Corpus:
     def _training_texts(self) -> Iterator[str]:
         """The documents that are not held out, and no copies of those that are; other copies count as often as they occur.
 
-        Text of which a share is held out is read before text of which none is (its source has validation files), which may copy it.
+        Sources with a held-out share are read first: the others, which have validation files, may contain copies of held-out text.
         """
         held_out: set[bytes] = set()
         for source in self.sources:

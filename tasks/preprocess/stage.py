@@ -116,7 +116,7 @@ class Preparation:
         return self._planned()
 
     def lookup(self) -> DatasetRef | None:
-        """The reference of the complete dataset; None where a part is missing, or only reading the text would show it. No text is read."""
+        """The reference of the complete dataset; None if it is incomplete, or if only reading the text would show it. No text is read."""
         if self.kept is not None:
             return self.kept
         if not self.corpus.recall():
@@ -131,8 +131,8 @@ class Preparation:
         other only where they build the same dataset. What a killed build has finished is in the store, and the next one does the rest.
 
         Args:
-            repair: verify every checksum. Only damaged units are encoded again; a damaged dataset is assembled from its units, and its row
-                tables are rebuilt if one of its shards is damaged.
+            repair: verify every checksum of the dataset, and of its units if it is damaged. Only damaged units are encoded again; a
+                damaged dataset is assembled from its units, and its row tables are rebuilt if one of its shards is damaged.
 
         Returns:
             the reference that the other stages take: path below home, digests, and the facts of both splits.
@@ -184,14 +184,14 @@ class Preparation:
             raise DataError(
                 "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
             )
-        tokens = tokens_key(self.data, corpus.units_by_source())
-        keys = [row_table_key(section, tokens) for section in with_curriculum(self.data)]
-        first, *stages = [PlannedTable(row_table=key[:12], row_table_key=key) for key in keys]
+        key = tokens_key(self.data, corpus.units_by_source())
+        of_tables = [row_table_key(section, key) for section in with_curriculum(self.data)]
+        first, *stages = [PlannedTable(row_table=of_table[:12], row_table_key=of_table) for of_table in of_tables]
         return DatasetPlan(
-            key=tokens,
+            key=key,
             table=first,
             curriculum=tuple(stages),
-            name=f"{'mixture' if self.data.sources else self.data.source}-{tokens[:12]}",
+            name=f"{'mixture' if self.data.sources else self.data.source}-{key[:12]}",
         )
 
     def _folder(self, planned: DatasetPlan) -> Path:
@@ -209,9 +209,9 @@ class Preparation:
         tables = folder / ROW_TABLES
         stages = [tables / stage.row_table for stage in planned.curriculum]
         reference = dataset_ref(folder, tables / planned.table.row_table, self.home, built, stages)
-        provenance, built_from = describe(self.data), reference.text.left_out
-        # All equal datasets have as many duplicates.
-        left_out = self.corpus.left_out(built_from.duplicates, built_from.also_validation)
+        provenance, at_its_build = describe(self.data), reference.text.left_out
+        # These two counts follow from the dataset; all others are of the text as it is today.
+        left_out = self.corpus.left_out(at_its_build.duplicates, at_its_build.also_validation)
         text = TextSummary(source=provenance.source, license=provenance.license, left_out=left_out)
         return changed(reference, text=text)
 
@@ -343,13 +343,13 @@ def _clear(folder: Path) -> Path | None:
     return aside
 
 
-def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
+def _take_tables(aside: Path, folder: Path, key: str) -> None:
     """Moves the undamaged row tables of a dataset that was moved aside into its successor, which has the same tokens.
 
     Those of damaged shards stay: a table may have been computed after the damage, with checksums that are right.
 
     Args:
-        tokens: key of the token level.
+        key: of the token level.
     """
     manifest = read_dataset(folder)
     for file in (shard.file for split in SPLITS for shard in manifest.content[split].shards):
@@ -359,7 +359,7 @@ def _take_tables(aside: Path, folder: Path, tokens: str) -> None:
     for table in row_tables(aside):
         try:
             check(table, ROW_TABLES, checksums=True)
-            if row_table_key(read_row_table(table).content, tokens)[:12] == table.name:
+            if row_table_key(read_row_table(table).content, key)[:12] == table.name:
                 (folder / ROW_TABLES).mkdir(exist_ok=True)
                 table.rename(folder / ROW_TABLES / table.name)
         except Damaged as fault:

@@ -177,8 +177,8 @@ def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> l
 def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
     """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
 
-    A PATH is followed until the run has a good checkpoint of its own since (`resumed_before` remembers that it was followed), so
-    that the same command carries on after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
+    A PATH is followed until the run has saved a valid checkpoint of its own after that (`resumed_before`: the PATH that was followed), so
+    that the same command continues after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
     """
     if resume == "never":
         return refuse_any(folder)

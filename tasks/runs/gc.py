@@ -100,7 +100,7 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
 
 
 def _of_units(home: Path) -> Iterator[Leftover]:
-    """Files that preparation reuses, and no dataset has: units, and notes on text and tokenizers, whose times are of their last use.
+    """What preparations reuse and no dataset uses: units, and reports on text and tokenizers. Their times are those of their last use.
 
     A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
     disk.

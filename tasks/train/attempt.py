@@ -70,14 +70,12 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         Busy: another process has taken the run; the workers were ended at once.
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
-    run, environment, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
+    run, plan, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
     # A request to stop is handled while the workers are watched; before and after, it would leave the attempt without a record.
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(
-                attempt_dir, environment, settings, attempt.grace_period, [lock.fd for lock in locked.locks]
-            )
+            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locked.locks])
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
@@ -86,8 +84,8 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
             if is_refused:
                 return outcome
             raise
-        if environment.nnodes > 1 and settings.has_local_workers:
-            log.info("%d nodes train: start `infini-llama join %s` on each other machine", environment.nnodes, run.path)
+        if plan.nnodes > 1 and settings.has_local_workers:
+            log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
         evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends

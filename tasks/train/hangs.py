@@ -46,8 +46,9 @@ class HangDetector:
     Args:
         attempt_dir: where the ranks write.
         world_size: how many there are.
-        timeout: seconds beyond twice the longest time a phase has taken; a phase never seen yet has thirty times that, and so
-            have start-up and saves. A rank whose process is stopped (SIGSTOP) has half of it.
+        timeout: `runtime.hang_timeout`. A rank may be silent in a phase for 2 × the longest time that phase has taken + timeout; in
+            one that was not measured yet, and in those of NOT_LEARNED, for 30 × timeout; if its process is stopped (SIGSTOP), for
+            timeout / 2.
         after_rendezvous: the nodes find each other before any rank starts, which has no limit.
 
     Attributes:

@@ -107,7 +107,7 @@ def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict
 def spawn(
     command: list[str], log: Path, variables: dict[str, str], grace_period: float, lock_fds: list[int]
 ) -> subprocess.Popen[bytes]:
-    """A command in a session of its own, so that no terminal's Ctrl-C reaches it; the kernel ends it (SIGTERM) with this process.
+    """A command in a session of its own, so that no terminal's Ctrl-C reaches it. When this process dies, the kernel sends it SIGTERM.
 
     Args:
         variables: in addition to this process's environment.

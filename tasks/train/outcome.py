@@ -58,7 +58,7 @@ class Outcome:
 def outcome_of(evidence: Evidence) -> Outcome:
     """The end of an attempt, by the first of these that holds:
 
-    1. The ranks have finished, or one of them reported a failure of its own: what else was seen only followed from it.
+    1. The ranks have finished, or one of them reported a failure of its own; everything else that was seen is a consequence.
     2. A rank hung, and the others did not save: HUNG.
     3. This process failed while it watched: UNEXPECTED.
     4. A stop was requested before any rank could save or report: PREEMPTED.

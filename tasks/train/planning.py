@@ -32,7 +32,7 @@ from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)
-# Compared otherwise: the length in steps, the weights by their digest, and what a plan decides as part of the environment.
+# Not compared by key: the length is compared in steps, initial weights by their digest, and settings of the plan with the environment.
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
 
 
@@ -95,7 +95,7 @@ def plan_attempt(
     """
     run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
-    if resume in ("must", "never", "best") and not is_first_attempt(run, invocation):
+    if resume in ("must", "never", "best") and not is_first_of_command(run, invocation):
         resume = "auto"  # the rule holds for the first attempt of a command
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
@@ -128,7 +128,7 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
     )
 
 
-def is_first_attempt(run: RunFolder, invocation: str) -> bool:
+def is_first_of_command(run: RunFolder, invocation: str) -> bool:
     """Whether this command has made no attempt before."""
     return not any(record.invocation == invocation for record in read_attempts(run))
 
@@ -168,8 +168,8 @@ def _refuse_short_curriculum(config: PipelineConfig) -> None:
     Raises:
         ConfigError: rows are too short for the memory to be used.
     """
-    stages, model = config.data.curriculum, config.model
-    shortest = min((stage.sequence_length for stage in stages), default=None)
+    model = config.model
+    shortest = min((stage.sequence_length for stage in config.data.curriculum), default=None)
     if shortest and model.attention == "infini" and shortest <= model.segment_length:
         raise ConfigError(
             f"data.curriculum has sequences of {shortest} tokens, one segment of "

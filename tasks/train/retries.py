@@ -71,7 +71,7 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     """Back at the newest checkpoint from before the first skipped update, without the samples since.
 
     If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes back to the next older one, or
-    to the start, and the skipped range grows. These count as one rollback, and end where nothing older exists.
+    to the start, and the skipped range grows. All these together count as one rollback; without an older checkpoint, the run fails.
 
     Args:
         error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.

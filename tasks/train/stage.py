@@ -23,7 +23,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import LockedRun, run_attempt
 from infini_llama.tasks.train.outcome import error_of
-from infini_llama.tasks.train.planning import bind_run, is_first_attempt, plan_attempt
+from infini_llama.tasks.train.planning import bind_run, is_first_of_command, plan_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.stopping import grace_period
 
@@ -45,7 +45,7 @@ def train(
 
     Args:
         environment: the plan, and the record that is written here.
-        invocation: of `attempt.new_invocation`: `runtime.resume` is followed once per command.
+        invocation: ID of this command, from `attempt.new_invocation`; `runtime.resume` applies to a command's first attempt only.
         verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
         each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
 
@@ -64,7 +64,7 @@ def train(
         lineage = bind_run(config, dataset, plan)
         run.write(run.environment, environment.record)
         if RunReader(run.path).result:
-            if config.runtime.resume == "never" and is_first_attempt(run, invocation):
+            if config.runtime.resume == "never" and is_first_of_command(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)

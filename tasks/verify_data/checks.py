@@ -129,8 +129,8 @@ def _manifest(dataset: Path) -> str:
 
 
 def _manifest_of_rows(dataset: Path, table: Path) -> str:
-    tokens, manifest = read_dataset(dataset).meta.key, read_row_table(table)
-    if (key := row_table_key(manifest.content, tokens)[:12]) != table.name:
+    manifest = read_row_table(table)
+    if (key := row_table_key(manifest.content, read_dataset(dataset).meta.key)[:12]) != table.name:
         raise Damaged(f"{table} holds the row table with key {key}, which is not its name.")
     return f"{len(manifest.files)} files"
 
@@ -239,9 +239,9 @@ def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
 
 
 def _rows(dataset: Path, table: Path) -> str:
-    tokens, content = read_dataset(dataset).content, read_row_table(table).content
+    splits, content = read_dataset(dataset).content, read_row_table(table).content
     for split in SPLITS:
-        lengths = lengths_by_source(dataset, tokens[split].shards)
+        lengths = lengths_by_source(dataset, splits[split].shards)
         expected = build_table(lengths, content.strategy, content.sequence_length, content.stride)
         for name, array in expected.arrays.items():
             stored = map_array(table / f"{split}.{name}.npy")

@@ -16,11 +16,13 @@ from infini_llama.tasks.records.manifest import RowCosts
 class RowArrays:
     """Places of the rows of documents in their stream: from a first token on, or, packed, as consecutive runs of pieces."""
 
-    rows: np.ndarray  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces rows[i] … rows[i + 1] - 1
+    entries: (
+        np.ndarray
+    )  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces entries[i] … entries[i + 1] - 1
     pieces: np.ndarray | None = None  # int64 [pieces, 2]: first token in the stream, tokens
 
     def __len__(self) -> int:
-        return len(self.rows) - (self.pieces is not None)
+        return len(self.entries) - (self.pieces is not None)
 
 
 def pieces_of(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
@@ -115,7 +117,7 @@ PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 def costs_of(table: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
     """The costs of these rows of documents of these `lengths`."""
     if table.pieces is None:
-        return costs_of_starts(table.rows, lengths, sequence_length)
+        return costs_of_starts(table.entries, lengths, sequence_length)
     in_rows = int(table.pieces[:, 1].sum())
     return RowCosts(
         efficiency=in_rows / max(1, len(table) * (sequence_length + 1)),

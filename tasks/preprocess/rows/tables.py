@@ -34,11 +34,11 @@ DEVICES = Path("/dev")
 ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `gpu` computes
 
 
-def row_table_key(rows: DataConfig | RowTableContent, tokens: str) -> str:
-    """64 hex digits for the row table of one strategy and length over the token level with key `tokens`."""
-    strategy = rows.packing if isinstance(rows, DataConfig) else rows.strategy
-    key = {"version": FORMAT_VERSIONS[ROW_TABLES], "tokens": tokens, "strategy": strategy}
-    key |= {"sequence_length": rows.sequence_length} | ({"stride": rows.stride} if strategy == "window" else {})
+def row_table_key(settings: DataConfig | RowTableContent, tokens_key: str) -> str:
+    """64 hex digits for the row table of one strategy and length over the token level with key `tokens_key`."""
+    strategy = settings.packing if isinstance(settings, DataConfig) else settings.strategy
+    key = {"version": FORMAT_VERSIONS[ROW_TABLES], "tokens": tokens_key, "strategy": strategy}
+    key |= {"sequence_length": settings.sequence_length} | ({"stride": settings.stride} if strategy == "window" else {})
     return key_of(key)
 
 
@@ -131,23 +131,24 @@ def build_table(
         lengths: int64 [documents] of each source, tokens of its documents; their streams follow each other.
         compute: computes the rows of one source.
     """
-    parts: dict[str, list[np.ndarray]] = {}
+    by_name: dict[str, list[np.ndarray]] = {}
     sources, costs, base, pieces = [], [], 0, 0
     for name, of_source in lengths.items():
         table = compute(of_source, strategy, sequence_length, stride)
         if table.pieces is None:
-            arrays = {"rows": table.rows + base}
+            arrays = {"rows": table.entries + base}
         else:
-            arrays = {"rows": table.rows[bool(parts) :] + pieces, "pieces": table.pieces + np.array([base, 0])}
+            shared = 1 if by_name else 0  # its first bound is the last one of the source before
+            arrays = {"rows": table.entries[shared:] + pieces, "pieces": table.pieces + np.array([base, 0])}
             pieces += len(table.pieces)
         for array_name, array in arrays.items():
-            parts.setdefault(array_name, []).append(array)
+            by_name.setdefault(array_name, []).append(array)
         sources.append(SourceRows(name=name, rows=len(table)))
         costs.append(costs_of(table, of_source, sequence_length))
         base += int(of_source.sum())
     rows = [source.rows for source in sources]
     return Table(
-        {name: np.concatenate(arrays) for name, arrays in parts.items()},
+        {name: np.concatenate(arrays) for name, arrays in by_name.items()},
         sum(rows),
         tuple(sources),
         costs[0] if len(costs) == 1 else _sum(costs, rows),

@@ -81,13 +81,13 @@ def first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.n
     """
     groups = 1 + total // TOGETHER if total else 0
     for group in range(groups):
-        parts, before = [], 0
+        of_tables, before = [], 0
         for table in tables:
             high, low = np.ascontiguousarray(table).view("<u8").reshape(-1, 2).T
             numbers = np.flatnonzero(low % np.uint64(groups) == group)
-            parts.append((high[numbers], low[numbers], numbers + before))
+            of_tables.append((high[numbers], low[numbers], numbers + before))
             before += len(table)
-        high, low, numbers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        high, low, numbers = (np.concatenate(columns) for columns in zip(*of_tables, strict=True))
         order = np.lexsort((low, high))  # which keeps equal ones in order
         high, low, numbers = high[order], low[order], numbers[order]
         is_new = np.ones(len(order), dtype=bool)

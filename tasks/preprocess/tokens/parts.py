@@ -27,7 +27,7 @@ UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document i
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
 PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for its place in memory
-PARTS_VERSION = 2
+PARTS_VERSION = 2  # of the reports in units/parts: a part whose report has another version is read again
 NAMED = 10  # bad places that the report names
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a file shows in its times
 Stamp = tuple[Any, ...]  # what stays the same while a file does; see TextFile.stamp
@@ -136,7 +136,7 @@ class Documents:
 def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str = "") -> list[Part]:
     """The parts of these files, in the order of their names.
 
-    A run of small files ends where a hash of a file's name says so, so that a file more or less changes one run.
+    A hash of a file's name decides whether a run of small files ends with it, so that an added or removed file changes one run only.
     """
     parts: list[Part] = []
     run: list[tuple[TextFile, int]] = []
@@ -227,7 +227,7 @@ class PartReader:
 
     def _read_file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
         before = self.records, self.empty, self.too_short, self.bad_records, len(self.bad)
-        texts, size, first = list[bytes](), 0, None  # first: number of its first unit, where it has units of its own
+        texts, size, first = list[bytes](), 0, None  # first: number of its first unit, if it has units of its own
         try:
             for batch in file.batches(self.part.span):
                 if self.should_stop():
@@ -339,7 +339,7 @@ class PartReports:
             write_record(record, report)
 
     def _is_settled(self, file: TextFile, stamp: Stamp | None) -> bool:
-        """Whether the stamp is not of a file's times, or these are past."""
+        """Whether a later change of the file would change its stamp, since its times are old enough or no part of the stamp."""
         if file.filler:
             return all(self._is_settled(each, tuple(each.stamp() or ()) or None) for each in file.filler)
         if stamp is None or not file.has_times:

@@ -212,8 +212,8 @@ class TokenReader:
     def share_without_targets(self) -> float:
         """Share of the rows in which no label counts; of many rows, of some that are evenly spread."""
         chosen = np.unique(np.linspace(0, len(self) - 1, COUNTED_ROWS).astype(np.int64))
-        parts = np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE))
-        masks = (self.targets(part) for part in parts)
+        batches = np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE))
+        masks = (self.targets(batch) for batch in batches)
         return sum(int((~mask.any(axis=1)).sum()) for mask in masks if mask is not None) / len(chosen)
 
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:

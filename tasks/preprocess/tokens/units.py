@@ -56,7 +56,7 @@ COUNTS = "counts.npy"
 LOST = "lost.npy"
 # How often a token occurs in each split.
 TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
-# Of text after which an engine is opened anew: it keeps each word, about 100 bytes per word.
+# Bytes of text after which an engine is opened anew: it keeps every word it has seen, about 100 bytes per word.
 WORDS_BYTES = 2**28
 OPENING = threading.Lock()  # an engine for all threads
 
@@ -68,7 +68,7 @@ class Recipe:
     Attributes:
         folder: units/<key of all that decides the tokens>.
         eos: the token that ends a document.
-        engine: name of what encodes. Other engines give the same ids, and yet have a recipe of their own: one may turn out to be wrong.
+        engine: name of what encodes. Each engine has its own recipe, although the ids are the same: one may turn out to be wrong.
     """
 
     folder: Path
@@ -95,7 +95,7 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
     """Whether the unit is there as its manifest states. A damaged one is deleted.
 
     Args:
-        checksums: read its tokens, too. Else their files have the right sizes, and who reads tokens compares their checksums.
+        checksums: of the files of tokens, too. Otherwise their sizes are compared here, and their checksums when they are read.
     """
     folder = recipe.unit(name)
     if not folder.exists():
@@ -204,7 +204,9 @@ class Unit:
         return np.load(self.folder / COUNTS, allow_pickle=False)
 
     def lost(self) -> np.ndarray | None:
-        """`Losses.of` each document, int64 [n, 3], in the order in which they were read; None: the tokenizer loses no text."""
+        """`Losses.of` each document, int64 [n, 3], in the order in which they were read, not that of
+        `documents.npy`; None: the tokenizer loses no text.
+        """
         file = self.folder / LOST
         return np.load(file, allow_pickle=False) if file.exists() else None
 
@@ -334,5 +336,5 @@ def encode_answers(
     """
     if not answer_after:
         return *encode(texts), None
-    ids, offsets = encode([part for text in texts for part in _split_text(text, answer_after)])
+    ids, offsets = encode([half for text in texts for half in _split_text(text, answer_after)])
     return ids, offsets[::2], offsets[1::2] - offsets[:-1:2]

@@ -43,7 +43,7 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class StopRequest:
-    """SIGTERM, SIGHUP and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
+    """SIGTERM (also as SIGHUP) and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -148,7 +148,7 @@ class Trainer:
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
         self.step_samples = state.samples = next_sample(state.samples, self.attempt.lineage.skipped_samples)
-        # Everything random in a step depends on these three numbers alone, so no generator's state is saved.
+        # Everything random in a step depends on seed, step and rank alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
         self._set_write_jitter(state.step)
@@ -246,7 +246,7 @@ def optimizer_step(
 ) -> Update:
     """Forward, backward, clip, one all-reduce of the scalars, update.
 
-    A GPU is waited for once the gradients are clipped: for the loss, and then for the norm. Micro-batches follow each other without.
+    This waits for a GPU only after the gradients are clipped, first for the loss, then for the norm; never between micro-batches.
 
     An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the summed loss and the reduced
     gradients are the same on all. A batch without targets, whose number all ranks know, is not computed and changes nothing.

@@ -163,7 +163,7 @@ class WeightsAndBiases:
 
 
 def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject) -> list[Reporter]:
-    """The reporters that `train.report_to` names. One that cannot start is refused at a run's start; a run that goes on does without.
+    """The reporters that `train.report_to` names. One that cannot start is refused when the run begins; a resumed run continues without it.
 
     Raises:
         ConfigError: W&B is requested and not available.

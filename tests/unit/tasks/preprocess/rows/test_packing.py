@@ -30,7 +30,7 @@ LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=
 
 def rows_of(packed: RowArrays) -> list[list[tuple[int, int]]]:
     """Rows as lists of (first token, tokens)."""
-    bounds = packed.rows.tolist()
+    bounds = packed.entries.tolist()
     return [[tuple(piece) for piece in packed.pieces[a:b].tolist()] for a, b in pairwise(bounds)]
 
 
@@ -121,7 +121,7 @@ def test_best_fit_wastes_less_than_a_thousandth():
     lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(np.int64)  # median 740, mean 2,200
     packed = pack(lengths, 2048, "best_fit")
     assert costs_of(packed, lengths, 2048).efficiency >= 0.999
-    assert pack(lengths, 2048, "first_fit").rows.size < pack(lengths, 2048, "greedy").rows.size
+    assert pack(lengths, 2048, "first_fit").entries.size < pack(lengths, 2048, "greedy").entries.size
 
 
 @pytest.mark.parametrize("strategy", [*PACKED, "window"])
