@@ -222,13 +222,20 @@ class Corpus:
 
     def units_by_source(self) -> list[SourceUnitNames]:
         """The units of each source as the keys take them; all parts are known."""
-        dropped = self._dropped()
+        by_part = self._units_by_part()
 
         def names(parts: Sequence[Part]) -> list[str]:
-            used = (part for part in parts if part.span is None or part.files[0] not in dropped)
-            return [unit.name for part in used for unit in self.reports[part].units]
+            return [name for part in parts for name in by_part[part]]
 
         return [SourceUnitNames(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
+
+    def _units_by_part(self) -> dict[Part, list[str]]:
+        """Names of the units of each part, without those of damaged files."""
+        dropped = self._dropped()
+        return {
+            part: [unit.name for unit in self.reports[part].units if part.span is None or part.files[0] not in dropped]
+            for part in self.parts
+        }
 
     def _dropped(self) -> set[TextFile]:
         """Large files of which a range is damaged: they are left out as a whole. Of a run, the reader leaves out damaged files."""
@@ -302,7 +309,12 @@ class Corpus:
             return load(self.data.tokenizer)
         if self.recall() and (learned := self._learned()):
             return learned
-        trained = train(self._training_texts(), self.data.tokenizer)
+        read = list[str]()
+        trained = train(self._training_texts(read), self.data.tokenizer)
+        if len(read) > sum(
+            map(len, self._units_by_part().values())
+        ):  # a large file was found to be damaged after some of its units
+            trained = train(self._training_texts(read, self._units_by_part()), self.data.tokenizer)
         if learned := self._learned():  # of the same text, which was not recognized before it was read
             return learned
         file = self._tokenizer_file()
@@ -325,15 +337,29 @@ class Corpus:
             log.warning("%s The tokenizer is learned again.", fault)
             return None
 
-    def _training_texts(self) -> Iterator[str]:
+    def _training_texts(self, read: list[str], used: dict[Part, list[str]] | None = None) -> Iterator[str]:
         """The documents that are not held out, and no copies of those that are; other copies count as often as they occur.
+
+        Args:
+            read: the names of the units that were read are appended to it.
+            used: names of the units to take of each part; None: all.
 
         Sources with a held-out share are read first: the others, which have validation files, may contain copies of held-out text.
         """
+
+        def units(part: Part) -> Iterator[Documents]:
+            left = None if used is None else Counter(used[part])
+            for documents in self._units(part):
+                read.append(documents.name)
+                if left is None or left[documents.name] > 0:
+                    yield documents
+                if left is not None:
+                    left[documents.name] -= 1
+
         held_out: set[bytes] = set()
         for source in self.sources:
             for part in source.held_out:
-                for documents in self._units(part):
+                for documents in units(part):
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
         mixed = sorted(
@@ -341,7 +367,7 @@ class Corpus:
         )
         has_copies = bool(mixed) and not mixed[-1].held_out_share
         for part in mixed:
-            for documents in self._units(part):
+            for documents in units(part):
                 hashes = list(map(xxh3_128_digest, documents.texts))
                 table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
                 is_validation = is_held_out(table, part.held_out_share).tolist()

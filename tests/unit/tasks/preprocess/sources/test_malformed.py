@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import lzma
 import os
 import random
@@ -140,6 +141,19 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
     assert f"{left_out} damaged records" in caplog.text and f"{len(FILES)} damaged files" in caplog.text
     bad = survey(settings).report.bad
     assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
+
+
+def test_a_tokenizer_learns_nothing_from_a_file_that_is_damaged_at_its_end(data, text, tmp_path, small_units):
+    """A dataset is named by the units that it uses: another machine, without the file, has the same name and the same bytes."""
+    settings = data(files=[str(text)], on_bad_input="skip")
+    lines = "".join(json.dumps({"text": f"zyxwvut {number} qqqq"}) + "\n" for number in range(100_000))
+    damaged = text / "z.jsonl.gz"
+    damaged.write_bytes(gzip.compress(lines.encode())[:-9])
+    with_it = preprocess(settings, tmp_path / "with")
+    damaged.unlink()
+    without = preprocess(settings, tmp_path / "without")
+    assert with_it.text.left_out.bad_files == 1 and with_it.path == without.path
+    assert with_it.digest == without.digest
 
 
 def test_files_without_text_are_no_fault(data, text, tmp_path):
