@@ -13,7 +13,7 @@ from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.filesystem import mapping
 
 PROMPTS = "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (loss_on: answer)
-COUNTED = 2_000_000  # tokens counted together: bincount works on int64
+COUNTED = 250_000  # tokens counted together: bincount makes int64 of them, which stay in the processor's cache
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
 
 

@@ -134,12 +134,15 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     count = len(order) - int(is_held_out(table["hash"], held_out).sum())
     lengths, prompts = stream.lengths(), stream.prompts()
     tokens = int(lengths[:count].sum())
+    splits = {
+        "train": (slice(0, count), slice(0, tokens)),
+        "validation": (slice(count, None), slice(tokens, stream.filled)),
+    }
+    counts = {split: token_counts(stream.values[of], writer.vocab_size) for split, (_, of) in splits.items()}
+    writer.refuse_special_tokens(documents, order, stream, sum(counts.values(), np.zeros(1, np.int64)))
     with staged(recipe.unit(name)) as folder:
-        content, counts = dict[str, object](), dict[str, np.ndarray]()
-        for split, of_documents, of_tokens in (
-            ("train", slice(0, count), slice(0, tokens)),
-            ("validation", slice(count, None), slice(tokens, stream.filled)),
-        ):
+        content = dict[str, object]()
+        for split, (of_documents, of_tokens) in splits.items():
             split_lengths, values = lengths[of_documents], stream.values[of_tokens]
             content[split] = UnitSplit(
                 documents=len(split_lengths),
@@ -148,7 +151,6 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
                 shortest_document=int(split_lengths.min(initial=len(values))),
                 longest_document=int(split_lengths.max(initial=0)),
             ).to_json()
-            counts[split] = token_counts(values, writer.vocab_size)
             if len(split_lengths):
                 split_prompts = None if prompts is None else prompts[of_documents]
                 write_shard(folder / f"{split}.arrow", values, split_lengths, split_prompts)
@@ -260,12 +262,27 @@ class _Writer:
                 raise _without_answer(documents, number) from None
             except TokenizerFails as fault:
                 raise self._failing(documents, numbers) or fault from None
-            if (is_special := self.special.take(ids)).any():
-                place = int(is_special.argmax())
-                number = numbers[int(np.searchsorted(offsets, place, side="right")) - 1]
-                raise self._special(documents.file_of(number), int(ids[place]))
             stream.add(ids, offsets, self.recipe.eos, prompts)
         return stream
+
+    def refuse_special_tokens(
+        self, documents: Documents, order: np.ndarray, stream: Stream, counts: np.ndarray
+    ) -> None:
+        """Raise DataError where a document has a special token beside its end.
+
+        Args:
+            counts: how often each token occurs in the stream of these documents in this order, int64 [vocab].
+        """
+        beside_ends = counts.copy()
+        beside_ends[self.recipe.eos] -= len(order)
+        if not beside_ends[self.special].any():
+            return
+        ends = stream.lengths().cumsum()
+        is_special = self.special.take(stream.values[: stream.filled])
+        is_special[ends - 1] = False
+        place = int(is_special.argmax())
+        number = int(order[np.searchsorted(ends, place, side="right")])
+        raise self._special(documents.file_of(number), int(stream.values[place]))
 
     def _stream(self) -> Stream:
         """The empty stream of this thread."""
