@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
@@ -41,6 +41,9 @@ Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 @lru_cache(maxsize=1)  # an engine is compared, and then opened
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer for documents: no text, whatever it contains, yields the ID of a special token."""
+    added_tokens = tokenizer.get_added_tokens_decoder().values()
+    if isinstance(tokenizer.model, models.BPE) and all(token.special for token in added_tokens):
+        return _without_added_tokens(tokenizer)
     description = orjson.loads(description_of(tokenizer))
     added = {token["content"]: token for token in description["added_tokens"]}
     special = {content for content, token in added.items() if token["special"]}
@@ -49,6 +52,15 @@ def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
     kept = [token for content, token in added.items() if has_text and content not in hidden]
     encoder = Tokenizer.from_str(orjson.dumps(description | {"added_tokens": kept}).decode())
     encoder.encode_special_tokens = has_text
+    return encoder
+
+
+def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same steps around the same model, which is not read again from its description: that takes long."""
+    encoder = Tokenizer(tokenizer.model)
+    for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(tokenizer, step)) is not None:
+            setattr(encoder, step, value)
     return encoder
 
 
