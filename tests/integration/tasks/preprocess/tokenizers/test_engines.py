@@ -209,6 +209,16 @@ def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
         open_engine("gigatoken", train_bpe(TEXTS * 3, 300))([b"x:" + b"a" * 20])
 
 
+def test_the_build_uses_the_engine_that_was_compared_once(tmp_path, monkeypatch):
+    tokenizer, opened, right = train_bpe(TEXTS * 3, 300), [], engines.gigatoken_of
+    monkeypatch.setattr(engines, "gigatoken_of", lambda description: opened.append(1) or right(description))
+    assert choose_engine(tokenizer, tmp_path).name == "gigatoken"
+    for times in (1, 2):  # later ones, after so much text, are new
+        open_engine("gigatoken", tokenizer)(ENCODED)
+        assert len(opened) == times
+    assert choose_engine(tokenizer, tmp_path).name == "gigatoken" and len(opened) == 2
+
+
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}

@@ -60,6 +60,13 @@ def test_end_of_text_is_id_0_and_every_byte_has_a_token():
     assert lengths.dtype == np.int32 and lengths[0] == 0 and (lengths[1:] > 0).all() and (lengths == 1).sum() == 256
 
 
+def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
+    tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=[EOS, "<x>"])
+    encoder, description = encoder_of(tokenizer), json.loads(tokenizer.to_str())
+    assert json.loads(encoder.to_str()) == description | {"added_tokens": []}
+    assert len(tokenizer.get_added_tokens_decoder()) == 2 and not encoder.get_added_tokens_decoder()
+
+
 def test_a_vocabulary_learned_from_end_of_text_markers_yields_none():
     encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600))
     assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
