@@ -28,6 +28,10 @@ class TrainingResult(Record):
     checkpoint_digest: str
     samples: tuple[str, ...] = ()
 
+    def is_final(self, max_steps: int, patience: int | None) -> bool:
+        """Whether training of this many steps, with this patience, has nothing left to do."""
+        return self.steps >= max_steps or (self.stopped_early is not None and self.stopped_early == patience)
+
 
 class RunPaths(Record):
     """Places of a finished run's files."""

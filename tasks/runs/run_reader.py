@@ -145,10 +145,7 @@ class RunReader:
             log.warning("%s is missing, although the run has a summary.", self.folder.result)
         if result is None or not self.committed or result.steps != self.committed[0].step:
             return None
-        stopped_early = result.stopped_early is not None
-        if result.steps < self.max_steps and not (
-            stopped_early and result.stopped_early == self.lineage.train.early_stopping_patience
-        ):
+        if not result.is_final(self.max_steps, self.lineage.train.early_stopping_patience):
             return None
         if result.checkpoint_digest != self.committed[0].digest:
             log.warning(

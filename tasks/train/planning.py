@@ -25,6 +25,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.stopping import grace_period
@@ -38,6 +39,8 @@ NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_f
 
 def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
     """Decide what the run `config.runtime.name` is, and write lineage.json and config.yaml; or refuse the folder.
+
+    A finished run with nothing left to do keeps the settings of section `train` that it was trained with.
 
     Raises:
         ConfigError: the settings contradict each other, or the folder belongs to another dataset, architecture or start; it names
@@ -66,14 +69,17 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
         resumed_from=before.resumed_from if before else None,
     )
     if before:
-        _check_same_run(run, before, lineage)
+        _refuse_other_run(run, before, lineage)
+        if (before.train, before.max_steps) != (lineage.train, lineage.max_steps):
+            lineage = _with_changed_settings(run, before, lineage)
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_curriculum(config.data, lineage)
     _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     run.write(run.lineage, lineage)
-    run.write_config(without_secrets(config).model_dump(mode="json", exclude={"deployment"}))
+    settings = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
+    run.write_config(settings | {"train": lineage.train.model_dump(mode="json")})
     return lineage
 
 
@@ -224,13 +230,11 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
     )
 
 
-def _check_same_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
-    """Refuse what would be another run; log what makes the run another one than began."""
-    changed = _differences(_compared(before), _compared(now), "train")
+def _refuse_other_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
     refused = [
         *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
         *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
-        *(line for name, line in changed.items() if POLICIES[name] is Resume.FIXED),
+        *(line for name, line in _changed_settings(before, now).items() if POLICIES[name] is Resume.FIXED),
     ]
     started, starts = (start.digest if start else "no weights" for start in (before.init_from, now.init_from))
     refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
@@ -238,10 +242,26 @@ def _check_same_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
         raise ConfigError(
             f"run folder {run.path} belongs to another run; choose another runtime.name. Differences", refused
         )
+
+
+def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage) -> Lineage:
+    """`now`, with a warning of what makes the run another one than began; `before` if the run has finished, and no step follows."""
+    changed, result = _changed_settings(before, now), RunReader(run.path).result
+    if result is not None and result.is_final(now.max_steps, now.train.early_stopping_patience):
+        if changed:
+            lines = "; ".join(changed.values())
+            log.warning(
+                "run %s has already finished at step %d; changed settings are not used: %s",
+                run.path.name,
+                result.steps,
+                lines,
+            )
+        return before
     for name, line in changed.items():
         if POLICIES[name] is not Resume.FREE:
             log.warning("%s: from here on, the run is no longer bitwise identical to an uninterrupted one.", line)
     _warn_of_learning_rate(before, now, checkpoints.latest_step(run.checkpoints))
+    return now
 
 
 def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
@@ -251,6 +271,11 @@ def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
         log.warning(
             "the learning rate of step %d is %.3g; with the settings before, it would be %.3g", step + 1, new, old
         )
+
+
+def _changed_settings(before: Lineage, now: Lineage) -> dict[str, str]:
+    """A sentence for each setting of section `train` that has another value now, by its name."""
+    return _differences(_compared(before), _compared(now), "train")
 
 
 def _compared(lineage: Lineage) -> JsonObject:

@@ -62,8 +62,10 @@ def train(
     with hold_run(run, config.runtime, each_poll) as locked:
         plan = environment.plan
         lineage = bind_run(config, dataset, plan)
-        run.write(run.environment, environment.record)
-        if RunReader(run.path).result:
+        reader = RunReader(run.path)
+        if reader.result is None or reader.environment is None:  # of a finished run, what it was trained in stays
+            run.write(run.environment, environment.record)
+        if reader.result:
             if config.runtime.resume == "never" and is_first_of_command(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)

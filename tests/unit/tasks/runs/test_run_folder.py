@@ -10,6 +10,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
 from infini_llama.tasks.train.planning import bind_run
+from support.made_up_runs import add_checkpoint, add_result
 from support.records import make_attempt, make_dataset, make_plan
 
 DATASET = make_dataset()
@@ -28,6 +29,22 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
     assert "train.document_masking: False before, True now" in caplog.text
     with pytest.raises(ConfigError, match=r"train\.seed: 1234 before, 1 now"):
         bind_run(config_in(tmp_path, train={"seed": 1}), DATASET, make_plan())
+
+
+@pytest.mark.parametrize("changed", [{"max_steps": 10}, {"learning_rate": 0.1}, {"logging_steps": 3}])
+def test_a_finished_run_keeps_the_settings_that_it_was_trained_with(tmp_path, caplog, changed):
+    settings: dict = {"max_steps": 20, "warmup_steps": 5}
+    run = RunFolder(tmp_path / "runs" / "mine")
+    bind_run(config_in(tmp_path, train=settings), DATASET, make_plan())
+    add_checkpoint(run.checkpoints, 20)
+    add_result(run, 20)
+    before = [path.read_bytes() for path in (run.lineage, run.config)]
+    kept = bind_run(config_in(tmp_path, train=settings | changed), DATASET, make_plan())
+    assert kept.max_steps == 20 and [path.read_bytes() for path in (run.lineage, run.config)] == before
+    (name, value), (record,) = *changed.items(), caplog.records
+    assert record.getMessage().startswith("run mine has already finished at step 20; changed settings are not used: ")
+    assert f"train.{name}: " in record.getMessage() and f"{value} now" in record.getMessage()
+    assert bind_run(config_in(tmp_path, train=settings | {"max_steps": 30}), DATASET, make_plan()).max_steps == 30
 
 
 def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
