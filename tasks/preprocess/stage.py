@@ -25,6 +25,7 @@ from infini_llama.tasks.preprocess.rows.references import dataset_ref
 from infini_llama.tasks.preprocess.rows.tables import require_device, row_table_key, with_curriculum, write_table
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
+    REFERENCE,
     WORTH_A_FAST_ENGINE,
     EngineDiffers,
     choose_engine,
@@ -50,7 +51,6 @@ from infini_llama.tasks.storage.artifacts import (
     move_aside,
     read_dataset,
     read_row_table,
-    remove,
     row_tables,
     set_pointer,
     staged,
@@ -236,20 +236,18 @@ class Preparation:
         tokenizer = corpus.load_or_train_tokenizer()
         eos = end_of_text(tokenizer, data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
-        engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
-        recipe = recipe_for(self.home, tokenizer, eos, engine)
-        try:
-            workers = corpus.prepare(recipe, repair)
-        except EngineDiffers as fault:
-            log.warning("%s; all of the text is encoded again with another engine", fault)
-            remember_comparison(tokenizer, checks, str(fault))
-            # All of its units may be wrong. No lock excludes another preparation with this recipe: it may lack units and fail;
-            # when it is repeated, it encodes by the other engine.
-            remove(recipe.folder)
-            engine = reference_engine(engine.refused | {engine.name: str(fault)})
+        while True:
+            engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
             recipe = recipe_for(self.home, tokenizer, eos, engine)
-            workers = corpus.prepare(recipe, repair)
-        return _Tokenization(tokenizer, recipe, engine, workers)
+            try:
+                workers = corpus.prepare(recipe, repair)
+            except EngineDiffers as fault:
+                remember_comparison(tokenizer, checks, str(fault))
+            else:  # perhaps another preparation with this recipe has met a difference meanwhile
+                if engine.name == REFERENCE or choose_engine(tokenizer, checks) == engine:
+                    return _Tokenization(tokenizer, recipe, engine, workers)
+            # Its units may be wrong. They stay, since another preparation may read them; no later one uses them, and `gc` deletes them.
+            log.warning("all of the text is encoded again with another engine")
 
     def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenization) -> list[str]:
         """Builds the levels of the dataset that are missing or lack files of their manifests, and returns their names."""

@@ -4,8 +4,8 @@ gigatoken is compared with `tokenizers` on the same texts once per tokenizer, an
 """
 
 import importlib
-import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
     """The engine that encodes: the fast one where it is installed and gives the reference's IDs on the `golden` texts.
 
     Args:
-        notes: folder with a file per tokenizer and version that was compared.
+        notes: folder with a file per tokenizer and versions that were compared.
     """
     try:
         number = version(FAST)
@@ -89,23 +89,38 @@ def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
 def remember_comparison(tokenizer: Tokenizer, notes: Path, fault: str | None) -> None:
     """Records the outcome of a comparison: why the fast engine is not to be used for this tokenizer; None: it may be."""
     notes.mkdir(parents=True, exist_ok=True)
-    write_atomic(_note(tokenizer, notes), json.dumps({"fault": fault}))
+    write_atomic(_agreement(tokenizer, notes) if fault is None else _refusal(tokenizer, notes), fault or "")
 
 
 def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
-    try:
-        return json.loads(_note(tokenizer, notes).read_text(encoding="utf-8"))["fault"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not compared yet, or a damaged note: it is compared (again)
+    refusal = _refusal(tokenizer, notes)
+    if os.path.lexists(refusal):
+        try:
+            return refusal.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:  # it refuses all the same
+            return f"{refusal} cannot be read ({error.strerror})"
+    if _agreement(tokenizer, notes).exists():
+        return None
     fault = compare(tokenizer, golden(tokenizer))
     remember_comparison(tokenizer, notes, fault)
     return fault
 
 
-def _note(tokenizer: Tokenizer, notes: Path) -> Path:
+def _refusal(tokenizer: Tokenizer, notes: Path) -> Path:
+    """The note that refuses the fast engine. It names no version of the reference, since the engine's units (`recipe_for`) do not either:
+    wrong ones may be in the store.
+    """
+    return notes / f"{_note(tokenizer)}.refused"
+
+
+def _agreement(tokenizer: Tokenizer, notes: Path) -> Path:
+    """The note that it agreed with this version of the reference; another preparation may have refused it meanwhile."""
+    return notes / f"{_note(tokenizer)}-{REFERENCE}-{version(REFERENCE)}.agrees"
+
+
+def _note(tokenizer: Tokenizer) -> str:
     number = version(FAST)
-    key = key_of([FAST, number, version(REFERENCE), description_of(tokenizer)])
-    return notes / f"{FAST}-{number}-{key[:16]}.json"
+    return f"{FAST}-{number}-{key_of([FAST, number, description_of(tokenizer)])[:16]}"
 
 
 def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
