@@ -37,6 +37,7 @@ from infini_llama.tasks.storage.record_files import (
 )
 
 RUN_ID = "run_id"  # a field of each record of a run; the checksums of its lines depend on it
+NOT_RETRIED = "not-retried"  # in an attempt's folder
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
 log = logging.getLogger("infini_llama.train")
@@ -264,6 +265,18 @@ def attempt_folders(run: RunFolder) -> list[Path]:
 
 def number_of(attempt_dir: Path) -> int:
     return int(attempt_dir.name.removeprefix("attempt-"))
+
+
+def mark_not_retried(run: RunFolder) -> None:
+    """Mark the newest attempt, for the nodes that join: the command makes no other one."""
+    for newest in attempt_folders(run)[-1:]:
+        with suppress(OSError):  # they then wait until their time-out
+            (newest / NOT_RETRIED).touch()
+
+
+def is_retried(run: RunFolder) -> bool:
+    """Whether the newest attempt, which failed, may be retried."""
+    return not any((newest / NOT_RETRIED).exists() for newest in attempt_folders(run)[-1:])
 
 
 def attempt_plan_path(attempt_dir: Path) -> Path:

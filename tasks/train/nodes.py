@@ -23,6 +23,7 @@ from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
     attempt_plan_path,
+    is_retried,
     number_of,
     read_attempt_plan,
     read_attempts,
@@ -57,7 +58,7 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
     """Take part in one attempt after the other until the supervisor, the command on node 0, has ended the run.
 
-    After 70 and 76 it waits for the next attempt, also where the supervisor makes none: attempts.jsonl does not tell the two apart.
+    After 70 and 76 it waits for the next attempt, unless the supervisor has marked the last one as not retried.
 
     Args:
         master_addr: address of node 0 as seen from here; None: as node 0 has recorded it.
@@ -83,7 +84,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
                 log.info("%s exited with %d on this node", newest.name, join_attempt(newest, endpoint))
                 since = time.monotonic()
                 was_supervised = True
-        elif last is not None and was_supervised and not newest and not _continues(last, is_supervised):
+        elif last is not None and was_supervised and not newest and not _continues(run, last, is_supervised):
             return last
         elif time.monotonic() - since > timeout:
             if last is None:
@@ -95,10 +96,10 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
         time.sleep(POLL_SECONDS)
 
 
-def _continues(code: int, is_supervised: bool) -> bool:
-    """Whether another attempt may follow one with this exit code; in the delay before a retry, the supervisor holds no lease."""
+def _continues(run: RunFolder, code: int, is_supervised: bool) -> bool:
+    """Whether another attempt may follow the last one, with this exit code; in the delay before a retry, the supervisor holds no lease."""
     follows = ENDINGS[ExitCode(code)].follows
-    return follows == "retry" or (follows == "attempt" and is_supervised)
+    return follows != "nothing" and (is_supervised or (follows == "retry" and is_retried(run)))
 
 
 def _open_attempt(run: RunFolder) -> Path | None:

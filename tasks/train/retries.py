@@ -14,7 +14,7 @@ from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, mark_not_retried
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
 
@@ -117,10 +117,17 @@ class Retries:
         limit: retries without progress, as `runtime.retries`.
         first_delay: seconds before the first of them, doubled for each further one, at most ten minutes.
         newest_step: step of the newest committed checkpoint, asked after each failure.
+        on_spent: called when the budget is spent.
     """
 
-    def __init__(self, limit: int, first_delay: float, newest_step: Callable[[], int]) -> None:
-        self.limit, self.first_delay, self.newest_step = limit, first_delay, newest_step
+    def __init__(
+        self,
+        limit: int,
+        first_delay: float,
+        newest_step: Callable[[], int],
+        on_spent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.limit, self.first_delay, self.newest_step, self.on_spent = limit, first_delay, newest_step, on_spent
         self.failed_at, self.failures = -1, 0
 
     def delay_after(self, error: BaseException) -> float | None:
@@ -141,6 +148,7 @@ class Retries:
                 step,
                 self.limit,
             )
+            self.on_spent()
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(
@@ -157,4 +165,9 @@ class Retries:
 def retries_for(runtime: RuntimeConfig) -> Retries:
     """The policy of a run's configuration."""
     run = RunFolder.of(runtime)
-    return Retries(runtime.retries, runtime.retry_delay, lambda: checkpoints.latest_step(run.checkpoints))
+    return Retries(
+        runtime.retries,
+        runtime.retry_delay,
+        newest_step=lambda: checkpoints.latest_step(run.checkpoints),
+        on_spent=lambda: mark_not_retried(run),
+    )

@@ -78,7 +78,7 @@ def with_retries(retries: Retries) -> Task[..., RunSummary]:
             task.retry_delay_seconds = delay
         return delay is not None
 
-    return train.with_options(retries=MOST_RETRIES if retries.limit else 0, retry_condition_fn=set_delay_if_retried)
+    return train.with_options(retries=MOST_RETRIES, retry_condition_fn=set_delay_if_retried)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, kill, own_environment, processes_of, workers_of
+from support.laboratory import COMMAND, Laboratory, inject, kill, own_environment, processes_of, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,6 +22,12 @@ pytestmark = [
     ),
 ]
 SETTINGS = ["train.max_steps=80", "environment.communication_timeout=6"]
+FAULT = """
+def change(module):
+    def failing(*arguments):
+        raise RuntimeError("the injected fault")
+    module.optimizer_step = failing
+"""
 ADDRESSES = {"a": "10.77.13.1", "b": "10.77.13.2"}
 
 
@@ -202,6 +208,17 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     assert (hang.code, done.code) == (76, 0)
     assert "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for" in hang.message
     assert_undisturbed(name)
+
+
+def test_a_run_that_is_not_retried_ends_on_both_hosts(hosts, lab, tmp_path):
+    name = "unretried"
+    fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
+    both = [supervise(hosts, lab, name, fault, "runtime.retries=1", "runtime.retry_delay=3"), join(hosts, name)]
+    assert both[0].wait(300) == 70, hosts.log(f"{name}-a").read_text()
+    assert both[1].wait(60) == 70, hosts.log(f"{name}-b").read_text()
+    assert [record.code for record in lab.attempts(name)] == [70, 70]
+    again = [supervise(hosts, lab, name, log="a2"), join(hosts, name, log="b2")]
+    assert [process.wait(300) for process in again] == [0, 0], hosts.log(f"{name}-b2").read_text()
 
 
 def host_of(pid: int) -> str:

@@ -3,8 +3,10 @@
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
+from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.tasks.runs.run_folder import RunFolder, is_retried
 from infini_llama.tasks.train.outcome import Outcome, error_of
-from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries
+from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, retries_for
 
 
 def policy(limit=3, first_delay=5.0, steps=(0,)):
@@ -52,6 +54,16 @@ def test_a_newer_checkpoint_renews_the_budget_and_the_delay():
 
 def test_no_retries():
     assert policy(limit=0).delay_after(TrainFailed("x")) is None
+
+
+def test_the_newest_attempt_is_marked_once_the_budget_is_spent(tmp_path):
+    runtime = RuntimeConfig(home=tmp_path, name="mine", retries=1)
+    run, retries = RunFolder.of(runtime), retries_for(runtime)
+    (run.path / "logs" / "attempt-01").mkdir(parents=True)
+    assert retries.delay_after(TrainFailed("x")) is not None and is_retried(run)
+    assert retries.delay_after(TrainFailed("x")) is None and not is_retried(run)
+    (run.path / "logs" / "attempt-02").mkdir()
+    assert is_retried(run)
 
 
 def test_the_delay_is_bounded_by_default():
