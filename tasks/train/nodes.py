@@ -86,10 +86,10 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
                 was_supervised = True
         elif last is not None and was_supervised and not newest and not _continues(run, last, is_supervised):
             return last
-        elif time.monotonic() - since > timeout:
+        if time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
-                    f"no command has supervised the run {run.path} for {timeout:.0f} s; start it on node 0."
+                    f"no command on node 0 has supervised the run {run.path}, or could be reached, for {timeout:.0f} s; start it there."
                 )
             return last
         was_supervised |= is_supervised
