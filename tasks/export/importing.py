@@ -72,6 +72,7 @@ def folder_of(model: str, revision: str | None) -> Path:
         ) from None
 
 
+NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
 TASK_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
 TASK_STEPS = 2000
 KEY = 99_999
@@ -146,30 +147,38 @@ def key_of_text(config: PipelineConfig) -> str:
 
 
 def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to 12 segments,
-    the same in natural text, and ordinary text beside them, without which the language is lost.
+    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to
+    NEAR_SEGMENTS and of up to TASK_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
+    language is lost.
 
-    A sequence of ordinary text has as many targets as a hundred answers; in five steps of six there is none. With one in two steps of five
-    and more, SmolLM2's memory was not learned (docs/infini-attention.md).
+    In texts of up to three segments, SmolLM2 learned to use its memory within 160 steps; in texts of up to twelve, with ordinary text in
+    two steps of five or more, it did not (docs/infini-attention.md). A sequence of ordinary text has as many targets as a hundred answers;
+    in five steps of six there is none.
     """
-    length = TASK_SEGMENTS * ModelConfig.model_validate(mapping["model"]).segment_length
+    segment = ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
     filler, least = (len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around))
-    most = max(1, (length - least) // filler)
     files = mapping["data"]["files"]
-    task: JsonObject = {"loss_on": "answer", "answer_after": QUESTION}
-    # Its words have more tokens.
-    in_text: JsonObject = {"documents": 6000, "repetitions": max(1, 2 * most // 3), "filler": "files"}
+
+    def numbers(name: str, segments: int, weight: float, in_text: bool) -> JsonObject:
+        most = max(1, (segments * segment - least) // filler)
+        passkey: JsonObject = {"documents": 6000, "repetitions": most}
+        if in_text:  # its words have more tokens
+            passkey |= {"repetitions": max(1, 2 * most // 3), "filler": "files"}
+        text: JsonObject = {"files": files} if in_text else {}
+        task: JsonObject = {"passkey": passkey, "loss_on": "answer", "answer_after": QUESTION, "weight": weight}
+        return {"name": name, "source": "passkey"} | text | task
+
     sources: list[JsonObject] = [
-        {"name": "numbers", "source": "passkey", "passkey": {"documents": 6000, "repetitions": most}} | task,
-        {"name": "numbers-in-text", "source": "passkey", "files": files, "passkey": in_text} | task,
-        {"name": "english", "files": files},
+        numbers("near", NEAR_SEGMENTS, 0.22, in_text=False),
+        numbers("near-in-text", NEAR_SEGMENTS, 0.18, in_text=True),
+        numbers("far", TASK_SEGMENTS, 0.32, in_text=False),
+        numbers("far-in-text", TASK_SEGMENTS, 0.26, in_text=True),
+        {"name": "english", "files": files, "weight": 0.02},
     ]
-    for source, weight in zip(sources, (0.54, 0.44, 0.02), strict=True):
-        source["weight"] = weight
     data: JsonObject = {
         "sources": [*sources],
-        "sequence_length": length,
+        "sequence_length": TASK_SEGMENTS * segment,
         "packing": "best_fit",
         "tokenizer": mapping["data"]["tokenizer"],
     }

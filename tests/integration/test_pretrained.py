@@ -56,7 +56,7 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     config = yaml.safe_load(written.read_text())
     assert config["model"]["memory_layers"] == [17, 18, 20, 23] and config["train"]["frozen_layers"] == 17
     for source in config["data"]["sources"]:
-        source |= {"files": [f"{tmp_path}/texts/*.md"]} if source["name"] != "numbers" else {}
+        source |= {"files": [f"{tmp_path}/texts/*.md"]} if "files" in source else {}
         source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
     config["data"]["sequence_length"] = 128
     short = {"max_steps": 20, "global_batch_size": 2, "micro_batch_size": 2, "eval_steps": 10, "eval_tokens": 4000}

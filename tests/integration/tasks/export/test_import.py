@@ -313,12 +313,19 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     config = load_config(tmp_path / "start.yaml")
     assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
     assert config.train.frozen_layers == 1 and config.model.memory_write_jitter > 1e6
-    numbers, in_text, english = config.data.sources
-    assert numbers.loss_on == in_text.loss_on == "answer" and english.loss_on == "all"
+    sources = {source.name: source for source in config.data.sources}
+    assert {name for name, source in sources.items() if source.loss_on == "all"} == {"english"}
+    assert {name for name, source in sources.items() if source.passkey.filler == "files"} == {
+        "near-in-text",
+        "far-in-text",
+    }
     tokenizer = load(config.data.tokenizer)
-    longest = max(PasskeyTexts(200, numbers.passkey.repetitions), key=len)
+    longest = max(PasskeyTexts(200, sources["far"].passkey.repetitions), key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
+    assert sources["near"].passkey.repetitions == 1, (
+        "what is around a number has more than three segments with this tokenizer"
+    )
     of_the_model = {"init_from", "init_gate", "frozen_layers"}
     ours = load_config(Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml")
     assert config.train.model_dump(exclude=of_the_model) == ours.train.model_dump(exclude=of_the_model)
