@@ -133,7 +133,7 @@ def preparation_for(config: PipelineConfig) -> Preparation:
             config.runtime.name,
             kept.name,
         )
-        preparation.kept = kept
+        preparation.of_unfinished_run = kept
     return preparation
 
 

@@ -54,13 +54,13 @@ class SourceUnitNames:
     """Names of the units of one of data.sources, or of the section `data` (name ""), in order.
 
     Attributes:
-        mixed: of files that are training text, and of which a share may be held out, document by document.
-        held_out: of files or a split that are validation text as a whole.
+        training: of training files or the training split; a share of their documents may be held out.
+        validation: of validation files or the validation split, which are held out as a whole.
     """
 
     name: str
-    mixed: Sequence[str]
-    held_out: Sequence[str]
+    training: Sequence[str]
+    validation: Sequence[str]
 
 
 def tokens_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
@@ -69,14 +69,14 @@ def tokens_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
         "version": FORMAT_VERSIONS["dataset"],
         "tokenizer": identity(data.tokenizer),
         "deduplicate": data.deduplicate,
-        "sources": [[source.name, list(source.mixed), list(source.held_out)] for source in sources],
+        "sources": [[source.name, list(source.training), list(source.validation)] for source in sources],
     }
     return key_of(key)
 
 
 def learned_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
     """64 hex digits for a tokenizer that is learned from these sources."""
-    names = [[list(source.mixed), list(source.held_out)] for source in sources]
+    names = [[list(source.training), list(source.validation)] for source in sources]
     return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
 
 
@@ -94,12 +94,12 @@ class SourceParts:
     """The parts of one of data.sources (`name`), or of the section `data` ("").
 
     Attributes:
-        mixed, held_out: see `SourceUnitNames`.
+        training, validation: see `SourceUnitNames`.
     """
 
     name: str
-    mixed: list[Part]
-    held_out: list[Part]
+    training: list[Part]
+    validation: list[Part]
 
 
 class LearnedTokenizer(Record):
@@ -136,8 +136,8 @@ class Corpus:
     def parts(self) -> list[Part]:
         """All parts, held-out text first."""
         return [
-            *chain.from_iterable(source.held_out for source in self.sources),
-            *chain.from_iterable(source.mixed for source in self.sources),
+            *chain.from_iterable(source.validation for source in self.sources),
+            *chain.from_iterable(source.training for source in self.sources),
         ]
 
     def choose_workers(self) -> Workers:
@@ -149,7 +149,7 @@ class Corpus:
         """Bytes to read, as far as they are known."""
         return sum(part.size for part in self.parts)
 
-    def listing(self) -> str:
+    def listing_key(self) -> str:
         """A hash of the settings, and of the place and the stamp of every file.
 
         While it is the same, so is the text of files that have a stamp (`TextFile.stamp`).
@@ -227,7 +227,9 @@ class Corpus:
         def names(parts: Sequence[Part]) -> list[str]:
             return [name for part in parts for name in by_part[part]]
 
-        return [SourceUnitNames(source.name, names(source.mixed), names(source.held_out)) for source in self.sources]
+        return [
+            SourceUnitNames(source.name, names(source.training), names(source.validation)) for source in self.sources
+        ]
 
     def _units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""
@@ -238,7 +240,7 @@ class Corpus:
         }
 
     def _dropped(self) -> set[TextFile]:
-        """Large files of which a range is damaged: they are left out as a whole. Of a run, the reader leaves out damaged files."""
+        """Large files of which a range is damaged: they are left out as a whole. Damaged small files are left out by `PartReader`."""
         known = (part for part in self.parts if part.span is not None and part in self.reports)
         return {part.files[0] for part in known if not self.reports[part].is_readable}
 
@@ -358,15 +360,15 @@ class Corpus:
 
         held_out: set[bytes] = set()
         for source in self.sources:
-            for part in source.held_out:
+            for part in source.validation:
                 for documents in units(part):
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
-        mixed = sorted(
-            chain.from_iterable(source.mixed for source in self.sources), key=lambda part: not part.held_out_share
+        training = sorted(
+            chain.from_iterable(source.training for source in self.sources), key=lambda part: not part.held_out_share
         )
-        has_copies = bool(mixed) and not mixed[-1].held_out_share
-        for part in mixed:
+        has_copies = bool(training) and not training[-1].held_out_share
+        for part in training:
             for documents in units(part):
                 hashes = list(map(xxh3_128_digest, documents.texts))
                 table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)

@@ -91,8 +91,8 @@ class Preparation:
     """The dataset of a text.
 
     Attributes:
-        listing: see `Corpus.listing`.
-        kept: a dataset to use instead of today's text.
+        listing_key: see `Corpus.listing_key`.
+        of_unfinished_run: the dataset of a run that has begun and not finished, to use instead of today's text.
         aside: where `build` has moved a damaged dataset, whose row tables may be whole.
 
     Raises:
@@ -101,10 +101,10 @@ class Preparation:
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
-        self.kept: DatasetRef | None = None
+        self.of_unfinished_run: DatasetRef | None = None
         self.aside: Path | None = None
         self.corpus = Corpus(data, home)
-        self.listing = self.corpus.listing()
+        self.listing_key = self.corpus.listing_key()
 
     def plan(self) -> DatasetPlan:
         """The dataset that `build` would build. Text that is not known is read, and not tokenized.
@@ -117,8 +117,8 @@ class Preparation:
 
     def lookup(self) -> DatasetRef | None:
         """The reference of the complete dataset; None if it is incomplete, or if only reading the text would show it. No text is read."""
-        if self.kept is not None:
-            return self.kept
+        if self.of_unfinished_run is not None:
+            return self.of_unfinished_run
         if not self.corpus.recall():
             return None
         planned = self._planned()
@@ -147,7 +147,7 @@ class Preparation:
         datasets, locks = self.home / "datasets", self.home / "locks"
         with (
             disk_full_as(f"the dataset in {datasets}"),
-            _locked(locks / f"prepare-{self.listing[:12]}.lock"),
+            _locked(locks / f"prepare-{self.listing_key[:12]}.lock"),
             Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`; see also `_tokenize`
         ):
             if repair:
@@ -232,19 +232,19 @@ class Preparation:
 
     def _tokenize(self, repair: bool) -> _Tokenization:
         """Writes the units that are missing, and with `repair` those of which a byte is wrong."""
-        data, corpus, checks = self.data, self.corpus, self.home / "engine-checks"
+        data, corpus, notes = self.data, self.corpus, self.home / "engine-checks"
         tokenizer = corpus.load_or_train_tokenizer()
         eos = end_of_text(tokenizer, data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         while True:
-            engine = reference_engine() if is_small else choose_engine(tokenizer, checks)
+            engine = reference_engine() if is_small else choose_engine(tokenizer, notes)
             recipe = recipe_for(self.home, tokenizer, eos, engine)
             try:
                 workers = corpus.prepare(recipe, repair)
             except EngineDiffers as fault:
-                remember_comparison(tokenizer, checks, str(fault))
+                remember_comparison(tokenizer, notes, str(fault))
             else:  # perhaps another preparation with this recipe has met a difference meanwhile
-                if engine.name == REFERENCE or choose_engine(tokenizer, checks) == engine:
+                if engine.name == REFERENCE or choose_engine(tokenizer, notes) == engine:
                     return _Tokenization(tokenizer, recipe, engine, workers)
             # Its units may be wrong. They stay, since another preparation may read them; no later one uses them, and `gc` deletes them.
             log.warning("all of the text is encoded again with another engine")
@@ -276,7 +276,7 @@ class Preparation:
         units = [
             SourceUnit(source.name, open_unit(tokenized.recipe, name), texts[source.name].loss_on == "answer")
             for source in self.corpus.units_by_source()
-            for name in (*source.held_out, *source.mixed)
+            for name in (*source.validation, *source.training)
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
         inexpressible = self.corpus.inexpressible(tokenized.recipe)

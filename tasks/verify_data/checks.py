@@ -24,7 +24,7 @@ from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_array, map_prompts, map_shard, token_counts
-from infini_llama.tasks.preprocess.tokens.units import TABLE
+from infini_llama.tasks.preprocess.tokens.units import DOCUMENTS
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
 from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, Shard, SourceRows
@@ -316,7 +316,7 @@ def _text(dataset: Path, units: Path) -> str:
             else:
                 unknown += 1
     compared = f"every byte counted; {documents} documents decoded and encoded again"
-    if unlike := sum(len(of_unit - _known(unit / TABLE, of_unit)) for unit, of_unit in hashes.items()):
+    if unlike := sum(len(of_unit - _known(unit / DOCUMENTS, of_unit)) for unit, of_unit in hashes.items()):
         raise Damaged(f"{unlike} of {documents} documents of {dataset} are no text that was read: their hashes differ.")
     if not hashes:
         return f"{compared}; their hashes are not compared, since their units were removed or used in part"

@@ -58,7 +58,7 @@ def survey(data: DataConfig) -> Survey:
         recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine())
         corpus.prepare(recipe)
         sources = corpus.units_by_source()
-        units = [open_unit(recipe, name) for source in sources for name in (*source.held_out, *source.mixed)]
+        units = [open_unit(recipe, name) for source in sources for name in (*source.validation, *source.training)]
         selection = select(units, corpus.data.deduplicate)
         split: dict[str, list[str]] = {}
         for name in SPLITS:

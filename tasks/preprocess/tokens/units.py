@@ -51,7 +51,7 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.preprocess")
-TABLE = "documents.npy"
+DOCUMENTS = "documents.npy"
 COUNTS = "counts.npy"
 LOST = "lost.npy"
 # How often a token occurs in each split.
@@ -101,7 +101,7 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
     if not folder.exists():
         return False
     try:
-        check(folder, "unit", checksums or (TABLE, COUNTS, LOST), key=name)
+        check(folder, "unit", checksums or (DOCUMENTS, COUNTS, LOST), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
         with suppress(FileNotFoundError):  # another preparation with this recipe has just removed it
@@ -154,7 +154,7 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
             if len(split_lengths):
                 split_prompts = None if prompts is None else prompts[of_documents]
                 write_shard(folder / f"{split}.arrow", values, split_lengths, split_prompts)
-        save_array(folder / TABLE, table)
+        save_array(folder / DOCUMENTS, table)
         save_array(folder / COUNTS, _occurring(counts))
         if writer.losses is not None:
             lost = list[Loss]()
@@ -197,7 +197,7 @@ class Unit:
 
     def documents(self, split: str) -> np.ndarray:
         """Hash and bytes of the documents of a split, DOCUMENT [n], mapped."""
-        table = map_array(self.folder / TABLE)
+        table = map_array(self.folder / DOCUMENTS)
         count = self.manifest.content.train.documents
         return table[:count] if split == SPLITS[0] else table[count:]
 

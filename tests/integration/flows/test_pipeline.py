@@ -32,7 +32,7 @@ def test_copied_text_is_the_text_that_a_run_began_with(begun, caplog):
     shutil.rmtree(text)
     text.with_name("copy").rename(text)
     preparation = pipeline.preparation_for(config)
-    assert preparation.kept is None and not caplog.text
+    assert preparation.of_unfinished_run is None and not caplog.text
     assert preparation.build().built == ()
 
 
