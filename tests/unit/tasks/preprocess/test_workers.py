@@ -107,7 +107,7 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
     (tmp_path / "text").mkdir()
     for number in range(9):
         (tmp_path / "text" / f"{number}.txt").write_text("text " * 400)
-    (tmp_path / "text" / "0.txt").write_bytes(b"\xff")
+    (tmp_path / "text" / "2.txt").write_bytes(b"\xff")  # of the thread that starts last
     is_stopping, waited = threading.Event(), list[bool]()
     write = units.write_unit
 
@@ -119,7 +119,7 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
 
     monkeypatch.setattr("infini_llama.tasks.preprocess.workers.write_unit", slow)
     settings = data(files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": _tokenizer(tmp_path)})
-    with pytest.raises(DataError, match=r"0\.txt is not UTF-8"):
+    with pytest.raises(DataError, match=r"2\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
     assert waited and not list((tmp_path / "home").glob("units/*/*/manifest.json"))
 
