@@ -50,7 +50,7 @@ def chunking(device: str, rehearse: bool) -> list[Row]:
 
 
 def bytes_of(rows: RowArrays) -> tuple[bytes, bytes | None]:
-    return rows.rows.tobytes(), None if rows.pieces is None else rows.pieces.tobytes()
+    return rows.entries.tobytes(), None if rows.pieces is None else rows.pieces.tobytes()
 
 
 def masks(device: str, rehearse: bool) -> list[Row]:
