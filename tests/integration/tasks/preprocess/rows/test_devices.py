@@ -36,7 +36,7 @@ def test_torch_gives_the_bytes_of_numpy(lengths, length, stride, strategy):
     expected = compute_rows(documents, strategy, length, step)
     found = rows_by_torch(documents, strategy, length, step, "cpu")
     assert len(found) == len(expected)
-    for array, other in ((found.rows, expected.rows), (found.pieces, expected.pieces)):
+    for array, other in ((found.entries, expected.entries), (found.pieces, expected.pieces)):
         assert (array is None) is (other is None)
         assert array is None or (array.dtype, array.shape) == (other.dtype, other.shape)
         assert array is None or (array.tobytes() == other.tobytes() and array.flags.c_contiguous)
@@ -94,5 +94,5 @@ def test_the_process_returns_the_rows():
     with rows_on("cpu:0") as compute:  # which torch takes for the CPU; numpy's is "cpu"
         for strategy, stride in (("concat", None), ("window", 3), ("padded", None), ("greedy", None)):
             found, expected = compute(LENGTHS, strategy, 10, stride), compute_rows(LENGTHS, strategy, 10, stride)
-            assert found.rows.tobytes() == expected.rows.tobytes()
+            assert found.entries.tobytes() == expected.entries.tobytes()
             assert expected.pieces is None or found.pieces.tobytes() == expected.pieces.tobytes()
