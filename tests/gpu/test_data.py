@@ -21,7 +21,7 @@ def test_rows(strategy):
     with rows_on(device) as compute:
         found = compute(lengths, strategy, 2048, stride)
     assert device == ("cuda:0" if strategy in ON_A_GPU else "cpu")
-    assert found.rows.tobytes() == expected.rows.tobytes()
+    assert found.entries.tobytes() == expected.entries.tobytes()
     assert expected.pieces is None or found.pieces.tobytes() == expected.pieces.tobytes()
 
 
