@@ -73,7 +73,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 
 
 NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
-TASK_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
+FAR_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
 TASK_STEPS = 2000
 KEY = 99_999
 JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
@@ -148,10 +148,10 @@ def key_of_text(config: PipelineConfig) -> str:
 
 def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
     """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to
-    NEAR_SEGMENTS and of up to TASK_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
+    NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
     language is lost.
 
-    In texts of up to three segments, SmolLM2 learned to use its memory within 160 steps; in texts of up to twelve, with ordinary text in
+    In texts of up to three segments, SmolLM2 learned to use its memory within 240 steps; in texts of up to twelve, with ordinary text in
     two steps of five or more, it did not (docs/infini-attention.md). A sequence of ordinary text has as many targets as a hundred answers;
     in five steps of six there is none.
     """
@@ -172,13 +172,13 @@ def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str,
     sources: list[JsonObject] = [
         numbers("near", NEAR_SEGMENTS, 0.22, in_text=False),
         numbers("near-in-text", NEAR_SEGMENTS, 0.18, in_text=True),
-        numbers("far", TASK_SEGMENTS, 0.32, in_text=False),
-        numbers("far-in-text", TASK_SEGMENTS, 0.26, in_text=True),
+        numbers("far", FAR_SEGMENTS, 0.32, in_text=False),
+        numbers("far-in-text", FAR_SEGMENTS, 0.26, in_text=True),
         {"name": "english", "files": files, "weight": 0.02},
     ]
     data: JsonObject = {
         "sources": [*sources],
-        "sequence_length": TASK_SEGMENTS * segment,
+        "sequence_length": FAR_SEGMENTS * segment,
         "packing": "best_fit",
         "tokenizer": mapping["data"]["tokenizer"],
     }

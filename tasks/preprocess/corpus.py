@@ -313,12 +313,12 @@ class Corpus:
             return learned
         read = list[str]()
         trained = train(self._training_texts(read), self.data.tokenizer)
-        if len(read) > sum(
-            map(len, self._units_by_part().values())
-        ):  # a large file was found to be damaged after some of its units
-            trained = train(self._training_texts(read, self._units_by_part()), self.data.tokenizer)
         if learned := self._learned():  # of the same text, which was not recognized before it was read
             return learned
+        used = self._units_by_part()
+        # Units of a large file were read before damage was found in it.
+        if len(read) > sum(map(len, used.values())):
+            trained = train(self._training_texts(read, used), self.data.tokenizer)
         file = self._tokenizer_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_record(file, LearnedTokenizer(description=description_of(trained)))

@@ -89,7 +89,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
         if time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
-                    f"no command on node 0 has supervised the run {run.path}, or could be reached, for {timeout:.0f} s; start it there."
+                    f"no command has supervised the run {run.path} for {timeout:.0f} s, or node 0 cannot be reached; start it on node 0."
                 )
             return last
         was_supervised |= is_supervised

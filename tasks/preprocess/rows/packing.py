@@ -16,9 +16,8 @@ from infini_llama.tasks.records.manifest import RowCosts
 class RowArrays:
     """Places of the rows of documents in their stream: from a first token on, or, packed, as consecutive runs of pieces."""
 
-    entries: (
-        np.ndarray
-    )  # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces entries[i] … entries[i + 1] - 1
+    # int64: first tokens [rows]; packed, [rows + 1]: row i holds the pieces entries[i] … entries[i + 1] - 1
+    entries: np.ndarray
     pieces: np.ndarray | None = None  # int64 [pieces, 2]: first token in the stream, tokens
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ def test_join_waits_while_the_supervisor_may_retry(home, capsys):
 
 def test_a_run_without_a_supervisor_is_refused(home, capsys):
     assert main(["join", "mine"]) == 70
-    assert "runs/mine" in capsys.readouterr().err
+    assert "no command has supervised the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["run", "--no-prefect"], ["train"]])
