@@ -1,6 +1,7 @@
 """Cross-entropy of the next token, with or without all of a batch's logits at once."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+import math
 import re
 from typing import Any
 
@@ -46,7 +47,8 @@ def chunked_cross_entropy_sum(
     """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
 
     The gradient is taken chunk by chunk in the forward pass (as Hsu et al. 2024, "Liger Kernel", arXiv 2410.10989, section 3.2),
-    and only scaled in the backward pass, so that no logits are computed twice.
+    and only scaled in the backward pass, so that no logits are computed twice. On a CPU, tokens without a target have no logits
+    where that saves a chunk: most tokens, if only answers are targets. A GPU would have to be asked how many there are.
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
@@ -56,7 +58,8 @@ def chunked_cross_entropy_sum(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     rows, targets = hidden.flatten(0, 1).to(dtype), labels.flatten()
-    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns)[0]
+    of_weight = learns and weight.requires_grad
+    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns, of_weight)[0]
     return total, (labels != IGNORE_INDEX).sum()
 
 
@@ -68,18 +71,31 @@ def in_chunks(
     z_loss: float,
     vocabulary: int | None,
     learns: bool,
+    weight_learns: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of losses and, with `learns`, its gradients: of hidden [N, D] in its type, and of weight [V, D] in fp32 at least."""
+    """The sum of losses and its gradients, each if it is asked for: of hidden [N, D] in its type, of weight [V, D] in fp32 at least."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     narrow = weight.to(hidden.dtype)
     total = torch.zeros((), dtype=wide, device=hidden.device)
-    grad_hidden, grad_weight = _gradients_like(hidden, weight, learns)
+    grad_hidden, grad_weight = _gradients_like(hidden, weight, learns, weight_learns)
+    targets = _tokens_with_target(labels, chunk) if hidden.device.type == "cpu" else None
+    x, grad_x = hidden, grad_hidden
+    if targets is not None:
+        x, labels, grad_x = hidden[targets], labels[targets], grad_hidden.new_empty(len(targets), hidden.shape[1])
     with torch.autocast(hidden.device.type, enabled=False):
-        for part in range(0, hidden.shape[0], chunk):
+        for part in range(0, x.shape[0], chunk):
             rows = slice(part, part + chunk)
-            gradients = (grad_hidden[rows], grad_weight) if learns else None
-            total += _chunk(hidden[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
+            gradients = (grad_x[rows], grad_weight if weight_learns else None) if learns else None
+            total += _chunk(x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
+    if targets is not None and learns:
+        grad_hidden.zero_()[targets] = grad_x
     return total, grad_hidden, grad_weight
+
+
+def _tokens_with_target(labels: torch.Tensor, chunk: int) -> torch.Tensor | None:
+    """Indices of the tokens that have a target, if fewer chunks hold them than hold all tokens."""
+    targets = (labels != IGNORE_INDEX).nonzero()[:, 0]
+    return targets if math.ceil(len(targets) / chunk) < math.ceil(len(labels) / chunk) else None
 
 
 def _chunk(
@@ -88,7 +104,7 @@ def _chunk(
     label: torch.Tensor,
     z_loss: float,
     vocabulary: int | None,
-    gradients: tuple[torch.Tensor, torch.Tensor] | None,
+    gradients: tuple[torch.Tensor, torch.Tensor | None] | None,
 ) -> torch.Tensor:
     """The sum of losses of x [n, D]; writes the gradient of x, and adds that of the weight. Its logits are freed with it."""
     is_target = label != IGNORE_INDEX
@@ -108,7 +124,9 @@ def _chunk(
         gradient = probabilities.to(x.dtype)
         of_x.copy_((gradient @ weight) * is_target)
         x = x * is_target
-        if of_weight.dtype == gradient.dtype:
+        if of_weight is None:
+            pass
+        elif of_weight.dtype == gradient.dtype:
             of_weight.addmm_(gradient.T, x)
         else:  # sums over chunks stay in fp32
             of_weight += gradient.T @ x
@@ -122,19 +140,22 @@ loss_and_gradients = torch.library.custom_op(
 )
 
 
-def _gradients_like(hidden: torch.Tensor, weight: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradients_like(
+    hidden: torch.Tensor, weight: torch.Tensor, learns: bool, weight_learns: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors that the gradients are written to; empty where nothing learns."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    if not learns:
-        return hidden.new_empty(0), weight.new_empty(0, dtype=wide)
-    return torch.empty_like(hidden), torch.zeros_like(weight, dtype=wide)
+    return (
+        torch.empty_like(hidden) if learns else hidden.new_empty(0),
+        torch.zeros_like(weight, dtype=wide) if weight_learns else weight.new_empty(0, dtype=wide),
+    )
 
 
 @loss_and_gradients.register_fake
 def _(hidden: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
-    *_, learns = others
+    *_, learns, weight_learns = others
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    return hidden.new_empty((), dtype=wide), *_gradients_like(hidden, weight, learns)
+    return hidden.new_empty((), dtype=wide), *_gradients_like(hidden, weight, learns, weight_learns)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -146,8 +167,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
 
 def _backward(ctx: Any, scale: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
     grad_hidden, grad_weight = ctx.saved_tensors
-    of_hidden, of_weight = (grad_hidden * scale).to(grad_hidden.dtype), (grad_weight * scale).to(ctx.weight_dtype)
-    return of_hidden, of_weight, None, None, None, None, None
+    of_hidden = (grad_hidden * scale).to(grad_hidden.dtype)
+    of_weight = (grad_weight * scale).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+    return of_hidden, of_weight, None, None, None, None, None, None
 
 
 loss_and_gradients.register_autograd(_backward, setup_context=_setup)

@@ -76,7 +76,23 @@ def test_without_gradients_no_memory_is_taken_for_them():
         total, _ = chunked_cross_entropy_sum(hidden, weight, labels, 4)
     assert not total.requires_grad and torch.allclose(total, cross_entropy_sum(hidden @ weight.T, labels)[0])
     frozen, _ = chunked_cross_entropy_sum(hidden, weight.detach(), labels, 4)
-    assert torch.autograd.grad(frozen, hidden)[0].isfinite().all()
+    plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
+    assert largest(*(torch.autograd.grad(sum_, hidden)[0] for sum_ in (frozen, plain))) < 1e-10
+
+
+@pytest.mark.parametrize("targets", [0, 1, 3])
+def test_tokens_without_a_target_have_no_logits(targets):
+    """Were they computed, what is not a number there would be in the gradient of every weight."""
+    hidden, weight, _ = batch()
+    labels = torch.full((3, 7), IGNORE_INDEX)
+    labels.view(-1)[5 : 5 + targets] = 2
+    broken = hidden.detach().masked_fill((labels == IGNORE_INDEX)[..., None], torch.nan).requires_grad_()
+    found, count = chunked_cross_entropy_sum(broken, weight, labels, 4)
+    plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
+    assert count == targets and abs(found - plain) < 1e-11
+    expected = torch.autograd.grad(plain, (hidden, weight))
+    for gradient, other in zip(torch.autograd.grad(found, (broken, weight)), expected, strict=True):
+        assert largest(gradient, other) < 1e-10
 
 
 @pytest.mark.parametrize("tied", [False, True])
