@@ -1,5 +1,6 @@
 """`infini-llama import`: the folder of a model that is named, and a configuration that starts from its weights."""
 
+import json
 import logging
 import math
 import re
@@ -130,7 +131,8 @@ def write_configuration(
     head = (
         f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
     )
-    output.write_text(head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    plain = json.loads(json.dumps(mapping))  # each list once: YAML would write the second as a reference to the first
+    output.write_text(head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return ImportedModel(
         config=output,
         folder=folder.path,

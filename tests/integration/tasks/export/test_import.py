@@ -310,6 +310,7 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     export(run, tmp_path / "out", "latest", "float32", "5GB")
     heads = HeadScores(model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2)
     write_configuration(tmp_path / "out", tmp_path / "start.yaml", "infini", 64, heads)
+    assert "*id" not in (tmp_path / "start.yaml").read_text(), "whoever names a text in one source would name it in all"
     config = load_config(tmp_path / "start.yaml")
     assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
     assert config.train.frozen_layers == 1 and config.model.memory_write_jitter > 1e6
