@@ -122,6 +122,7 @@ def measure(options: argparse.Namespace) -> None:
     done = {json.dumps({name: line[name] for name in line["case"]}, sort_keys=True) for line in stored()}
     for place in options.models:
         model, tokenizer, about = opened(place, options.checkpoint)
+        about |= {"precision": "bf16"} if options.precision == "bf16" else {}
         prose = [Path(file).read_text() for pattern in options.text for file in sorted(glob(pattern))]
         tokens = {"repeated": tokenizer.encode(FILLER, add_special_tokens=False).ids}
         if prose:
@@ -136,11 +137,12 @@ def measure(options: argparse.Namespace) -> None:
             if cell != (now := tuple(case.get(name) for name in ("segment_length", "boundaries", "filler"))):
                 before, cell = None, now
             started = time.process_time()
-            if case["kind"] == "passkey":
-                result, before = passkey(of_length, tokenizer, tokens[case["filler"]], case, before)
-            else:
-                ids = tokenizer.encode(Path(case["file"]).read_text(), add_special_tokens=False).ids
-                result = text(of_length, ids, case["segment_length"])
+            with torch.autocast(model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+                if case["kind"] == "passkey":
+                    result, before = passkey(of_length, tokenizer, tokens[case["filler"]], case, before)
+                else:
+                    ids = tokenizer.encode(Path(case["file"]).read_text(), add_special_tokens=False).ids
+                    result = text(of_length, ids, case["segment_length"])
             line = fields | result | {"case": [*fields], "cpu_seconds": round(time.process_time() - started, 2)}
             with RESULTS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -179,6 +181,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--boundaries", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--fillers", nargs="+", choices=["repeated", "text"], default=["repeated"])
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of products; the memory stays fp32")
     parser.add_argument(
         "--text", nargs="*", default=[], metavar="PATTERN", help="held-out text, also the filler `text`"
     )
