@@ -18,15 +18,6 @@ Block = tuple[int, str]  # number of its first line, from 1, and whole lines
 # The number of each one's first line, and its fields; none of an empty line.
 Rows = tuple[Sequence[int], list[list[str]]]
 Reopen = Callable[[], AbstractContextManager[IO[bytes]]]
-# Quotes first: no quote is left for the other alternative, which also matches nothing.
-FIELD = r'(?:"[^"\t]*+(?:""[^"\t]*+)*+"|[^"\t]*+)'
-# A record with quotes as syntax, and as many fields with quotes as text.
-FIELDS = re.compile(rf"{FIELD}(?:\t{FIELD})*+")
-# Around what needs none; FOR_COMMA: what needs them in Excel alone.
-NEEDLESS = re.compile(r'(?:^|\t)"[^",\t]++"(?=\t|$)')
-FOR_COMMA = re.compile(r'(?:^|\t)"[^",\t]*+,[^"\t]*+"(?=\t|$)')
-DOUBLED_WITHIN = re.compile(r'[^"\t](?:"")+[^"\t]')
-BARE_COMMA = re.compile(r'(?:^|\t)[^",\t]*+,')
 TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')
 # Not at an edge, where """ begins and ends texts of some languages.
 DOUBLED = re.compile(r'[^"](?:"")+[^"]')
@@ -188,9 +179,6 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             width = width or len(names)
             seen.bare_comma = seen.bare_comma or ("," in line and number)
             continue
-        if record is None and names and width == len(names) and FIELDS.fullmatch(line):
-            seen.add_plain(line, number)
-            continue
         if not names:
             names = line.split("\t")
             if text_column not in names and any(content == text_column for _, content in _fields(line, False)[0]):
@@ -322,14 +310,6 @@ class _Evidence:
     either_end: int = 0
     all_numbers: int = 0
     some_numbers: int = 0
-
-    def add_plain(self, line: str, number: int) -> None:
-        """Take a line that is a record in both readings, with as many fields."""
-        self.doubled = self.doubled or ('""' in line and bool(DOUBLED_WITHIN.search(line)) * number)
-        self.needless = self.needless or bool(NEEDLESS.search(line)) * number
-        if "," in line:
-            self.for_comma = self.for_comma or bool(FOR_COMMA.search(line)) * number
-            self.bare_comma = self.bare_comma or bool(BARE_COMMA.search(line)) * number
 
     def add(self, record: _Record, is_record: bool, text_place: int) -> None:
         """Take a whole record.

@@ -140,11 +140,6 @@ def test_what_fits_neither_reading_or_both_is_refused_with_its_line(tmp_path, co
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("line", ['"a"\t1', '1\t"a"', '1\t"a ""b"""\t2', '""\t""\t""'])
-def test_a_line_of_quoted_fields_in_any_column_needs_no_closer_look(line):
-    assert delimited.FIELDS.fullmatch(line) and not delimited.FIELDS.fullmatch(f"{line}x\t'b'\"")
-
-
 def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
     texts = ["a table:\n1\tfoo\n2\tbar", "two\nlines"]
     path = tmp_path / "x.tsv"
