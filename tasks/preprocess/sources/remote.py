@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.tasks.preprocess.sources.texts import Stamp
 
 T = TypeVar("T")
 TRIES, PAUSE = 5, 0.5  # of one request; seconds before the second, doubled for each further one
@@ -28,7 +29,7 @@ class RemoteFile:
 
     url: str
     size: int | None = field(default=None, compare=False)  # None: the server does not state it
-    stamp: list[Any] | None = field(default=None, compare=False)  # of its bytes; None where the server gives none
+    stamp: Stamp | None = field(default=None, compare=False)  # None: the server gives none
 
     def __str__(self) -> str:
         return _shown(self.url)
@@ -203,8 +204,8 @@ def _described(
             continue
         # A listing by HTTP is a page of links without facts of the files.
         info = tried(path, lambda path=path: files.info(path)) if is_http else listed
-        content = [str(info[key]) for key in CONTENT if info.get(key)]
+        content = tuple(str(info[key]) for key in CONTENT if info.get(key))
         size = None if info.get("partial") is False else info.get("size")
-        stamp = [info.get("size"), *content] if content else None
+        stamp = (info.get("size"), *content) if content else None
         described.append((RemoteFile(files.unstrip_protocol(path), size, stamp), name))
     return described

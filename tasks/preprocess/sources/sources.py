@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from infini_llama.configs.errors import escaped, portable
 from infini_llama.configs.reading import changed
@@ -19,7 +18,7 @@ from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.patterns import NotText, RealPaths, matching_files, python_stdlib
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Span, TextRecords, Unreadable, in_batches
+from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Span, Stamp, TextRecords, Unreadable, in_batches
 from infini_llama.tasks.records.manifest import Provenance
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -116,21 +115,21 @@ class TextFile:
         """How it is read: while it is the same, equal bytes are equal texts."""
         return [] if self.made or self.dataset else formats.reader_key(self.path, self.format)
 
-    def stamp(self) -> list[Any] | None:
-        """Values that stay the same while the text does: of a file on a disk its size, times and inode; None where nothing is known."""
+    def stamp(self) -> Stamp | None:
+        """Of a file on a disk its size, times and inode; None where nothing is known."""
         if self.made:
             stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
             is_known = all(stamp is not None for *_, stamp in stamps)
-            return [MADE_VERSION, *astuple(self.made), *stamps] if is_known else None
+            return (MADE_VERSION, *astuple(self.made), *stamps) if is_known else None
         if self.dataset:
-            return [self.dataset.revision] if COMMIT.fullmatch(self.dataset.revision or "") else None
+            return (self.dataset.revision,) if COMMIT.fullmatch(self.dataset.revision or "") else None
         if isinstance(self.path, RemoteFile):
             return self.path.stamp
         try:
             status = self.path.stat()
         except OSError:
             return None
-        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
+        return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 def sections(data: DataConfig) -> dict[str, TextConfig]:

@@ -36,6 +36,7 @@ class Fault:
 TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
 Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the first, and the one after the last
+Stamp = tuple[Any, ...]  # values that stay the same while the text of a file does
 AT_ONCE = 1024  # records
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -18,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space, portable
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Unreadable, batches
+from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable, batches
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.record_files import read_record, write_record
@@ -30,7 +29,6 @@ PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for
 PARTS_VERSION = 2  # of the reports in units/parts: a part whose report has another version is read again
 NAMED = 10  # bad places that the report names
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a file shows in its times
-Stamp = tuple[Any, ...]  # what stays the same while a file does; see TextFile.stamp
 DOCUMENT = np.dtype([("hash", "u1", 16), ("bytes", "<i4")])  # of one document: xxh3_128 of its UTF-8
 
 
@@ -60,15 +58,13 @@ class Part:
 
 
 class UnitReport(Record):
-    """A unit that was read: `name` is that of its `Documents`; `bytes`: in UTF-8.
+    """A unit that was read: `name` is that of its `Documents`.
 
     Attributes:
         files: numbers of its files within the part, in order, each with how many documents are from it.
     """
 
     name: str
-    documents: int
-    bytes: int
     files: tuple[tuple[int, int], ...]
 
 
@@ -147,9 +143,8 @@ def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str
             run.clear()
 
     def add(files: list[TextFile], span: Span | None, size: int) -> None:
-        stamps = (file.stamp() for file in files)
-        known = tuple(None if stamp is None else tuple(stamp) for stamp in stamps)
-        parts.append(Part(files, span, held_out_share, size, known, answer_after))
+        stamps = tuple(file.stamp() for file in files)
+        parts.append(Part(files, span, held_out_share, size, stamps, answer_after))
 
     for file in sorted(files, key=lambda file: file.name):
         size = file.size()
@@ -277,8 +272,7 @@ class PartReader:
     def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out_share, self.part.answer_after)
         counts = tuple((self.numbers[file], count) for file, count in files)
-        size = sum(map(len, texts))
-        self.reports.append(UnitReport(name=documents.name, documents=len(texts), bytes=size, files=counts))
+        self.reports.append(UnitReport(name=documents.name, files=counts))
         return documents
 
     def _documents(self, batch: Sequence[str | Fault], file: TextFile) -> list[bytes]:
@@ -306,7 +300,7 @@ class PartReader:
 
 def _refuse_changed_text(file: TextFile, stamp: Stamp | None) -> None:
     now = file.stamp()
-    if stamp is not None and (now is None or tuple(now[:2]) != stamp[:2]):
+    if stamp is not None and (now is None or now[:2] != stamp[:2]):
         raise DataError(
             f"{file} changed or was removed while it was being prepared; run the same command again. Where several machines "
             f"prepare it, all must see the same text at the same paths ({file.key})."
@@ -341,7 +335,7 @@ class PartReports:
     def _is_settled(self, file: TextFile, stamp: Stamp | None) -> bool:
         """Whether a later change of the file would change its stamp, since its times are old enough or no part of the stamp."""
         if file.filler:
-            return all(self._is_settled(each, tuple(each.stamp() or ()) or None) for each in file.filler)
+            return all(self._is_settled(each, each.stamp()) for each in file.filler)
         if stamp is None or not file.has_times:
             return stamp is not None
         _, modified, _, changed = stamp
