@@ -235,27 +235,27 @@ class Corpus:
         """Names of the units of each part, without those of damaged files."""
         dropped = self._dropped()
         return {
-            part: [unit.name for unit in self.reports[part].units if part.span is None or part.files[0] not in dropped]
-            for part in self.parts
+            part: [] if part in dropped else [unit.name for unit in self.reports[part].units] for part in self.parts
         }
 
-    def _dropped(self) -> set[TextFile]:
-        """Large files of which a range is damaged: they are left out as a whole. Damaged small files are left out by `PartReader`."""
-        known = (part for part in self.parts if part.span is not None and part in self.reports)
-        return {part.files[0] for part in known if not self.reports[part].is_readable}
+    def _dropped(self) -> set[Part]:
+        """Parts of large files of which a range is damaged. Damaged small files are left out by `PartReader`."""
+        ranges = [part for part in self.parts if part.span is not None]
+        known = (part for part in ranges if part in self.reports)
+        damaged = {part.files[0] for part in known if not self.reports[part].is_readable}
+        return {part for part in ranges if part.files[0] in damaged}
 
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
         """Which records are left out; the counts of duplicates are of a selection of the units."""
         names = ("records", "empty", "too_short", "bad_records", "bad_files")
         counts, bad, dropped = Counter[str](dict.fromkeys(names, 0)), list[str](), self._dropped()
-        counts["bad_files"] = len(dropped)
+        counts["bad_files"] = len({part.files[0] for part in dropped})
         for part in self.parts:
             if (report := self.reports.get(part)) is None:
                 continue
-            if part.span is None or part.files[0] not in dropped:
+            if part not in dropped:
                 counts.update({name: getattr(report, name) for name in names})
-                bad += report.bad
-            elif not report.is_readable:
+            if part not in dropped or not report.is_readable:
                 bad += report.bad
         return LeftOut(
             **counts,
@@ -276,7 +276,7 @@ class Corpus:
         losses, files = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64)), dict[str, TextFile]()
         dropped = self._dropped()
         for part in self.parts:
-            for unit in () if part.span is not None and part.files[0] in dropped else self.reports[part].units:
+            for unit in () if part in dropped else self.reports[part].units:
                 if (lost := open_unit(recipe, unit.name).lost()) is None:
                     return Inexpressible()
                 begin = 0
