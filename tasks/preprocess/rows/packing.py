@@ -47,8 +47,7 @@ def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> RowArrays:
     pieces = pieces_of(lengths, sequence_length)
     row_of, order = FITS[strategy](pieces[:, 1], sequence_length + 1)
     taken = order[np.argsort(row_of[order], kind="stable")]
-    ends = np.bincount(row_of, minlength=0).cumsum() if len(row_of) else np.zeros(0, dtype=np.int64)
-    return RowArrays(np.concatenate((np.zeros(1, dtype=np.int64), ends)).astype(np.int64), pieces[taken])
+    return RowArrays(np.concatenate(([0], np.bincount(row_of).cumsum())), pieces[taken])
 
 
 def _padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -150,11 +149,6 @@ def row_count(tokens: int, sequence_length: int, stride: int | None = None) -> i
     return max(0, (tokens - 1 - sequence_length) // (stride or sequence_length) + 1)
 
 
-def row_starts(count: int, step: int) -> np.ndarray:
-    """First tokens, int64 [count], of rows that begin every `step` tokens."""
-    return np.arange(count, dtype=np.int64) * step
-
-
 # As `compute_rows`, on some device.
 ComputeRows = Callable[[np.ndarray, str, int, int | None], RowArrays]
 
@@ -164,4 +158,4 @@ def compute_rows(lengths: np.ndarray, strategy: str, sequence_length: int, strid
     if strategy in PACKED:
         return pack(lengths, sequence_length, strategy)
     count = row_count(int(lengths.sum()), sequence_length, stride)
-    return RowArrays(row_starts(count, stride or sequence_length))
+    return RowArrays(np.arange(count) * (stride or sequence_length))

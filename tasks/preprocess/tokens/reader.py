@@ -100,7 +100,7 @@ class PackedRows:
                 filled += size
         return tokens
 
-    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+    def targets(self, indices: np.ndarray) -> np.ndarray:
         mask = np.zeros((len(indices), self.size), dtype=bool)
         for target, row in zip(mask, indices, strict=True):
             pieces = self.pieces_of(row)
@@ -126,8 +126,7 @@ class PackedRows:
 
     def count_targets(self, indices: np.ndarray) -> int:
         if self.stream.has_prompts:
-            mask = self.targets(indices)
-            return 0 if mask is None else int(mask.sum())
+            return int(self.targets(indices).sum())
         return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self.pieces_of, indices))
 
     def pieces_of(self, row: int) -> np.ndarray:
@@ -196,10 +195,6 @@ class TokenReader:
         The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
         """
         return self.rows.documents(indices)
-
-    def document_offsets(self) -> np.ndarray:
-        """`TokenStream.document_offsets`."""
-        return self.stream.document_offsets()
 
     def most_documents(self) -> int:
         """The most documents that the inputs of any row are of, as `documents` counts them."""

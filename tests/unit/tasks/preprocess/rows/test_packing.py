@@ -11,11 +11,10 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.rows.packing import (
     PACKED,
     RowArrays,
+    compute_rows,
     costs_of,
-    costs_of_starts,
     pack,
     row_count,
-    row_starts,
 )
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -95,24 +94,21 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     assert costs.efficiency == pytest.approx(sum(size for row in found for _, size in row) / max(1, places))
 
 
-def test_offsets_beyond_32_bits_are_exact():
-    assert row_starts(1023, 2**42 + 1)[-1] == 1022 * (2**42 + 1)
-
-
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, length=st.integers(2, 20), stride=st.integers(1, 20))
 def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length, stride):
     tokens, table = sum(lengths), np.array(lengths)
     if tokens <= length or stride > length:
         return
-    starts = row_starts(row_count(tokens, length, stride), stride)
+    windows = compute_rows(table, "window", length, stride)
+    starts = windows.entries
     assert starts.tolist() == [start for start in range(0, tokens, stride) if start + length + 1 <= tokens]
     assert row_count(tokens, length, length) == row_count(tokens, length)
     covered = {token for start in starts.tolist() for token in range(start, start + length + 1)}
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]
     cut = sum(not any(a <= end - size and end <= b for a, b in rows) for end, size in zip(ends, lengths, strict=True))
-    costs = costs_of_starts(starts, table, length)
+    costs = costs_of(windows, table, length)
     assert (costs.lost_tokens, costs.cut_documents) == (tokens - len(covered), cut)
 
 

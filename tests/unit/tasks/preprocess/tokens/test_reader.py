@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.rows.packing import row_count, row_starts
+from infini_llama.tasks.preprocess.rows.packing import compute_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard, save_array, write_shard
 from infini_llama.tasks.storage.artifacts import commit, staging
@@ -32,7 +32,7 @@ def write_dataset(dataset, documents, capacity, length) -> None:
     facts = {"vocab_size": 65_536, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
     commit(staged, dataset, "dataset", {}, facts | {"train": split, "validation": split})
     staged = staging(dataset / "chunks" / "k")
-    save_array(staged / "train.rows.npy", row_starts(row_count(tokens, length), length))
+    save_array(staged / "train.rows.npy", compute_rows(np.array([tokens]), "concat", length).entries)
     table = {"strategy": "concat", "sequence_length": length, "rows": {"train": 0, "validation": 0}}
     commit(staged, dataset / "chunks" / "k", "chunks", {}, table)
 
@@ -91,13 +91,13 @@ def test_verify_on_read_checks_a_shard_before_its_first_row(open_reader):
 def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
     reader = open_reader("train", verify_on_read=True)
     documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.stream.paths])
-    assert np.array_equal(np.diff(reader.document_offsets()), documents)
+    assert np.array_equal(np.diff(reader.stream.document_offsets()), documents)
     path = reader.stream.paths[-1]
     offsets, _ = map_shard(path)
     flip(path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8))  # the second document begins a token away
     reader = open_reader("train", verify_on_read=True)
     with pytest.raises(DataError, match=str(path)):
-        reader.document_offsets()
+        reader.stream.document_offsets()
 
 
 def test_verify_on_read_finds_a_changed_row_table_at_once(open_reader, row_table):
