@@ -184,9 +184,9 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> AnyManifest:
     return _read(path, kind, key, AnyManifest)
 
 
-def read_dataset(path: Path, key: str | None = None) -> DatasetManifest:
+def read_dataset(path: Path) -> DatasetManifest:
     """The manifest of the token level at `path`; see `read_manifest`."""
-    return _read(path, "dataset", key, DatasetManifest)
+    return _read(path, "dataset", None, DatasetManifest)
 
 
 def read_unit(path: Path, key: str) -> UnitManifest:

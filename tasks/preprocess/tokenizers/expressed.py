@@ -95,9 +95,8 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
         return False
     if any(model.token_to_id(letter) is None for letter in pre_tokenizers.ByteLevel.alphabet()):
         return False
-    if (
-        kind == "WordPiece"
-    ):  # one that this program trained: a longer word or a mark of continuation has tokens of its own
+    # Of WordPiece one that this program trained: elsewhere a longer word or a mark of continuation has tokens of its own.
+    if kind == "WordPiece":
         is_cut = any(step["type"] == "Split" and step["pattern"] == {"Regex": WORDS} for step in steps)
         return is_cut and not model.continuing_subword_prefix and model.max_input_chars_per_word >= LONGEST_WORD
     marks = getattr(model, "continuing_subword_prefix", None) or getattr(model, "end_of_word_suffix", None)

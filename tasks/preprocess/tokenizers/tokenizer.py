@@ -271,17 +271,13 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     return {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY} | kind | special | policy
 
 
-def _state(part: Any) -> dict[str, Any]:
-    """The description of a pre-tokenizer or decoder; that of a whole tokenizer has the vocabulary, too, and takes long."""
-    return json.loads(part.__getstate__()) if part else {}
-
-
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens and for an unknown one, which keeps none."""
     added = tokenizer.get_added_tokens_decoder()
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-    parts = json.dumps([_state(tokenizer.decoder), _state(tokenizer.pre_tokenizer)])
-    alphabet = set(_alphabet()) if "ByteLevel" in parts else set()
+    # Not the description of the whole tokenizer, which takes long.
+    steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
+    alphabet = set(_alphabet()) if any(b"ByteLevel" in step for step in steps) else set()
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
     vocabulary = tokenizer.get_vocab()
     of_bytes = alphabet.issuperset("".join(token for token, number in vocabulary.items() if number not in added))

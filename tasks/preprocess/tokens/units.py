@@ -121,17 +121,18 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
         DataError: a text becomes a special token, or has no answer.
         EngineDiffers: a fast engine gave other ids than the reference.
     """
-    name, held_out = documents.name, documents.held_out_share
+    name = documents.name
     if verify_or_remove(recipe, name):
         return
     writer = _writer(recipe)
     table = np.empty(len(documents.texts), DOCUMENT)
     table["hash"] = np.frombuffer(b"".join(map(xxh3_128_digest, documents.texts)), np.uint8).reshape(-1, 16)
     table["bytes"] = list(map(len, documents.texts))
-    order = np.argsort(is_held_out(table["hash"], held_out), kind="stable")  # training documents first
+    is_validation = is_held_out(table["hash"], documents.held_out_share)
+    order = np.argsort(is_validation, kind="stable")  # training documents first
     stream = writer.encode(documents, order, table["bytes"], should_stop)
     table = table[order]
-    count = len(order) - int(is_held_out(table["hash"], held_out).sum())
+    count = len(order) - int(is_validation.sum())
     lengths, prompts = stream.lengths(), stream.prompts()
     tokens = int(lengths[:count].sum())
     splits = {
