@@ -21,11 +21,12 @@ def texts_of(corpus: Path) -> list[str]:
 
 def train_tokenizer(texts: list[str]) -> Any:
     """Byte-level BPE of 32k tokens that a fast engine, if one is installed, takes."""
+    from infini_llama.configs.schema import TokenizerConfig
     from infini_llama.tasks.preprocess.tokenizers.engines import FAST, compare, golden
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
     for part in range(8):
-        tokenizer = train_bpe(texts[part::8], 32768)
+        tokenizer = train(texts[part::8], TokenizerConfig(vocab_size=32768))
         fault = compare(tokenizer, golden(tokenizer)) if find_spec(FAST) else None
         if not fault:
             return tokenizer

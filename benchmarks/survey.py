@@ -79,7 +79,8 @@ def main() -> None:
     if options.child:
         folder, home = options.child
         return child(folder, home, options.workers)
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+    from infini_llama.configs.schema import TokenizerConfig
+    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
     found: list[dict[str, object]] = []
     for case in options.cases:
@@ -88,7 +89,8 @@ def main() -> None:
             folder, home = Path(place) / "text", Path(place) / "home"
             folder.mkdir()
             size = write_files(folder, documents, files)
-            train_bpe([" ".join(WORDS), "0 1 2 3 4 5 6 7 8 9"] * 9, 600).save(str(Path(place) / "tokenizer.json"))
+            texts = [" ".join(WORDS), "0 1 2 3 4 5 6 7 8 9"] * 9
+            train(texts, TokenizerConfig(vocab_size=600)).save(str(Path(place) / "tokenizer.json"))
             time.sleep(2.5)  # a file that has just been written is not believed to stay
             for what in ("first", "again", "added"):
                 if what == "added":

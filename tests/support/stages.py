@@ -12,12 +12,12 @@ from pathlib import Path
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, SourceUnitNames
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens.dataset import select
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
+from support.tokenizer_kinds import train_bpe
 
 
 def start_build(data: DataConfig, home: Path, **variables: str) -> subprocess.Popen[str]:

@@ -1,14 +1,14 @@
 """Small tokenizers of the kinds that users bring, in the forms in which Hugging Face's converters write them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train, train_bpe
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
 END, UNKNOWN = "</s>", "<unk>"
 TEXTS = [
@@ -109,6 +109,10 @@ def speech() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({letter: id for id, letter in enumerate(["<pad>", "|", *"abcde"])}, "<pad>"))
     tokenizer.decoder = decoders.Sequence([decoders.CTC(), decoders.Fuse(), decoders.Replace("de", "X")])
     return tokenizer
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special: Iterable[str] = ()) -> Tokenizer:
+    return train(texts, TokenizerConfig(vocab_size=vocab_size, special_tokens=[*special]))
 
 
 def _over_bytes(kind: str) -> Callable[[], Tokenizer]:

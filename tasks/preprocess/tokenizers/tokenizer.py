@@ -30,76 +30,37 @@ class UnusableTokenizer(Exception):
 
 
 def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
-    """The kind of tokenizer that the section `data.tokenizer` names, learned from `texts`."""
-    size, special = settings.vocab_size, [EOS, *settings.special_tokens]
+    """The kind of tokenizer over bytes that the section `data.tokenizer` names, learned from `texts`.
+
+    The end-of-text token is id 0, then come the other special tokens, all 256 bytes, and what is learned.
+
+    - bpe: byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, over bytes as in GPT-2).
+    - wordpiece: the longest known piece first (Schuster and Nakajima 2012), here without a mark of continuation, so that every text has
+      tokens and comes back whole.
+    - unigram: a unigram language model (Kudo 2018, arXiv 1804.10959). Unlike the other kinds, `tokenizers` learns it a little differently
+      in every process (its sums of floating-point numbers follow the order of a hash table): to have one again, keep its
+      tokenizer.json and give it by its path.
+    """
+    words: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned: dict[str, Any] = {
+        "vocab_size": settings.vocab_size,
+        "special_tokens": [EOS, *settings.special_tokens],
+        "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "show_progress": False,
+    }
     match settings.kind:
+        case "bpe":
+            model, trainer = models.BPE(), trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY)
         case "wordpiece":
-            return _train_wordpiece(texts, size, special)
+            words = pre_tokenizers.Sequence([words, pre_tokenizers.Split(Regex(WORDS), "isolated")])
+            model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
+            trainer = trainers.WordPieceTrainer(**learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix="")
         case "unigram":
-            return _train_unigram(texts, size, special)
-    return train_bpe(texts, size, special)
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, special: list[str] | None = None) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, over bytes as in GPT-2).
-
-    The end-of-text token is id 0, then the other special tokens, all 256 bytes, and merges learned from `texts`.
-    """
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=special or [EOS],
-        initial_alphabet=_alphabet(),
-        show_progress=False,
-    )
-    tokenizer = _over_bytes(models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False))
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _train_wordpiece(texts: Iterable[str], vocab_size: int, special: list[str]) -> Tokenizer:
-    """WordPiece (Schuster and Nakajima 2012): the longest known piece first, here over bytes and without a mark of continuation,
-    so that every text has tokens and comes back whole."""
-    words = pre_tokenizers.Sequence(
-        [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Split(Regex(WORDS), "isolated")]
-    )
-    model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=special,
-        initial_alphabet=_alphabet(),
-        continuing_subword_prefix="",
-        show_progress=False,
-    )
-    tokenizer = _over_bytes(model, words)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _train_unigram(texts: Iterable[str], vocab_size: int, special: list[str]) -> Tokenizer:
-    """Unigram language model (Kudo 2018, arXiv 1804.10959), over bytes.
-
-    Unlike the other kinds, `tokenizers` learns it a little differently in every process (its sums of floating-point
-    numbers follow the order of a hash table): to have one again, keep its tokenizer.json and give it by its path.
-    """
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=_alphabet(), show_progress=False
-    )
-    tokenizer = _over_bytes(models.Unigram(), pre_tokenizers.ByteLevel(add_prefix_space=False))
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _over_bytes(model: Any, words: Any) -> Tokenizer:
+            model, trainer = models.Unigram(), trainers.UnigramTrainer(**learned)
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = words
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def _alphabet() -> list[str]:
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def is_given(settings: TokenizerConfig) -> bool:
@@ -277,7 +238,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
     # Not the description of the whole tokenizer, which takes long.
     steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
-    alphabet = set(_alphabet()) if any(b"ByteLevel" in step for step in steps) else set()
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if any(b"ByteLevel" in step for step in steps) else set()
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
     vocabulary = tokenizer.get_vocab()
     of_bytes = alphabet.issuperset("".join(token for token, number in vocabulary.items() if number not in added))

@@ -11,9 +11,10 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.pointers import pointer_in
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.flows.cli.models import prompt_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import load, train_bpe
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.storage.hf_folder import open_folder
 from support.stages import survey
+from support.tokenizer_kinds import train_bpe
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"5e" * 32 + b"\nsize 1843200\n"
 EXTENDED = LFS.replace(b"oid", b"ext-0-foo sha256:" + b"ab" * 32 + b"\noid").replace(b"\n", b"\r\n")

@@ -12,11 +12,11 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
 from infini_llama.tasks.preprocess.workers import Job, _dask, _ray, prepare_part_elsewhere, versions
 from support.stages import finish_build, start_build
+from support.tokenizer_kinds import train_bpe
 
 
 @pytest.mark.slow

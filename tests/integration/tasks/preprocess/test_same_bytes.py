@@ -12,10 +12,10 @@ import pytest
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.stages import finish_build, start_build
+from support.tokenizer_kinds import train_bpe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KILLS = 10  # in each of the ten cases

@@ -125,7 +125,7 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
 
 
 def _tokenizer(folder: Path) -> str:
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+    from support.tokenizer_kinds import train_bpe
 
     train_bpe([], 257).save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")

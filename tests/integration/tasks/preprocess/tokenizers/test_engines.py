@@ -20,15 +20,16 @@ from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
 from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, open_engine
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
 from infini_llama.tasks.storage.artifacts import read_dataset
+from support.tokenizer_kinds import train_bpe
 
 pytest.importorskip("gigatoken")
 STOPPED_WHILE_CHECKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train_bpe
+from infini_llama.configs.schema import TokenizerConfig
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
 class Stopped(BaseException):
     pass
@@ -37,7 +38,7 @@ def stop(*_):
     raise Stopped
 
 signal.signal(signal.SIGTERM, stop)
-tokenizer = train_bpe(["a line of words"] * 50, 300)
+tokenizer = train(["a line of words"] * 50, TokenizerConfig(vocab_size=300))
 threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 try:
     engines.golden = lambda tokenizer: [b"a line of words " * 100] * 20_000

@@ -21,9 +21,9 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     load,
     token_bytes,
     train,
-    train_bpe,
 )
 from infini_llama.tasks.verify_data.checks import verify
+from support.tokenizer_kinds import train_bpe
 
 TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
 KINDS = ("bpe", "wordpiece", "unigram")
@@ -61,7 +61,7 @@ def test_end_of_text_is_id_0_and_every_byte_has_a_token():
 
 
 def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
-    tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=[EOS, "<x>"])
+    tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=["<x>"])
     encoder, description = encoder_of(tokenizer), json.loads(tokenizer.to_str())
     assert json.loads(encoder.to_str()) == description | {"added_tokens": []}
     assert len(tokenizer.get_added_tokens_decoder()) == 2 and not encoder.get_added_tokens_decoder()
