@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -47,11 +48,12 @@ from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_o
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
 log = logging.getLogger("infini_llama.preprocess")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SourceUnitNames:
-    """Names of the units of one of data.sources, or of the section `data` (name ""), in order.
+class OfSource(Generic[T]):
+    """Parts, or names of units, of one of data.sources, or of the section `data` (name ""), in order.
 
     Attributes:
         training: of training files or the training split; a share of their documents may be held out.
@@ -59,11 +61,11 @@ class SourceUnitNames:
     """
 
     name: str
-    training: Sequence[str]
-    validation: Sequence[str]
+    training: Sequence[T]
+    validation: Sequence[T]
 
 
-def tokens_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
+def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
     key = {
         "version": FORMAT_VERSIONS["dataset"],
@@ -74,7 +76,7 @@ def tokens_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
     return key_of(key)
 
 
-def learned_key(data: DataConfig, sources: Sequence[SourceUnitNames]) -> str:
+def learned_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     """64 hex digits for a tokenizer that is learned from these sources."""
     names = [[list(source.training), list(source.validation)] for source in sources]
     return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
@@ -87,19 +89,6 @@ def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataEr
         f"{size:,} bytes, {unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost, of a file and of all text. Use a "
         f"tokenizer over bytes (without data.tokenizer.path one is trained on the text), or leave the file out of {file.key}."
     )
-
-
-@dataclass(frozen=True)
-class SourceParts:
-    """The parts of one of data.sources (`name`), or of the section `data` ("").
-
-    Attributes:
-        training, validation: see `SourceUnitNames`.
-    """
-
-    name: str
-    training: list[Part]
-    validation: list[Part]
 
 
 class LearnedTokenizer(Record):
@@ -121,13 +110,13 @@ class Corpus:
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
-        self.sources: list[SourceParts] = []
+        self.sources: list[OfSource[Part]] = []
         self.not_text = NotText(home, data.not_text)
         for name, section in sections(data).items():
             files, held_out = files_of(section, name, self.not_text)
             share = 0.0 if held_out else data.validation_fraction
             mark = section.answer_after
-            self.sources.append(SourceParts(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark)))
+            self.sources.append(OfSource(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark)))
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = PartReports(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
@@ -220,16 +209,14 @@ class Corpus:
         verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
         return all(verified)
 
-    def units_by_source(self) -> list[SourceUnitNames]:
+    def units_by_source(self) -> list[OfSource[str]]:
         """The units of each source as the keys take them; all parts are known."""
         by_part = self._units_by_part()
 
         def names(parts: Sequence[Part]) -> list[str]:
             return [name for part in parts for name in by_part[part]]
 
-        return [
-            SourceUnitNames(source.name, names(source.training), names(source.validation)) for source in self.sources
-        ]
+        return [OfSource(source.name, names(source.training), names(source.validation)) for source in self.sources]
 
     def _units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.corpus import Corpus, SourceUnitNames
+from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
 from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokens.dataset import select
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
@@ -43,7 +43,7 @@ class Survey:
     validation: list[str]
     report: LeftOut
     names: list[str]
-    identity: list[SourceUnitNames]
+    identity: list[OfSource[str]]
 
     @property
     def documents(self) -> list[str]:

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.corpus import SourceUnitNames, learned_key, tokens_key
+from infini_llama.tasks.preprocess.corpus import OfSource, learned_key, tokens_key
 from infini_llama.tasks.preprocess.rows.tables import row_table_key
 from infini_llama.tasks.preprocess.tokens.parts import Documents
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 
-TEXTS = [SourceUnitNames("", ["aa", "bb"], ["cc"])]
+TEXTS = [OfSource("", ["aa", "bb"], ["cc"])]
 
 
 def data(**given: object) -> DataConfig:
@@ -33,12 +33,12 @@ def test_settings_that_determine_the_tokens_are_in_the_key(change):
 @pytest.mark.parametrize(
     "texts",
     [
-        [SourceUnitNames("", ["aa"], ["cc"])],
-        [SourceUnitNames("", ["bb", "aa"], ["cc"])],
-        [SourceUnitNames("", ["aa", "bb"], [])],
-        [SourceUnitNames("", ["aa", "bb", "cc"], [])],
-        [SourceUnitNames("x", ["aa", "bb"], ["cc"])],
-        [SourceUnitNames("", ["aa"], []), SourceUnitNames("", ["bb"], ["cc"])],
+        [OfSource("", ["aa"], ["cc"])],
+        [OfSource("", ["bb", "aa"], ["cc"])],
+        [OfSource("", ["aa", "bb"], [])],
+        [OfSource("", ["aa", "bb", "cc"], [])],
+        [OfSource("x", ["aa", "bb"], ["cc"])],
+        [OfSource("", ["aa"], []), OfSource("", ["bb"], ["cc"])],
     ],
 )
 def test_every_unit_its_place_and_its_source_are_in_the_key(texts):
@@ -62,7 +62,7 @@ def test_a_units_name_is_that_of_its_documents_held_out_share_and_answers():
 def test_a_learned_tokenizer_depends_on_its_settings_and_text():
     key = learned_key(DATA, TEXTS)
     assert learned_key(data(packing="padded"), TEXTS) == key != learned_key(data(tokenizer={"vocab_size": 300}), TEXTS)
-    assert learned_key(DATA, [SourceUnitNames("", ["aa"], ["cc"])]) != key
+    assert learned_key(DATA, [OfSource("", ["aa"], ["cc"])]) != key
 
 
 @pytest.mark.parametrize(
