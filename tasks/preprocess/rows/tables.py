@@ -56,19 +56,6 @@ def require_device(requested: str) -> None:
         )
 
 
-def choose_device(requested: str, strategy: str) -> str:
-    """The device that computes row tables: the requested one for strategies ON_A_GPU; the CPU for others, and for auto.
-
-    A table of concat from a GPU's process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at 134
-    million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
-
-    Raises:
-        ConfigError: see `require_device`.
-    """
-    require_device(requested)
-    return "cpu" if requested == "auto" or strategy not in ON_A_GPU else requested
-
-
 @contextmanager
 def rows_on(device: str) -> Generator[ComputeRows]:
     """`compute_rows` on a device, with the same bytes on any.
@@ -180,10 +167,14 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
 def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None:
     """Computes and commits the row tables of both splits for the strategy and length of the section `data`.
 
+    On a GPU only where one is requested, for strategies ON_A_GPU. A table of concat from a GPU's process took 4.6 times as long as numpy
+    takes for all of it at 67 million rows, and 6 times at 134 million (2 busy cores, without CUDA's start). What packs has not been
+    timed on a GPU.
+
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
     """
-    device = choose_device(data.device, data.packing)
+    device = "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
     if device == "cpu" and data.device.startswith("cuda"):
         log.info("data.packing=%s is computed on the CPU: its pieces are placed one after another", data.packing)
     content = read_dataset(dataset).content

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows import tables
 from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
-from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, choose_device, rows_by_torch, rows_on
+from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, require_device, rows_by_torch, rows_on
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.storage.artifacts import read_row_table
 
@@ -63,25 +63,23 @@ def test_a_gpu_gives_the_bytes_of_the_cpu_and_is_recorded(data, tmp_path, digest
     assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
 
 
-def test_device_names(monkeypatch, gpu):
-    assert choose_device("cuda:1", "concat") == "cuda:1" and choose_device("cuda", "greedy") == "cuda"
-    assert choose_device("cpu", "concat") == choose_device("auto", "concat") == "cpu"
-    assert choose_device("cuda", "first_fit") == choose_device("cuda", "best_fit") == "cpu"
+def test_gpus_that_are_visible(monkeypatch, gpu):
+    for device in ("cuda:1", "cuda", "cpu", "auto"):
+        require_device(device)
     for visible in ("2,0", "1,-1,2", "GPU-8932f937"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert choose_device("cuda", "concat") == "cuda"
+        require_device("cuda")
     for none in ("", "-1", " -1", "-1,0", ",0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
         with pytest.raises(ConfigError):
-            choose_device("cuda", "concat")
+            require_device("cuda")
 
 
 @pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
 def test_a_named_gpu_that_is_not_there_is_refused():
     for device in ("cuda", "cuda:1"):
-        for strategy in ("concat", "best_fit"):
-            with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
-                choose_device(device, strategy)
+        with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
+            require_device(device)
 
 
 def test_a_gpu_that_fails_is_refused(monkeypatch):
