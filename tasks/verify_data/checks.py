@@ -1,16 +1,15 @@
 """The checks of a dataset: quick ones always, checksums where they are affordable or the check is deep, every token if it is."""
 
 import logging
-import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, tokenizer_faults
+from infini_llama.tasks.machine import Machine, usable_cores
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, row_table_key
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
@@ -38,7 +38,7 @@ from infini_llama.tasks.storage.artifacts import (
     read_row_table,
     read_unit,
 )
-from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER
+from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENIZER
 
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
@@ -66,9 +66,7 @@ class Progress:
             # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
-            raise DataError(
-                f"{fault} Training does not start. Run 'infini-llama preprocess CONFIG --repair' to rebuild what is damaged."
-            ) from None
+            raise DataError(f"{fault} Training does not start. {REPAIR}") from None
 
     def finish(self) -> None:
         """Logs that all checks passed."""
@@ -177,12 +175,11 @@ def _tokens(dataset: Path) -> str:
 def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     """Compares every token and offset of a split with the manifest, several shards at a time: numpy releases the interpreter."""
     facts, counts, lengths = content[split], np.zeros(content.vocab_size, dtype=np.int64), list[np.ndarray]()
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
-        placed = zip(facts.shards, _before(facts.shards), strict=True)
-        for number, (shard_lengths, shard_counts) in enumerate(
-            pool.map(partial(_check_shard, dataset, content), placed), start=1
-        ):
+    documents = accumulate((shard.documents for shard in facts.shards), initial=0)
+    tokens = accumulate((shard.tokens for shard in facts.shards), initial=0)
+    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores(Machine())), thread_name_prefix="verify") as pool:
+        checked = pool.map(partial(_check_shard, dataset, content), facts.shards, documents, tokens)
+        for number, (shard_lengths, shard_counts) in enumerate(checked, start=1):
             lengths.append(shard_lengths)
             counts += shard_counts
             progress = Reached(number, len(facts.shards), "shards")
@@ -198,19 +195,14 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
         )
 
 
-def _before(shards: Iterable[Shard]) -> Iterator[tuple[int, int]]:
-    """The number of documents and tokens that the manifest says are before each shard."""
-    documents = tokens = 0
-    for shard in shards:
-        yield documents, tokens
-        documents, tokens = documents + shard.documents, tokens + shard.tokens
-
-
 def _check_shard(
-    dataset: Path, content: DatasetContent, placed: tuple[Shard, tuple[int, int]]
+    dataset: Path, content: DatasetContent, shard: Shard, documents: int, tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens per document, int64 [documents], and how often each token occurs, int64 [vocab_size]."""
-    shard, (documents, tokens) = placed
+    """Tokens per document, int64 [documents], and how often each token occurs, int64 [vocab_size].
+
+    Args:
+        documents, tokens: in the shards before this one, as the manifest says.
+    """
     path = dataset / shard.file
     offsets, values = map_shard(path)
     names = ("documents", "tokens", "first_document", "first_token")
@@ -257,13 +249,6 @@ def _rows(dataset: Path, table: Path) -> str:
                 f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
             )
     return f"{content.rows.train:,} training and {content.rows.validation:,} validation rows"
-
-
-def _documents(dataset: Path, split: str) -> Iterator[np.ndarray]:
-    for shard in read_dataset(dataset).content[split].shards:
-        offsets, values = map_shard(dataset / shard.file)
-        for start, end in pairwise(offsets):
-            yield values[start:end]
 
 
 def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
@@ -360,5 +345,8 @@ def _leakage(dataset: Path) -> str:
 
 def _hashes(dataset: Path, split: str) -> np.ndarray:
     """A hash of the tokens of each document of a split, uint8 [documents, 16]."""
-    hashes = [xxh3_128_digest(document.tobytes()) for document in _documents(dataset, split)]
+    hashes = list[bytes]()
+    for shard in read_dataset(dataset).content[split].shards:
+        offsets, values = map_shard(dataset / shard.file)
+        hashes += [xxh3_128_digest(values[start:end].tobytes()) for start, end in pairwise(offsets)]
     return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)

@@ -153,7 +153,7 @@ def _local(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, 
     below = _known_below(root, form, key, not_text) if folder else sorted(_expanded(pattern, key, not_text))
     base = os.path.join(root, "")
     return folder, [
-        (Path(path), path.removeprefix(base).replace(os.sep, "/") if path.startswith(base) else _relative(path, root))
+        (Path(path), path.removeprefix(base) if path.startswith(base) else Path(path).relative_to(root).as_posix())
         for path in ([pattern] if literal else below)
         if _is_file(path)
     ]
@@ -162,10 +162,6 @@ def _local(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, 
 def _is_file(path: str) -> bool:
     """Whether it is a file, or a link that leads nowhere, whose reading raises a clear error."""
     return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
-
-
-def _relative(path: str, root: Path) -> str:
-    return Path(path).relative_to(root).as_posix()
 
 
 def _remote(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[RemoteFile, str]]]:
