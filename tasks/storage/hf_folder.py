@@ -329,6 +329,9 @@ def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
 def opened(file: Path, framework: str) -> Iterator[Any]:
     """A safetensors file.
 
+    Args:
+        framework: "pt", or "numpy" where only names, types and shapes are read: torch cannot map a file larger than the memory.
+
     Raises:
         DataError: it is none, or it was cut short.
     """
