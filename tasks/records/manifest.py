@@ -230,7 +230,6 @@ class Provenance(MetaRecord):
     validation_split: str | None = None
     documents: int = 0
     repetitions: int = 0
-    seed: int = 0
     form: str = "passkey"
     filler: str = "repeated"
     loss_on: str = "all"

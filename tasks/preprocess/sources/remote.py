@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar
 
@@ -106,7 +105,6 @@ def is_remote(pattern: str) -> bool:
     return bool(SCHEME.match(pattern))
 
 
-@cache
 def _shown(url: str) -> str:
     """A URL for messages: without its query, which may hold a signature."""
     return url.split("?")[0] if url.startswith("http") else url

@@ -7,6 +7,7 @@ What is left for the model, and has no token there, is lost.
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -34,7 +35,7 @@ class Losses:
         self.encoder, self.model, self.unknown = encoder, encoder.model, unknown_id(encoder)
         added = sorted((token.content for token in encoder.get_added_tokens_decoder().values()), key=len, reverse=True)
         self.added = re.compile("|".join(map(re.escape, added))) if added else None
-        self.words = dict[str, Loss]()
+        self._of_short_word = lru_cache(MOST_WORDS)(self._of_word)
 
     def of(self, text: str) -> Loss:
         """The loss of one text.
@@ -43,7 +44,8 @@ class Losses:
             DataError: the tokenizer fails.
         """
         with tokenizer_faults():
-            losses = [self._of_word(word) for piece in self._pieces(text) for word in self._words(piece)]
+            words = (word for piece in self._pieces(text) for word in self._words(piece))
+            losses = [self._of_short_word(word) if len(word) <= SHORT_WORD else self._of_word(word) for word in words]
         unknown, lost, size = (sum(part) for part in zip(*losses, strict=True)) if losses else (0, 0, 0)
         return unknown, lost, size
 
@@ -61,18 +63,11 @@ class Losses:
             yield word
 
     def _of_word(self, word: str) -> Loss:
-        if (before := self.words.get(word)) is not None:
-            return before
         tokens, size = self.model.tokenize(word) if word else [], len(word.encode())
         unknown = sum(token.id == self.unknown for token in tokens)
         # A model that drops a character moves the tokens after it, and keeps their lengths.
         kept = sum(token.offsets[1] - token.offsets[0] for token in tokens if token.id != self.unknown)
-        loss = unknown, max(0, size - kept), size
-        if len(word) <= SHORT_WORD:
-            if len(self.words) >= MOST_WORDS:
-                self.words.clear()
-            self.words[word] = loss
-        return loss
+        return unknown, max(0, size - kept), size
 
 
 def losses_of(tokenizer: Tokenizer) -> Losses | None:

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -18,24 +17,8 @@ COUNTED_ROWS, ROWS_AT_ONCE = 4096, 64  # of a split, in which rows without targe
 LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
-class Rows(Protocol):
-    """The rows of a split, each of `size` tokens; the methods are those of `TokenReader`. indices: numbers of rows, int64 [n]."""
-
-    def __len__(self) -> int: ...
-
-    def gather(self, indices: np.ndarray) -> np.ndarray: ...
-
-    def targets(self, indices: np.ndarray) -> np.ndarray | None: ...
-
-    def documents(self, indices: np.ndarray) -> np.ndarray: ...
-
-    def most_documents(self) -> int: ...
-
-    def count_targets(self, indices: np.ndarray) -> int: ...
-
-
 class WindowRows:
-    """Rows that are windows of the stream (concat and window).
+    """Rows that are windows of the stream (concat and window), each of `size` tokens; the methods are those of `TokenReader`.
 
     Args:
         starts: first token of each row, int64 [rows].
@@ -77,7 +60,7 @@ class WindowRows:
 
 
 class PackedRows:
-    """Rows of pieces of documents, and then padding.
+    """Rows of pieces of documents, and then padding, with the methods of `WindowRows`.
 
     Args:
         bounds: int64 [rows + 1]: row i holds the pieces bounds[i] … bounds[i + 1] - 1.
@@ -148,7 +131,7 @@ class TokenReader:
         verify_on_read: check the row table's checksum now and each shard's before its first use.
 
     Attributes:
-        rows: of which kind they are; `WindowRows` or `PackedRows`.
+        rows: windows of the stream, or packed.
 
     Raises:
         DataError: a file is not what its manifest says.
@@ -166,7 +149,9 @@ class TokenReader:
         entries = self._table(folder, table, f"{split}.rows.npy")
         if (packed := f"{split}.pieces.npy") in table.files:
             pieces = self._table(folder, table, packed)
-            self.rows: Rows = PackedRows(self.stream, bounds=entries, pieces=pieces, size=size, padding=self.padding)
+            self.rows: WindowRows | PackedRows = PackedRows(
+                self.stream, bounds=entries, pieces=pieces, size=size, padding=self.padding
+            )
         else:
             self.rows = WindowRows(self.stream, starts=entries, size=size)
 

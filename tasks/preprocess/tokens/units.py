@@ -124,7 +124,8 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     name = documents.name
     if verify_or_remove(recipe, name):
         return
-    writer = _writer(recipe)
+    with OPENING:
+        writer = _writer_of(recipe)
     table = np.empty(len(documents.texts), DOCUMENT)
     table["hash"] = np.frombuffer(b"".join(map(xxh3_128_digest, documents.texts)), np.uint8).reshape(-1, 16)
     table["bytes"] = list(map(len, documents.texts))
@@ -223,16 +224,6 @@ def open_unit(recipe: Recipe, name: str) -> Unit:
     return Unit(recipe.unit(name), read_unit(recipe.unit(name), name))
 
 
-def _writer(recipe: Recipe) -> "_Writer":
-    with OPENING:
-        return _opened(recipe)
-
-
-@lru_cache(maxsize=1)  # an engine has a hundred megabytes of words
-def _opened(recipe: Recipe) -> "_Writer":
-    return _Writer(recipe)
-
-
 class _Writer:
     """An encoder of the documents of a recipe in the threads of this process, which share an engine and its words."""
 
@@ -320,6 +311,9 @@ class _Writer:
             "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
             f"{file.key}."
         )
+
+
+_writer_of = lru_cache(maxsize=1)(_Writer)  # an engine has a hundred megabytes of words
 
 
 def _without_answer(documents: Documents, number: int) -> DataError:
