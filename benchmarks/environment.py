@@ -118,8 +118,7 @@ def child(job: str) -> None:
     )
     strategy = build_strategy(model, config.train, plan.precision, plan.micro_batch_size, ranks)
     if plan.compile != "off":
-        strategy.compiled = Compiled(strategy.module, model, plan.compile)
-        strategy.compiled.switch_on()
+        Compiled(strategy.module, model, plan.compile).switch_on()
     shape = (plan.micro_batch_size, data.sequence_length)
     rows = torch.randint(data.tokenizer.vocab_size, (2, *shape))
     batch = GlobalBatch([(rows[0], rows[1])] * MICRO_BATCHES, rows[0].numel() * MICRO_BATCHES * ranks.data_world_size)

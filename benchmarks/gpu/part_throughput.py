@@ -79,8 +79,7 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Sw
     model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
     strategy = build_strategy(model, TrainingConfig(), precision(device), batch, ranks)
     if switches.compile != "off":
-        strategy.compiled = Compiled(strategy.module, model, switches.compile)
-        strategy.compiled.switch_on()
+        Compiled(strategy.module, model, switches.compile).switch_on()
     micro_batches = rows_of(config, batch, length, device)
     data = GlobalBatch(list(micro_batches), ACCUMULATION * batch * length)
     return lambda: optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, ranks)

@@ -26,8 +26,7 @@ def learned(attention="softmax", half=False, padding=1, compiled="off"):
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
     strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast)
     if compiled != "off":
-        strategy.compiled = Compiled(strategy.module, model, compiled)
-        strategy.compiled.switch_on()
+        Compiled(strategy.module, model, compiled).switch_on()
     rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).cuda()
     for _ in range(2):  # the first compiles
         strategy.discard_gradients()

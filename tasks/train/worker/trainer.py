@@ -191,7 +191,7 @@ class Trainer:
         first_batch()
         strategy.discard_gradients()
         self.heartbeat.beat("compile")
-        strategy.compiled = compile_if_it_agrees(
+        compile_if_it_agrees(
             strategy.module,
             strategy.model,
             self.attempt.plan,

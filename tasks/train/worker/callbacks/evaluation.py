@@ -20,7 +20,6 @@ from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interva
 from infini_llama.tasks.train.worker.callbacks.gates import MemoryNorms
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
-from infini_llama.tasks.train.worker.strategies.compiling import eager
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
@@ -152,7 +151,8 @@ class Evaluation(Callback):
         self.heartbeat.beat("evaluate", step)
         started = time.perf_counter()
         norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
-        with eager(self.strategy.compiled), norms.observed(self.strategy.model):
+        # Its shapes are others than those of training, and it is too rare to pay for compiled code of its own.
+        with torch.compiler.set_stance("force_eager"), norms.observed(self.strategy.model):
             validation = self.validation.measure(self.strategy.module, self.ranks)
         if self.metrics.writer:
             line = ValidationLine(

@@ -4,8 +4,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,9 +33,9 @@ class CompileRecord(Record):
 
 
 class Compiled:
-    """The compiled forward functions of the layers ("block") or of the whole model and loss ("whole"), on or off.
+    """The layers ("block") or the whole model and loss ("whole"), with compiled forward functions or without.
 
-    They replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
+    These replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
     compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR keeps it for later attempts.
 
     torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of an earlier layer still reads,
@@ -50,28 +49,14 @@ class Compiled:
         if model.lm_head.weight.device.type == "cuda":
             # Else kernels are chosen by their times, and a resumed run might choose others.
             inductor.deterministic = True
-        self.forwards = [torch.compile(part.forward, dynamic=False) for part in self.parts]
 
     def switch_on(self) -> None:
-        for part, forward in zip(self.parts, self.forwards, strict=True):
-            part.forward = forward
+        for part in self.parts:
+            part.forward = torch.compile(part.forward, dynamic=False)
 
     def switch_off(self) -> None:
         for part in self.parts:
-            part.__dict__.pop("forward", None)
-
-
-@contextmanager
-def eager(compiled: Compiled | None) -> Generator[None]:
-    """Run without compiled code inside: evaluation has other shapes and no gradients, and is too rare to pay for code of its own."""
-    if compiled is None:
-        yield
-        return
-    compiled.switch_off()
-    try:
-        yield
-    finally:
-        compiled.switch_on()
+            del part.forward
 
 
 def use_cache(home: Path) -> None:
@@ -87,8 +72,8 @@ def compile_if_it_agrees(
     first_batch: Callable[[], float],
     ranks: Ranks,
     run_dir: Path,
-) -> Compiled | None:
-    """The compiled module, switched on, if loss and gradients of a first batch agree on all ranks; else None, logged as a warning.
+) -> None:
+    """Compile what `plan.compile` names; undone, with a warning, unless loss and gradients of a first batch agree on all ranks.
 
     The result is recorded in compile.json of the run: a run that started without compiled code stays so, and one that can no
     longer use it logs that it is no longer bitwise the same.
@@ -101,13 +86,13 @@ def compile_if_it_agrees(
     """
     what = plan.compile
     if what == "off":
-        return None
+        return
     use_cache(run_dir.parent.parent)
     path = run_dir / "compile.json"
     before = RunFolder(run_dir).find(CompileRecord, path)
     if before and before.compile == what and before.reason:
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
-        return None
+        return
     began = time.perf_counter()
     compiled = Compiled(module, model, what)
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
@@ -122,9 +107,8 @@ def compile_if_it_agrees(
             log.warning(
                 "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."
             )
-        return None
+        return
     log.info("train.compile=%s agrees with eager execution; %.1f s", what, seconds)
-    return compiled
 
 
 def disagreement(

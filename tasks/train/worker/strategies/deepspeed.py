@@ -23,7 +23,6 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
 from infini_llama.tasks.train.worker.data.loader import Batch
-from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import LossModule, init_optimizer_state, plain_model
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -71,7 +70,6 @@ class DeepSpeed:
     ) -> None:
         self.deepspeed = load_deepspeed(ranks.device)
         self.model, self.ranks, self.optimizer = model, ranks, optimizer
-        self.compiled: Compiled | None = None
         self.parameters_by_name = dict(model.named_parameters())
         self.apply = True
         update = optimizer.step

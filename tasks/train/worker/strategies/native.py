@@ -18,7 +18,6 @@ from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors
 from infini_llama.tasks.train.worker.data.loader import Batch
-from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -57,7 +56,6 @@ class NativeStrategy:
         self.wrapped = self._wrap(model, self.module)  # before the optimizer, which is given the sharded parameters
         self.optimizer = build_optimizer(model, train)
         init_optimizer_state(self.optimizer)
-        self.compiled: Compiled | None = None
         self.norm = torch.zeros(())
 
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:

@@ -13,7 +13,6 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import Precision
 from infini_llama.tasks.train.worker.data.loader import Batch
-from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
 from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, NativeStrategy
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
@@ -26,13 +25,11 @@ class Strategy(Protocol):
     Attributes:
         model: its parameters may be shards of this rank.
         module: forward is the sum of the token losses of a batch.
-        compiled: the compiled code in use, if any.
     """
 
     model: Llama
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    compiled: Compiled | None
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
         """Forward and backward: add to every gradient that of the mean loss over all `targets` of the step, on all ranks.
