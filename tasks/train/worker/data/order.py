@@ -64,12 +64,16 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
 
 def rows_of_samples(first: int, count: int, size: int, seed: int) -> np.ndarray:
     """Rows of the samples numbered first, first+1, …, first+count-1 of the whole run; epochs follow each other without a gap."""
-    numbers = np.arange(first, first + count, dtype=np.int64)
-    epochs, positions = np.divmod(numbers, size)
-    rows = np.empty(count, dtype=np.int64)
-    for epoch in np.unique(epochs):
+    return _rows_of(np.arange(first, first + count, dtype=np.int64), size, seed)
+
+
+def _rows_of(samples: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Rows of the samples with these numbers: one permutation of range(size) after the other."""
+    epochs, positions = np.divmod(samples, size)
+    rows = np.empty(len(samples), dtype=np.int64)
+    for epoch in np.unique(epochs).tolist():
         chosen = epochs == epoch
-        rows[chosen] = permute(positions[chosen], size, seed, int(epoch))
+        rows[chosen] = permute(positions[chosen], size, seed, epoch)
     return rows
 
 
@@ -128,20 +132,9 @@ def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: 
         steps = np.arange(len(places) + 1, dtype=np.int64 if small else object)
         counts = ((remainder + steps * source.weight) // left).astype(np.int64)
         chosen = np.diff(counts) == 1
-        rows[places[chosen]] = source.first + _rows_of(
-            source, before + counts[:-1][chosen], _derived(seed, source.name)
-        )
+        numbers = before + counts[:-1][chosen]
+        rows[places[chosen]] = source.first + _rows_of(numbers, source.rows, _derived(seed, source.name))
         places, begin, left = places[~chosen], begin - before, left - source.weight
-    return rows
-
-
-def _rows_of(source: WeightedSource, ordinals: np.ndarray, seed: int) -> np.ndarray:
-    """The rows within a source of its own samples with these numbers, which follow each other."""
-    epochs, positions = np.divmod(ordinals, source.rows)
-    rows = np.empty(len(ordinals), dtype=np.int64)
-    for epoch in np.unique(epochs).tolist():
-        chosen = epochs == epoch
-        rows[chosen] = permute(positions[chosen], source.rows, seed, epoch)
     return rows
 
 
