@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, Preempted
@@ -154,7 +153,7 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     return outcome_of(Evidence(process.wait(), list(workers.statuses()) or [None], str(attempt_dir))).code
 
 
-def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ) -> None:
+def become_torchrun(attempt_dir: Path) -> None:
     """Replace this process, a task of srun, by torchrun; the node of rank SLURM_NODEID 0 hosts the rendezvous.
 
     Raises:
@@ -162,9 +161,9 @@ def become_torchrun(attempt_dir: Path, variables: Mapping[str, str] = os.environ
     """
     attempt = read_attempt_plan(attempt_dir)
     plan = attempt.plan
-    is_host = variables.get("SLURM_NODEID", "0") == "0"
+    is_host = os.environ.get("SLURM_NODEID", "0") == "0"
     if is_host:
-        write_atomic(attempt_dir / SLURM_STEP, f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}")
+        write_atomic(attempt_dir / SLURM_STEP, f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}")
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)

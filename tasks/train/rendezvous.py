@@ -71,8 +71,13 @@ def gloo_interface(endpoint: Endpoint) -> dict[str, str]:
 
     NCCL has no such variable here: it chooses among the interfaces, and looks up no name.
     """
-    interface = interface_towards(endpoint.address)
-    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    if endpoint.address == LOOPBACK:
+        interfaces = [name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES]
+    else:
+        # That of the route to node 0; on node 0 itself, which is reached by its own address, the one that has it.
+        address = own_address_towards(endpoint.address)
+        interfaces = [name for name, value in addresses().items() if value == address]
+    return {"GLOO_SOCKET_IFNAME": interfaces[0]} if interfaces else {}
 
 
 def await_endpoint(attempt_dir: Path) -> Endpoint:
@@ -113,14 +118,6 @@ def addresses() -> dict[str, str]:
             if not address.startswith("127."):
                 by_interface[name] = address
     return by_interface
-
-
-def interface_towards(host: str) -> str | None:
-    """The interface by which this machine reaches `host`, or by which others reach it where `host` is its own name."""
-    if host == LOOPBACK:
-        return next((name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES), None)
-    address = own_address_towards(host)
-    return next((name for name, value in addresses().items() if value == address), None)
 
 
 def own_address() -> str | None:

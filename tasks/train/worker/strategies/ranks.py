@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.model.context import Context
 
 
@@ -41,15 +40,9 @@ class Ranks:
     def use_context_parallel(self, size: int) -> None:
         """Give every `size` neighbouring ranks the same sequences, each a part of them (`model.context`). A collective call.
 
-        Raises:
-            ConfigError: the world size is not a multiple of `size`.
+        The plan refuses a world size that is not a multiple of `size`.
         """
         self.context = None
-        if self.world_size % size:
-            raise ConfigError(
-                f"train.context_parallel={size}, but {self.world_size} worker(s) cannot be divided into groups of "
-                f"{size}; choose a divisor."
-            )
         if size > 1:
             group = cast(dist.ProcessGroup, dist.new_subgroups(size, timeout=self.timeout)[0])
             self.context = Context(group, self.rank % size, size)
