@@ -135,13 +135,8 @@ def lowest_loss(folder: Path) -> float:
     return min((loss for loss in losses if loss is not None), default=math.inf)
 
 
-def best(folder: Path) -> Path | None:
-    """The committed checkpoint with the lowest validation loss; the earlier one of two equals."""
-    return best_of(committed(folder))
-
-
 def best_of(checkpoints: list[Checkpoint]) -> Path | None:
-    """The same as `best`, of these checkpoints."""
+    """The checkpoint with the lowest validation loss; the earlier one of two equals. None where none was measured."""
     losses = [(loss, step, path) for path, step, loss, _ in checkpoints if loss is not None]
     return min(losses)[2] if losses else None
 
@@ -190,7 +185,7 @@ def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | No
             ):  # a rollback went before it
                 return carried_on
         return _explicit(folder, Path(resume))
-    while resume == "best" and (chosen := best(folder)) is not None:
+    while resume == "best" and (chosen := best_of(committed(folder))) is not None:
         if _verify_or_move_aside(chosen):
             abandon_newer(folder, step_of(chosen))
             return chosen

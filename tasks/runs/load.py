@@ -64,8 +64,10 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
     folder = RunFolder(run_dir).checkpoints
     if checkpoint == "latest":
         chosen = checkpoints.newest_with_damaged_moved_aside(folder)
+    elif checkpoint == "best":
+        chosen = checkpoints.best_of(checkpoints.committed(folder))
     else:
-        chosen = checkpoints.best(folder) if checkpoint == "best" else folder / checkpoint
+        chosen = folder / checkpoint
     if chosen is None or not chosen.is_dir() or chosen.parent != folder:
         raise ConfigError(
             f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or use one of those in {folder}."

@@ -9,7 +9,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import (
-    best,
+    best_of,
     checkpoint_path,
     choose_and_abandon_newer,
     committed,
@@ -52,9 +52,9 @@ def test_leftovers_of_a_killed_save_are_not_a_checkpoint(folder):
 
 
 def test_the_lowest_validation_loss_is_the_best(folder):
-    assert best(folder) == checkpoint_path(folder, 20)
+    assert best_of(committed(folder)) == checkpoint_path(folder, 20)
     add_checkpoint(folder, 40, 1.0)
-    assert best(folder) == checkpoint_path(folder, 20), "the earlier of two equals"
+    assert best_of(committed(folder)) == checkpoint_path(folder, 20), "the earlier of two equals"
 
 
 def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
