@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.patch_environment import footprint
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
@@ -87,7 +87,7 @@ def plan_environment(
         for name, value in variables.items()
         if replacements.get(name, value) != value
     )
-    return plan.with_environment(variables | replacements, (*_warnings(config, plan, facts), *notes))
+    return changed(plan, env=variables | replacements, findings=(*_warnings(config, plan, facts), *notes))
 
 
 def explicit(config: PipelineConfig) -> JsonObject:

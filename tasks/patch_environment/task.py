@@ -10,7 +10,7 @@ from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentPlan, EnvironmentRecord, PlannedEnvironment
+from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentRecord, PlannedEnvironment
 
 
 @task(
@@ -21,16 +21,16 @@ def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) ->
     environment = stage.patch_environment(config, vocab_size)
     with best_effort("the environment's card"):
         create_markdown_artifact(
-            card(environment.record, environment.plan),
+            card(environment.record),
             key=page.key("environment"),
             description=f"What run {page.run} is computed on",
         )
     return environment
 
 
-def card(record: EnvironmentRecord, plan: EnvironmentPlan) -> str:
+def card(record: EnvironmentRecord) -> str:
     """Markdown for the run's page: the machine, the plan with its reasons, what needs attention (worst first), and the patches."""
-    versions = [f"{name} {version}" for name, version in record.facts.versions.items()]
+    plan, versions = record.plan, [f"{name} {version}" for name, version in record.facts.versions.items()]
     settings = plan.model_dump(exclude={"env", "choices", "findings", "patches"})
     reasons = (f"{choice.setting}: {cell(choice.reason)}" for choice in plan.choices)
     findings = [finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"]

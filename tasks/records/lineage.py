@@ -1,10 +1,8 @@
 """The inputs that a run is bound to, and what its training changed since."""
 
-from typing import Self
-
 from pydantic import Field, PositiveInt
 
-from infini_llama.configs.reading import JsonObject, changed
+from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import TextSummary
@@ -91,15 +89,3 @@ class Lineage(Record):
     skipped_samples: tuple[SampleRange, ...] = ()
     micro_batch_limit: PositiveInt | None = None
     resumed_from: str | None = None
-
-    def with_limit(self, micro_batch_size: int) -> Self:
-        """After an out-of-memory error."""
-        return changed(self, micro_batch_limit=micro_batch_size)
-
-    def skipping(self, ranges: tuple[SampleRange, ...]) -> Self:
-        """After a rollback: with exactly these ranges left out."""
-        return changed(self, skipped_samples=ranges)
-
-    def resuming(self, checkpoint: str) -> Self:
-        """After the checkpoint that runtime.resume names was chosen."""
-        return changed(self, resumed_from=checkpoint)

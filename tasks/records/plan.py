@@ -84,10 +84,6 @@ class EnvironmentPlan(PinnedSettings):
     findings: tuple[Finding, ...] = ()
     patches: tuple[str, ...] = ()
 
-    def reason(self, setting: str) -> str:
-        """Why a setting has its value; "" where the configuration sets it."""
-        return next((choice.reason for choice in self.choices if choice.setting == setting), "")
-
     def pinned(self) -> PinnedSettings:
         """Those of its settings that later attempts keep."""
         return PinnedSettings.from_json(self.to_json())
@@ -95,10 +91,6 @@ class EnvironmentPlan(PinnedSettings):
     def masked(self) -> Self:
         """The plan as it may be written down and shown: values of `env` that may be secret are masked."""
         return changed(self, env=masked(self.env))
-
-    def with_environment(self, env: dict[str, str], findings: tuple[Finding, ...]) -> Self:
-        """With variables and findings, which follow from the other settings."""
-        return changed(self, env=env, findings=findings)
 
 
 class PatchSummary(Record):

@@ -11,7 +11,7 @@ import numpy as np
 from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.durations import count
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import JsonObject, JsonValue
+from infini_llama.configs.reading import JsonObject, JsonValue, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
@@ -106,7 +106,7 @@ def plan_attempt(
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
     if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
-        lineage = lineage.resuming(resume)
+        lineage = changed(lineage, resumed_from=resume)
     now = time.time()
     return AttemptPlan(
         started=StartTime(wall=now, monotonic=time.monotonic(), machine=this_machine()),

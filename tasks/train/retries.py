@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, TrainFailed
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
@@ -35,13 +36,13 @@ def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
         return plan_next_attempt(attempt)
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
-        changed = _with_smaller_micro_batch(attempt)
+        lineage = _with_smaller_micro_batch(attempt)
     elif outcome.code == ExitCode.DIVERGED and outcome.error is not None:
         log.warning("diverged: %s", outcome.message)
-        changed = _rolled_back(attempt, outcome.error)
+        lineage = _rolled_back(attempt, outcome.error)
     else:
-        changed = None
-    return None if changed is None else plan_next_attempt(attempt, changed)
+        lineage = None
+    return None if lineage is None else plan_next_attempt(attempt, lineage)
 
 
 def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
@@ -64,7 +65,7 @@ def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
         smaller,
         now,
     )
-    return attempt.lineage.with_limit(smaller)
+    return changed(attempt.lineage, micro_batch_limit=smaller)
 
 
 def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
@@ -101,7 +102,7 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
         skipped.first,
         skipped.end - 1,
     )
-    return attempt.lineage.skipping((*before, skipped))
+    return changed(attempt.lineage, skipped_samples=(*before, skipped))
 
 
 def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:

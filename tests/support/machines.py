@@ -51,6 +51,11 @@ def record_of(home: Path) -> EnvironmentRecord:
     return folder.read(EnvironmentRecord, folder.environment)
 
 
+def reason_of(plan: EnvironmentPlan, setting: str) -> str:
+    """Why the plan gave a setting its value; "" where the configuration sets it."""
+    return next((choice.reason for choice in plan.choices if choice.setting == setting), "")
+
+
 def write_command(folder: Path, name: str, script: str) -> None:
     folder.mkdir(exist_ok=True)
     path = folder / name

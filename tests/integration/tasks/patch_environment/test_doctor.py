@@ -59,8 +59,8 @@ def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):
 
 def test_the_card_shows_plan_findings_and_patches(tmp_path):
     machine = lay_out(tmp_path / "machine", gpus=[H100] * 2, busy=1)
-    plan = begun(settings(), tmp_path, "run", machine=machine)
-    text = card(record_of(tmp_path), plan)
+    begun(settings(), tmp_path, "run", machine=machine)
+    text = card(record_of(tmp_path))
     assert "| nproc_per_node | 1 |" in text and "- nproc_per_node: one worker per GPU" in text
     assert "| GPUs | H100 (85.9 GB), H100 (85.9 GB) |" in text and "**warning** GPU 1: " in text
     assert "[adam-weight-decay](https://" in text and "**ok**" not in text

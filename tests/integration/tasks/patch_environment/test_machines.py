@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, in_home, lay_out, settings, with_driver
+from support.machines import GIB, H100, in_home, lay_out, reason_of, settings, with_driver
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -34,7 +34,7 @@ def test_no_gpu(tmp_path):
     plan = report(machine, tmp_path).plan
     assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "bf16")
     assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "glibc", "off")
-    assert "AMX" in plan.reason("precision")
+    assert "AMX" in reason_of(plan, "precision")
 
 
 def test_four_gpus_with_one_busy(tmp_path):
@@ -69,7 +69,7 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
     with caplog.at_level("INFO", "infini_llama.environment"):
         plan = patch_environment(in_home(settings(), tmp_path)).plan
-    reason = plan.reason("attention_backend")
+    reason = reason_of(plan, "attention_backend")
     assert f"attention_backend=sdpa ({reason})" in caplog.text
     refused = report(machine, tmp_path, environment={"attention_backend": "flash2"})
     assert refused.exit_code == 64 and refused.plan is None

@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment.footprint import bytes_needed, checkpo
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
-from support.machines import H100, T4, in_home, settings
+from support.machines import H100, T4, in_home, reason_of, settings
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,8 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
         "off",
     )
     assert plan_environment(settings(train={"parallel": "deepspeed"}), gpus).compile == "off"
-    without = changed(gpus, compilers={"cc": None, "cxx": None})
-    assert plan_environment(settings(), without).compile == "off" and "C compiler" in plan_environment(
-        settings(), without
-    ).reason("compile")
+    without = plan_environment(settings(), changed(gpus, compilers={"cc": None, "cxx": None}))
+    assert without.compile == "off" and "C compiler" in reason_of(without, "compile")
 
 
 def test_one_old_gpu_in_use_means_fp32(laptop):
@@ -135,7 +133,7 @@ def test_attention_on_a_cpu_is_the_faster_function(laptop, cpu, length, sections
         PipelineConfig.model_validate({"data": data} | sections), changed(laptop, cpu={"model": "old"} | cpu, cores=2)
     )
     assert (plan.attention_backend, plan.keep_attention_weights) == expected
-    assert bool(plan.reason("attention_backend")) == ("attention_backend" not in sections.get("environment", {}))
+    assert bool(reason_of(plan, "attention_backend")) == ("attention_backend" not in sections.get("environment", {}))
 
 
 def test_the_micro_batch_is_that_of_the_chosen_backend(laptop):
@@ -267,7 +265,7 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
         settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3)
     )
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
-    assert "global_batch_size=16" in plan.reason("nproc_per_node")
+    assert "global_batch_size=16" in reason_of(plan, "nproc_per_node")
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
     whole = plan_environment(
@@ -284,7 +282,7 @@ def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
         "fp32",
         "bf16",
     )
-    assert "AMX" in plan_environment(settings(), new).reason("precision")
+    assert "AMX" in reason_of(plan_environment(settings(), new), "precision")
     assert plan_environment(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
@@ -386,4 +384,4 @@ def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, s
     plan = plan_environment(found, facts)
     assert plan.attention_backend == expected
     if fault:
-        assert fault in plan.reason("attention_backend")
+        assert fault in reason_of(plan, "attention_backend")

@@ -13,7 +13,7 @@ from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.runs.run_folder import RunFolder
-from support.machines import H100, begun, in_home, record_of, settings
+from support.machines import H100, begun, in_home, reason_of, record_of, settings
 
 
 def change_record(home, part, values) -> None:
@@ -32,7 +32,7 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     caplog.clear()
     again = begun(settings(), tmp_path, "run")  # "auto" now, so the pin decides
     assert again.threads == first.threads == 3
-    assert "pinned" in again.reason("threads")
+    assert "pinned" in reason_of(again, "threads")
     record = record_of(tmp_path)
     assert record.plan.threads == record.pinned.threads == 3 and record.facts.versions["torch"]
     assert "bitwise" not in caplog.text

@@ -108,7 +108,7 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     other = RunFolder(make_run("other"))
     start = home / "runs" / "run" / "checkpoints" / "step-00000020"
     assert f"{start.relative_to(home)}" in paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=False))
-    other.write(other.lineage, other.require_lineage().resuming(str(start)))
+    other.write(other.lineage, changed(other.require_lineage(), resumed_from=str(start)))
     left = paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=True))
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
 

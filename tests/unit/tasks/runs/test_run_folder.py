@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
@@ -50,7 +51,7 @@ def test_a_finished_run_keeps_the_settings_that_it_was_trained_with(tmp_path, ca
 def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
     run, config = RunFolder(tmp_path / "runs" / "mine"), config_in(tmp_path, train={"micro_batch_size": 8})
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))
-    run.write(run.lineage, lineage.with_limit(2))
+    run.write(run.lineage, changed(lineage, micro_batch_limit=2))
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=2))
     assert lineage.micro_batch_limit == 2 and not caplog.text
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))

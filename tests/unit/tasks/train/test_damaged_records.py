@@ -63,7 +63,7 @@ def add_attempt(run: RunFolder, number: int, attempt: AttemptPlan | None = None)
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
     for number, name in ((1, "older"), (2, "newer")):
-        add_attempt(run, number, make_attempt(run.path, lineage=make_lineage().resuming(name)))
+        add_attempt(run, number, make_attempt(run.path, lineage=changed(make_lineage(), resumed_from=name)))
     add_attempt(run, 3)
     run.lineage.write_text(text)
     assert run.require_lineage().resumed_from == "newer"
@@ -146,7 +146,7 @@ def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missin
     assert len(RunReader(run.path).metrics) == len(steps)
     assert f"{run.metrics} has no line of step {missing}:" in caplog.text
     caplog.clear()
-    run.write(run.lineage, run.require_lineage().resuming("another/checkpoints/step-00000008"))
+    run.write(run.lineage, changed(run.require_lineage(), resumed_from="another/checkpoints/step-00000008"))
     assert len(RunReader(run.path).metrics) == len(steps)
     assert ("has no line of step" in caplog.text) == (min(steps, default=0) < 9), "it began at step 9"
 
