@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from dataclasses import dataclass
 
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.machine import Machine
@@ -29,11 +28,10 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
         lines = child.stderr.strip().splitlines() or [f"torch ended with code {child.returncode}"]
         return _unusable(has_driver, lines[-1])
     answer = GpuFacts.from_json(json.loads(child.stdout.splitlines()[-1]))
-    reports = _driver_reports(machine) if answer.gpus else []
     return changed(
         answer,
         flash_attention=answer.flash_attention and explain(answer.flash_attention),
-        gpus=tuple(_with_report(gpu, index, len(answer.gpus), reports) for index, gpu in enumerate(answer.gpus)),
+        gpus=_with_reports(answer.gpus, machine),
     )
 
 
@@ -41,34 +39,28 @@ def _unusable(has_driver: bool, fault: str) -> GpuFacts:
     return GpuFacts(gpus=(), gpu_fault=fault if has_driver else "")
 
 
-@dataclass(frozen=True)
-class _Report:
-    """The driver's report of a GPU."""
+def _with_reports(gpus: tuple[Gpu, ...], machine: Machine) -> tuple[Gpu, ...]:
+    """With what the driver reports of each.
 
-    uuid: str
-    driver: str
-    busy: float | None
-    processes: tuple[int, ...]
-
-
-def _driver_reports(machine: Machine) -> list[_Report]:
+    torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, the driver numbers all of them: they are matched by UUID.
+    """
+    if not gpus:
+        return ()
     processes: dict[str, list[int]] = {}
     for uuid, pid in _rows(machine, "--query-compute-apps=gpu_uuid,pid", 2):
         processes.setdefault(uuid, []).append(int(pid))
-    return [
-        _Report(uuid, driver, int(busy) / 100 if busy.isdigit() else None, tuple(processes.get(uuid, ())))
-        for uuid, driver, busy in _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
-    ]
-
-
-def _with_report(gpu: Gpu, index: int, count: int, reports: list[_Report]) -> Gpu:
-    """torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, the driver numbers all of them: they are matched by UUID."""
-    report = next((report for report in reports if gpu.uuid and report.uuid.endswith(gpu.uuid)), None)
-    if report is None and len(reports) == count:
-        report = reports[index]
-    if report is None:
-        return gpu
-    return changed(gpu, driver=report.driver, busy=report.busy, processes=report.processes)
+    rows = _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
+    reported: list[Gpu] = []
+    for index, gpu in enumerate(gpus):
+        row = next((row for row in rows if gpu.uuid and row[0].endswith(gpu.uuid)), None)
+        if row is None and len(rows) == len(gpus):
+            row = rows[index]
+        if row is not None:
+            uuid, driver, busy = row
+            share = int(busy) / 100 if busy.isdigit() else None
+            gpu = changed(gpu, driver=driver, busy=share, processes=tuple(processes.get(uuid, ())))
+        reported.append(gpu)
+    return tuple(reported)
 
 
 def _rows(machine: Machine, query: str, fields: int) -> list[list[str]]:

@@ -164,7 +164,7 @@ class RunReader:
 
     @cached_property
     def environment(self) -> EnvironmentRecord | None:
-        """The record of patch-environment; None for a run of `train` called as a function, with a plan of its caller's."""
+        """The record of patch-environment; None where it was removed or is damaged."""
         return self.folder.find(EnvironmentRecord, self.folder.environment)
 
     @cached_property

@@ -139,11 +139,6 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
     return not any(record.invocation == invocation for record in read_attempts(run))
 
 
-def source_weights(data: DataConfig) -> dict[str, float] | None:
-    """The weight of each source, which decide the order of samples; None without any."""
-    return {source.name: source.weight for source in data.sources if source.weight} or None
-
-
 def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
     """Steps of the run: a function of the settings and the dataset.
 
@@ -225,7 +220,7 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
         row_table=dataset.row_table,
         row_table_digest=dataset.row_table_digest,
         sequence_length=dataset.sequence_length,
-        weights=source_weights(config.data),
+        weights={source.name: source.weight for source in config.data.sources if source.weight} or None,
         curriculum=stages or None,
     )
 

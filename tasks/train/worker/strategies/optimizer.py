@@ -1,47 +1,15 @@
 """The optimizers that `train.optimizer` names (configs/optimizers.py), and their parameter groups."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from infini_llama.configs.optimizers import OptimizerName
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 Group = dict[str, Any]  # as torch's optimizers take them, with a "name" and the "peak_lr"
 MOMENTUM = 0.95  # of sgd and muon
-
-
-def adamw(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
-    betas = (train.adam_beta1, train.adam_beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=True)
-
-
-def adam(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
-    betas = (train.adam_beta1, train.adam_beta2)
-    return torch.optim.Adam(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=True)
-
-
-def sgd(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=train.learning_rate, momentum=MOMENTUM, fused=True)
-
-
-def muon(model: Llama, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
-    """Muon for the matrices of the layers, AdamW for everything else."""
-    matrices, others = _split_matrices(model, groups)
-    # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
-    first = torch.optim.Muon([matrices], lr=train.learning_rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
-    return Both(first, adamw(model, others, train))
-
-
-BUILDERS: dict[OptimizerName, Callable[[Llama, list[Group], TrainingConfig], torch.optim.Optimizer]] = {
-    "adamw": adamw,
-    "adam": adam,
-    "sgd": sgd,
-    "muon": muon,
-}
 
 
 def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimizer:
@@ -52,7 +20,25 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
         group["peak_lr"] = train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
-    return BUILDERS[train.optimizer](model, groups, train)
+    rate = train.learning_rate
+    adam: dict[str, Any] = {
+        "lr": rate,
+        "betas": (train.adam_beta1, train.adam_beta2),
+        "eps": train.adam_epsilon,
+        "fused": True,
+    }
+    match train.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups, **adam)
+        case "adam":
+            return torch.optim.Adam(groups, **adam)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=rate, momentum=MOMENTUM, fused=True)
+        case "muon":
+            matrices, others = _split_matrices(model, groups)
+            # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+            muon = torch.optim.Muon([matrices], lr=rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+            return Both(muon, torch.optim.AdamW(others, **adam))
 
 
 class Both(torch.optim.Optimizer):
