@@ -79,8 +79,8 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         for name, value in state.items():
             memory[name].copy_(value)
 
-    background = BackgroundSave(home / "async", TrainingConfig(save_total_limit=2), ranks, None)
-    waiting = BackgroundSave(home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, None)
+    background = BackgroundSave(home / "async", TrainingConfig(save_total_limit=2), ranks, lambda: None)
+    waiting = BackgroundSave(home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, lambda: None)
     scalars = {"step": 0, "validation_loss": None}
     times: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "write", "torch_save", "save")}
     for step in range(1, rounds + 2):

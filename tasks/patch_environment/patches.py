@@ -58,11 +58,7 @@ class Patch:
 
 
 def needed_patches(installed: Mapping[str, str]) -> list[Patch]:
-    """The patches whose faults the installed packages have.
-
-    Args:
-        installed: versions of packages, by name.
-    """
+    """The patches whose faults the installed packages have, by their versions."""
     return [patch for patch in PATCHES if patch.is_needed(installed)]
 
 

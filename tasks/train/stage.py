@@ -1,11 +1,10 @@
 """The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
 
-import contextlib
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from infini_llama.configs.errors import TrainFailed, disk_full_as
@@ -135,7 +134,7 @@ def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
     return sorted(facts.gpus[number].uuid or f"number-{number}" for number in plan.gpus)
 
 
-@contextlib.contextmanager
+@contextmanager
 def hold_gpus(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
     """Inside, no other run of this user computes on these GPUs; waits for one that does.
 
@@ -145,11 +144,11 @@ def hold_gpus(gpus: list[str], each_wait: Callable[[], None], folder: Path | Non
         folder: of the locks, the same for all runs of the machine.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{os.getuid()}"
-    with contextlib.ExitStack() as locks:
+    with ExitStack() as locks:
         yield [_hold_gpu(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
 
 
-def _hold_gpu(locks: contextlib.ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
+def _hold_gpu(locks: ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
     seconds = 0.0
     while True:
         try:

@@ -30,7 +30,7 @@ def save_for_ever(folder, asynchronous, first, say):
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     train = TrainingConfig(save_total_limit=2, async_save=asynchronous)
-    saver = BackgroundSave(folder, train, ranks, None)
+    saver = BackgroundSave(folder, train, ranks, lambda: None)
     step = first
     while True:
         state = {f"{part}.{layer}": torch.full((256, 512), float(step)) for layer in range(8) for part in "ab"}

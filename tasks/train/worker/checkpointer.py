@@ -130,9 +130,7 @@ class Checkpointer:
 class BackgroundSave:
     """Commits checkpoints of one run, at most one at a time in the background; leaving its context waits for that one."""
 
-    def __init__(
-        self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None]) -> None:
         self.folder, self.train, self.ranks, self.before_commit = folder, train, ranks, before_commit
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save") if train.async_save else None
         self.pending: Future[float] | None = None
@@ -201,8 +199,7 @@ class BackgroundSave:
 
     def _write(self, step: int, tensors: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
-        if self.before_commit is not None:
-            self.before_commit()
+        self.before_commit()
         target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
             checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)

@@ -40,8 +40,6 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
     Args:
         positions: int64 [n], each in [0, size).
         size: number of rows, at least 1.
-        seed: of the run.
-        epoch: another epoch, another permutation.
 
     Returns:
         int64 [n], distinct for distinct positions.

@@ -102,7 +102,7 @@ def test_a_full_disk_is_reported_with_the_file(ranks, tmp_path, monkeypatch):
         full_disk()
 
     monkeypatch.setattr(TensorWriter, "write_data", failing)
-    saver = BackgroundSave(tmp_path, TRAIN, ranks, None)
+    saver = BackgroundSave(tmp_path, TRAIN, ranks, lambda: None)
     saver.save(1, state(1.0), scalars(1))
     with pytest.raises(BaseException) as raised:
         saver.wait()
