@@ -44,7 +44,7 @@ class TrainState:
 
     @classmethod
     def read_json(cls, text: bytes | str) -> "TrainState":
-        """Parse a checkpoint's train_state.json; fields that an older version did not write have their defaults.
+        """Parse a checkpoint's train_state.json.
 
         Raises:
             pydantic.ValidationError: it is not JSON, or a field has another type.

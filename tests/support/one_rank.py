@@ -18,9 +18,6 @@ class OneRank(Ranks):
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         return [float(value) for value in values]
 
-    def all(self, condition: bool) -> bool:
-        return condition
-
 
 def single_rank(model: Llama, train: TrainingConfig | None = None) -> NativeStrategy:
     """The strategy of one rank, in the model's own precision."""

@@ -28,11 +28,9 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
-        if store is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
+        if store is not None:
             store.set_timeout(timeout)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
         # Checkpoints are written beside the training steps, so their collective calls need a group of their own.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.timeout, self.context = timeout, cast(Context | None, None)
@@ -77,10 +75,6 @@ class Ranks:
             return value.detach().double()
         # Without a copy, which a GPU would be waited for.
         return torch.full((), value, dtype=torch.float64, device=self.device)
-
-    def all(self, condition: bool) -> bool:
-        """Whether `condition` holds on every rank."""
-        return self.sum(float(not condition))[0] == 0
 
     def barrier(self) -> None:
         dist.barrier()
