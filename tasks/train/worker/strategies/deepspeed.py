@@ -87,11 +87,7 @@ class DeepSpeed:
         )[0]
         self.module: nn.Module = self.engine
         init_optimizer_state(optimizer)  # the engine finds the moments of all groups when it has updated the first one
-        match settings:
-            case {"zero_optimization": {"stage": int(stage)}}:
-                self.stage = stage
-            case _:
-                raise AssertionError("configs.deepspeed.engine_settings always has a stage")
+        self.stage: int = self.engine.zero_optimization_stage()
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
     def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
