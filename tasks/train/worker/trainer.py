@@ -35,7 +35,7 @@ from infini_llama.tasks.train.worker.initial_model import build_model, load_pret
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_rate
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.schedule import gate_reach, write_jitter
+from infini_llama.tasks.train.worker.strategies.schedule import write_jitter
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
 FitEnd = Literal["done", "preempted"]
@@ -101,9 +101,7 @@ class Trainer:
         )
         validation = validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
-        self.metrics = StepMetrics(
-            attempt, self.strategy, self.batches, ranks, heartbeat.ledger, gate_reach(train, attempt.max_steps)
-        )
+        self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat.ledger)
         evaluation = Evaluation(self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,

@@ -14,6 +14,7 @@ import torch
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
+from infini_llama.tasks.train.worker.strategies.schedule import gate_reach
 
 LOWEST, HIGHEST = 1e-3, 0.999
 REACH = 1.0  # by which a gate, before the sigmoid, should be able to move: from 0.5 to 0.27 or 0.73
@@ -81,14 +82,10 @@ class MemoryNorms:
 
 
 class GateWarnings:
-    """Logs each fault of a run's gates once per attempt.
+    """Logs each fault of a run's gates once per attempt."""
 
-    Args:
-        reach: how far Adam can move a gate, before the sigmoid, in a run (`schedule.gate_reach`).
-    """
-
-    def __init__(self, train: TrainingConfig, max_steps: int, reach: float) -> None:
-        self.train, self.max_steps, self.reach = train, max_steps, reach
+    def __init__(self, train: TrainingConfig, max_steps: int) -> None:
+        self.train, self.max_steps = train, max_steps
         self.saturated = set[tuple[int, int]]()
 
     def at_start(self, segment_length: int, longest_document: int) -> None:
@@ -97,7 +94,7 @@ class GateWarnings:
         Args:
             longest_document: tokens of the longest training text.
         """
-        if (most := self.reach) < REACH:
+        if (most := gate_reach(self.train, self.max_steps)) < REACH:
             low, high = (torch.tensor(sign * most).sigmoid().item() for sign in (-1, 1))
             log.warning(
                 "train.gate_learning_rate=%g moves a gate of 0.5 at most to %.2f or %.2f in %d steps; raise it, or train longer",

@@ -40,25 +40,18 @@ class StepMetrics(Callback):
 
     Args:
         ledger: of goodput, on the first rank.
-        gate_reach: of `schedule.gate_reach`.
 
     Attributes:
         writer: of metrics.jsonl, on the first rank while training.
     """
 
     def __init__(
-        self,
-        attempt: AttemptPlan,
-        strategy: Strategy,
-        batches: TrainBatches,
-        ranks: Ranks,
-        ledger: Ledger | None,
-        gate_reach: float,
+        self, attempt: AttemptPlan, strategy: Strategy, batches: TrainBatches, ranks: Ranks, ledger: Ledger | None
     ) -> None:
         self.attempt, self.strategy, self.batches, self.ranks, self.ledger = attempt, strategy, batches, ranks, ledger
         self.hook = load_hook(attempt.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
-        self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps, gate_reach)
+        self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
         self.peak_flops, self.report_time = 0.0, 0.0
 
     def on_train_start(self, state: TrainState) -> None:

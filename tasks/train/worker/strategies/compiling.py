@@ -35,7 +35,7 @@ class CompileRecord(Record):
 class Compiled:
     """The layers ("block") or the whole model and loss ("whole"), with compiled forward functions or without.
 
-    These replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
+    The functions replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
     compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR keeps it for later attempts.
 
     torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of an earlier layer still reads,
@@ -44,14 +44,14 @@ class Compiled:
 
     def __init__(self, module: nn.Module, model: Llama, what: str) -> None:
         self.parts: list[nn.Module] = [*model.model.layers] if what == "block" else [module]
-        # One shape each, so that no later shape changes the code of an earlier one; dropout draws as without compilation.
-        inductor.fallback_random = True
+        inductor.fallback_random = True  # dropout draws as without compilation
         if model.lm_head.weight.device.type == "cuda":
             # Else kernels are chosen by their times, and a resumed run might choose others.
             inductor.deterministic = True
 
     def switch_on(self) -> None:
         for part in self.parts:
+            # One shape each, so that no later shape changes the code of an earlier one.
             part.forward = torch.compile(part.forward, dynamic=False)
 
     def switch_off(self) -> None:

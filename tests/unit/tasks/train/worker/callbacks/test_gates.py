@@ -33,19 +33,19 @@ def test_the_reach_of_a_very_long_run_is_estimated_at_once():
 def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
     for steps, count in ((1000, 0), (50, 1)):
         train = TrainingConfig(gate_learning_rate=0.01, warmup_steps=5, max_steps=steps)
-        GateWarnings(train, steps, gate_reach(train, steps)).at_start(segment_length=32, longest_document=33)
+        GateWarnings(train, steps).at_start(segment_length=32, longest_document=33)
         assert len(warnings(caplog)) == count
     assert "train.gate_learning_rate=0.01" in warnings(caplog)[0]
 
 
 def test_texts_no_longer_than_a_segment_are_named(caplog):
-    GateWarnings(TrainingConfig(max_steps=1000), 1000, 2.0).at_start(segment_length=32, longest_document=32)
+    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(segment_length=32, longest_document=32)
     (message,) = warnings(caplog)
     assert "model.segment_length=32" in message
 
 
 def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
-    found = GateWarnings(TrainingConfig(max_steps=1000), 100, 2.0)
+    found = GateWarnings(TrainingConfig(max_steps=1000), 100)
     found.ignore([[0.5, 0.5], [], [1e-9, 0.5]])  # closed by train.init_gate, not by the training
     found.observe(10, [[0.5, 0.002], [0.998, 0.3], [1e-9, 0.5]])
     assert not warnings(caplog)
