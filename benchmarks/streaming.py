@@ -19,7 +19,8 @@ import torch
 import yaml
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.llama import Llama
+from infini_llama.model.llama import Llama, States
+from infini_llama.model.memory import Memory
 
 PIECE, VOCABULARY = 4096, 4096
 
@@ -29,6 +30,16 @@ def tiny() -> LlamaConfig:
     model = fields["model"]
     model.setdefault("num_key_value_heads", model["num_attention_heads"])
     return LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=256, **model)
+
+
+def size_in_bytes(states: States) -> int:
+    return sum(
+        tensor.nbytes
+        for state in states.layers
+        for value in vars(state).values()
+        for tensor in (value if isinstance(value, Memory) else (value,))
+        if isinstance(tensor, torch.Tensor)
+    )
 
 
 @torch.inference_mode()
@@ -52,9 +63,10 @@ def main() -> None:
             assert hidden.isfinite().all()
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             speed = (now - started) / (read - before) * 1e6
-            reports.append({"tokens": read, "state": states.size_in_bytes(), "resident": resident, "us_a_token": speed})
+            state = size_in_bytes(states)
+            reports.append({"tokens": read, "state": state, "resident": resident, "us_a_token": speed})
             print(
-                f"{read:>9,} tokens: states {states.size_in_bytes():,} bytes, resident {resident / 1e6:.0f} MB, {speed:.0f} us a token",
+                f"{read:>9,} tokens: states {state:,} bytes, resident {resident / 1e6:.0f} MB, {speed:.0f} us a token",
                 flush=True,
             )
             before, started, report_at = read, now, report_at * 10

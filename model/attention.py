@@ -66,9 +66,6 @@ class KeyValues:
         seen = seen if seen.ndim == 2 else seen[:, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
-    def size_in_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
 
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the whole row; parameter names are Hugging Face's.

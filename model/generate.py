@@ -1,6 +1,5 @@
 """Text token by token: the prompts in one parallel pass, then one token at a time from each layer's state."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,9 +20,6 @@ class Sampling:
         repetition_penalty: logits of tokens that the text already has are divided by it, or multiplied where they are negative
             (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
         seed: of generators of this call's own, on the CPU, so that it means the same choices on every device.
-
-    Raises:
-        ValueError: one of them is out of its range.
     """
 
     temperature: float = 0.0
@@ -32,18 +28,6 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature={self.temperature} is not a finite number of at least 0; 0 is greedy")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} keeps no token; give 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is outside (0, 1]")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p} is outside [0, 1]")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} is not a finite number above 0; 1 is none")
 
 
 def choose(logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -79,23 +63,12 @@ def keep_likely(
     return torch.empty_like(logits).scatter_(0, order, ordered)
 
 
-def generate(
-    model: Llama, prompt: list[int], max_new_tokens: int, sampling: Sampling | None = None, stop_id: int | None = None
-) -> Iterator[int]:
-    """New tokens one by one, after the whole prompt, however long; `stop_id` ends the text and is not returned.
-
-    Raises:
-        ValueError: the prompt is empty.
-    """
-    steps = generate_batch(model, [prompt], max_new_tokens, sampling, lambda _row, token: token == stop_id)
-    return (token for step in steps for token in step if token is not None and token != stop_id)
-
-
+@torch.inference_mode()
 def generate_batch(
     model: Llama,
     prompts: list[list[int]],
     max_new_tokens: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling,
     ends: Callable[[int, int], bool] = lambda _row, _token: False,
     vocab_size: int | None = None,
 ) -> Iterator[list[int | None]]:
@@ -113,25 +86,13 @@ def generate_batch(
     """
     if not prompts or not all(prompts):
         raise ValueError("the prompt has no tokens; give at least one")
-    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), ends, vocab_size or model.config.vocab_size)
-
-
-@torch.inference_mode()
-def _steps(
-    model: Llama,
-    prompts: list[list[int]],
-    max_new_tokens: int,
-    sampling: Sampling,
-    ends: Callable[[int, int], bool],
-    vocab_size: int,
-) -> Iterator[list[int | None]]:
     if max_new_tokens < 1:
         return
-    device = model.lm_head.weight.device
+    device, size = model.lm_head.weight.device, vocab_size or model.config.vocab_size
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
-    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+    seen = torch.zeros(len(prompts), size, dtype=torch.bool)
     generators: list[torch.Generator] = []
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
@@ -141,7 +102,7 @@ def _steps(
     open_rows = set(range(len(prompts)))
     for remaining in range(max_new_tokens - 1, -1, -1):
         step: list[int | None] = [None] * len(prompts)
-        for row, scores in enumerate(logits[:, :vocab_size].float().cpu()):
+        for row, scores in enumerate(logits[:, :size].float().cpu()):
             if row in open_rows:
                 step[row] = token = choose(scores, seen[row], sampling, generators[row])
                 seen[row, token] = True

@@ -68,9 +68,6 @@ class InfiniState(SegmentState):
         if completed and after is not None:
             self.memory.M[row], self.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
 
-    def size_in_bytes(self) -> int:
-        return super().size_in_bytes() + self.plain_k.nbytes + self.memory.M.nbytes + self.memory.z.nbytes
-
 
 class SegmentAttention(Attention):
     """Softmax attention inside segments of `segment_length` tokens, each with positions from 0: `attention: local`.

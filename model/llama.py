@@ -26,9 +26,6 @@ class States(NamedTuple):
     rotary: Rotary
     layers: list[KeyValues]
 
-    def size_in_bytes(self) -> int:
-        return sum(state.size_in_bytes() for state in self.layers)
-
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size]; without pre_norm norm(x + attention(x)) and so on."""
@@ -110,7 +107,7 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
-    def init_weights(self, generator: torch.Generator | None = None) -> None:
+    def init_weights(self) -> None:
         """Matrices normal(0, initializer_range) as Hugging Face's, norms 1, gates 0 (half memory, half local).
 
         Rows of embedding and head beyond the vocabulary are zeros, so that padding does not change the weights of the others.
@@ -127,7 +124,7 @@ class Llama(nn.Module):
             elif name.endswith(".weight") and parameter.ndim == 2:
                 used = self.config.vocab_size if name in BY_TOKEN else len(parameter)
                 parameter[used:] = 0.0
-                parameter[:used].normal_(0.0, self.config.initializer_range, generator=generator)
+                parameter[:used].normal_(0.0, self.config.initializer_range)
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
@@ -208,7 +205,7 @@ class Llama(nn.Module):
         """Weights [layers, B, H, P, T] of the tokens at `positions` [P] over all tokens of input_ids [B, T], and the last hidden
         states [B, T, hidden_size]; of a model with softmax attention."""
         x = self.model.embed_tokens(input_ids)
-        layout = rows(self.config, x.shape[:2], None, x, False, None)
+        layout = rows(self.config, x.shape[:2], None, x)
         later = torch.arange(x.shape[1], device=x.device) > positions[:, None]
         weights: list[torch.Tensor] = []
         for layer in self._layers():

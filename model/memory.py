@@ -5,7 +5,6 @@ positions. Everything is computed in fp32 at least, whatever the inputs' type; c
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportConstantRedefinition=false
-# pyright: reportUnknownMemberType=false, reportConstantRedefinition=false
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

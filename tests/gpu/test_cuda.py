@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.generate import generate
 from infini_llama.model.llama import Llama
 from support.laboratory import CONFIG, Laboratory, exact_metrics, kill
+from support.models import generate
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ def test_loss_and_gradients_equal_the_cpus(attention):
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_greedy_text_equals_the_cpus(attention):
     model, prompt = model_of(attention), list(range(70))
-    assert list(generate(model, prompt, 40)) == list(generate(model.to("cuda"), prompt, 40))
+    assert generate(model, prompt, 40) == generate(model.to("cuda"), prompt, 40)
 
 
 @pytest.mark.parametrize("compiled", ["block", "off"])

@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as their_logging
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.model.generate import generate
 from infini_llama.tasks.export.exporting import export, export_trained
 from infini_llama.tasks.runs.checkpoints import committed, read_state
 from infini_llama.tasks.runs.load import load_run
@@ -18,6 +17,7 @@ from infini_llama.tasks.runs.mirror import Mirror
 from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, has_all_files
 from infini_llama.tasks.storage.tensors import model_tensors
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
+from support.models import generate
 
 their_logging.disable_progress_bar()
 
@@ -40,7 +40,7 @@ def greedy(model, prompt, length):
 
 def ours(model, prompt, length, end=0):
     """As theirs, which ends with the end-of-text token instead of before it."""
-    tokens = list(generate(model, prompt, length, stop_id=end))
+    tokens = generate(model, prompt, length, stop_id=end)
     return tokens if len(tokens) == length else [*tokens, end]
 
 

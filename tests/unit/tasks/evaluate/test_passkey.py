@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.model.generate import Sampling, generate
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
@@ -19,6 +18,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
+from support.models import generate
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -64,7 +64,7 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, mo
     _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(tokenizer, 400, 0.3, "12345")
-    written = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
+    written = generate(model, list(asked.tokens()), 4)
     assert right_tokens(model, begin(model, replace(asked, answer=written))) == [True] * 4
     other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
     right = right_tokens(model, begin(model, replace(asked, answer=other)))
@@ -83,13 +83,19 @@ def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
 
 def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
     _, model = run_of(**INFINI)
-    sizes = []
+    shapes = set()
     read = model.read
+
+    def recorded(ids, states):
+        hidden = read(ids, states)
+        shapes.update((state.k.shape, state.memory.M.shape) for state in states.layers)
+        return hidden
+
     monkeypatch.setattr(module, "PIECE", 64)
-    monkeypatch.setattr(model, "read", lambda ids, states: (read(ids, states), sizes.append(states.size_in_bytes()))[0])
+    monkeypatch.setattr(model, "read", recorded)
     for length in (300, 1500):
         right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
-    assert len(set(sizes)) == 1
+    assert len(shapes) == 1
 
 
 def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
@@ -188,7 +194,7 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fi
     _, model = run_of(**fields)
     asked = ask(tokenizer, 400, 0.3, "12345")
     begun = begin(model, asked)
-    expected = list(generate(model, list(asked.tokens()), 4, Sampling(temperature=0.0)))
+    expected = generate(model, list(asked.tokens()), 4)
     assert module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()) == expected
 
 
