@@ -55,7 +55,7 @@ class BySplit(Record, Generic[Value]):
 
 
 class ContentRecord(Record):
-    """The content of an artifact. A field with its default value is left out of the JSON, so older digests stay the same."""
+    """The content of an artifact. A field with its default value is left out of the JSON."""
 
     json_without = "defaults"
 
@@ -74,16 +74,6 @@ class UnitSplit(Record):
     bytes: int
     shortest_document: int
     longest_document: int
-
-
-class UnitContent(ContentRecord):
-    """A unit of a dataset's text."""
-
-    train: UnitSplit
-    validation: UnitSplit
-
-    def __getitem__(self, split: str) -> UnitSplit:
-        return self.train if split == SPLITS[0] else self.validation
 
 
 class UnitMeta(MetaRecord):
@@ -301,7 +291,7 @@ class RowTableMeta(MetaRecord):
     infini_llama: str = ""
 
 
-UnitManifest = Manifest[UnitContent, UnitMeta]
+UnitManifest = Manifest[BySplit[UnitSplit], UnitMeta]
 AnyManifest = Manifest[dict[str, Any], dict[str, Any]]
 DatasetManifest = Manifest[DatasetContent, DatasetMeta]
 RowTableManifest = Manifest[RowTableContent, RowTableMeta]
