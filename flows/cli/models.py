@@ -159,25 +159,20 @@ def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.tasks.formatting import in_bytes, in_words
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 
-    folder = folder_of(arguments.model, arguments.revision)
+    path = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     refuse_as_new(output)  # before anything that takes long
-    model = open_model(folder)
-    load(TokenizerConfig(path=str(model.path)))  # the whole check of a tokenizer, before any text is read
-    read_memory = heads_to_read_memory(model, arguments.attention)
+    folder = open_model(path)
+    load(TokenizerConfig(path=str(folder.path)))  # the whole check of a tokenizer, before any text is read
+    read_memory = heads_to_read_memory(folder, arguments.attention)
     imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, read_memory)
     config = load_config(output)
     memory = estimate(config_of_run(config)).memory["total"]
     record = imported.to_json() | {"memory": memory}
-    shown = record | {"memory": f"{in_bytes(memory)} per worker", "untrained_loss": first_loss(imported.untrained_loss)}
+    shown = record | {
+        "memory": f"{in_bytes(memory)} per worker",
+        "untrained_loss": f"{imported.untrained_loss:.2f} nats per token; the first loss of these weights must be far below, "
+        "usually 2 to 4",
+    }
     then = f"name your text in {output} ({key_of_text(config)}), then: infini-llama run {shlex.quote(str(output))}"
     return record, f"{as_text(in_words(shown))}\n\n{then}"
-
-
-def first_loss(untrained: float) -> str:
-    """The expected first loss of continued training, in words.
-
-    Args:
-        untrained: ln(vocabulary), nats per token.
-    """
-    return f"{untrained:.2f} nats per token; the first loss of these weights must be far below, usually 2 to 4"

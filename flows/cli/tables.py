@@ -51,10 +51,6 @@ def reference_text(reference: "DatasetRef", home: Path) -> str:
     )
 
 
-def _renamed(values: Cells, words: dict[str, str]) -> dict[str, object]:
-    return {words.get(name, name): value for name, value in values.items()}
-
-
 ESTIMATE_WORDS = {
     "of_matrices": "in matrices",
     "tokens_per_step": "tokens per step",
@@ -66,6 +62,10 @@ ESTIMATE_WORDS = {
 }
 
 
+def _renamed(values: Cells) -> dict[str, object]:
+    return {ESTIMATE_WORDS.get(name, name): value for name, value in values.items()}
+
+
 def estimate_text(estimate: "Estimate") -> str:
     """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
     layout = estimate.layout
@@ -73,10 +73,10 @@ def estimate_text(estimate: "Estimate") -> str:
     run = estimate.run.model_dump() | {"flops": f"{estimate.run.flops:.3g}"}
     return as_text(
         {
-            "parameters": _renamed(estimate.parameters.model_dump(), ESTIMATE_WORDS),
+            "parameters": _renamed(estimate.parameters.model_dump()),
             "FLOPs per token, forward and backward": {n: f"{value:.3g}" for n, value in estimate.flops_per_token},
-            "run": _renamed(run, ESTIMATE_WORDS),
-            where: _renamed({part: in_bytes(size) for part, size in estimate.memory.items()}, ESTIMATE_WORDS),
+            "run": _renamed(run),
+            where: _renamed({part: in_bytes(size) for part, size in estimate.memory.items()}),
             "on disk": {"checkpoint": in_bytes(estimate.checkpoint)},
         }
     )

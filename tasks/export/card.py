@@ -37,7 +37,7 @@ class ModelFacts(Record):
     seed: int | None
 
     def metadata(self) -> dict[str, str]:
-        """Checksum of each safetensors file."""
+        """Metadata of each safetensors file."""
         return {f"infini_llama.{name}": str(value) for name, value in self.model_dump(include=IN_METADATA).items()}
 
 

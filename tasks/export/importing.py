@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.loading import parse_config, refuse_as_new
+from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
@@ -102,7 +102,7 @@ class ImportedModel(Record):
 
 
 def write_configuration(
-    path: Path,
+    folder: Folder,
     output: Path,
     attention: Attention | None = None,
     segment_length: int | None = None,
@@ -111,16 +111,14 @@ def write_configuration(
     """Write a configuration that trains from a folder's weights.
 
     Args:
+        output: of `refuse_as_new`.
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
         heads: which of them get a memory; None, or if none retrieves: all.
 
     Raises:
-        ConfigError: the model cannot be expressed here, or `output` cannot be written.
-        DataError: a file is missing or damaged.
+        ConfigError: `segment_length` is given for a model without segments.
     """
-    refuse_as_new(output)
-    folder = open_model(path)
     mapping = configuration_of(folder, attention, segment_length, heads)
     if "memory_layers" in mapping["model"] and heads is not None:
         mapping = with_task(mapping, tokenizer_of(folder))
@@ -233,7 +231,6 @@ def configuration_of(
             raise ConfigError("--segment-length is for Infini-attention; add --attention infini, or remove it.")
         chosen = replace(chosen, segment_length=segment_length)
     fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
-    assert fields.keys() <= ModelConfig.model_fields.keys()
     if folder.untied:
         log.warning(
             "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values than the embedding; both are used, as in "

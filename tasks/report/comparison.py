@@ -50,10 +50,11 @@ def compare(paths: list[Path]) -> Comparison:
 def comparison_document(paths: list[Path], comparison: Comparison) -> Document:
     """The result of `compare` for the runs in these folders, with their curves."""
     runs = _records(paths)
+    differences = [{"": key, **values} for key, values in comparison.differences.items()]
     parts = (
         f"Written {now()}." + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),
         *section("Results", table(columns_of_runs(comparison))),
-        *section("Differences", table(rows_of_keys(comparison)) or "None."),
+        *section("Differences", table(differences) or "None."),
         *section("Curves", *charts_of_runs(list(runs.values()))),
     )
     return Document(", ".join(runs), parts)
@@ -77,11 +78,6 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
     return [row for row in side_by_side(columns) if any(row[run] is not None for run in columns)]
 
 
-def rows_of_keys(comparison: Comparison) -> list[dict[str, object]]:
-    """A row for each key, with a column for each run."""
-    return [{"": key, **values} for key, values in comparison.differences.items()]
-
-
 def _records(paths: list[Path]) -> dict[str, RunReader]:
     if not 2 <= len(paths) <= MOST:
         raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
@@ -93,7 +89,7 @@ def _records(paths: list[Path]) -> dict[str, RunReader]:
 
 def _settings(run: RunReader) -> JsonObject:
     """Dotted keys of the configuration, of what the machine's plan made of it, and the dataset's digest."""
-    plan = run.environment.plan.to_json() if run.environment and run.environment.plan else {}
+    plan = run.environment.plan.to_json() if run.environment else {}
     planned = {f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)}
     dataset: JsonObject = {"dataset": run.lineage.dataset.path, "dataset.digest": run.lineage.dataset.digest}
     return {key: value for key, value in dotted(run.config).items() if key not in OWN} | planned | dataset

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from infini_llama.tasks.document import Chart, Curve
 from infini_llama.tasks.formatting import NATS_PER_BIT
@@ -40,6 +40,7 @@ def charts_of_run(run: RunReader) -> list[Chart]:
     def chart(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
         return Chart(title, [_curve("", trained, value, factor)], marks=marks, log=log)
 
+    gates = _by_layer(trained, lambda line: line.layer_gates, "line")
     bits = _curve("", run.validated, lambda line: line.bits_per_byte, points=True)
     spent = [
         _curve("step", trained, lambda line: line.step_time),
@@ -54,13 +55,13 @@ def charts_of_run(run: RunReader) -> list[Chart]:
         Chart("Seconds per step", spent, marks=marks),
         chart("Memory, GB", lambda line: line.memory_peak, 1e-9),
         chart("Loss scale", lambda line: line.loss_scale, log=True),
-        Chart("Mean gate: fraction of memory in Infini-attention's output", _gates(run), marks=marks),
+        Chart("Mean gate: fraction of memory in Infini-attention's output", gates, marks=marks),
         Chart(
             "What is read from memory, relative to local attention",
-            _by_layer(run, lambda line: line.memory_reads),
+            _by_layer(run.validated, lambda line: line.memory_reads),
             marks=marks,
         ),
-        Chart("Norm of the memory M", _by_layer(run, lambda line: line.memory_norms), marks=marks),
+        Chart("Norm of the memory M", _by_layer(run.validated, lambda line: line.memory_norms), marks=marks),
     ]
 
 
@@ -135,21 +136,16 @@ def _curve(
     return Curve(label, [at for at, _ in points_of], [y for _, y in points_of], "points" if points else "line")
 
 
-def _gates(run: RunReader) -> list[Curve]:
-    lines = [line for line in run.trained if line.gates]
-    layers = min((len(line.gates) for line in lines), default=0)
-    steps = [line.step for line in lines]
-    curves = [Curve(f"layer {layer}", steps, [line.layer_gates[layer] for line in lines]) for layer in range(layers)]
-    return [curve for curve in curves if curve.has_values]  # those of layers with a memory
-
-
-def _by_layer(run: RunReader, values: Callable[[ValidationLine], tuple[float | None, ...]]) -> list[Curve]:
-    lines = [line for line in run.validated if values(line)]
-    layers = min((len(values(line)) for line in lines), default=0)
-    steps = [line.step for line in lines]
-    curves = [
-        Curve(f"layer {layer}", steps, [values(line)[layer] for line in lines], "points") for layer in range(layers)
-    ]
+def _by_layer(
+    lines: Sequence[Line],
+    values: Callable[[Line], Sequence[float | None]],
+    kind: Literal["line", "points"] = "points",
+) -> list[Curve]:
+    """A curve per layer; one without a memory has no values, and no curve."""
+    measured = [(line.step, of_layers) for line in lines if (of_layers := values(line))]
+    layers = min((len(of_layers) for _, of_layers in measured), default=0)
+    steps = [step for step, _ in measured]
+    curves = [Curve(f"layer {n}", steps, [of_layers[n] for _, of_layers in measured], kind) for n in range(layers)]
     return [curve for curve in curves if curve.has_values]
 
 

@@ -100,7 +100,8 @@ def run_document(run: RunReader, ended: str = "") -> Document:
         ended: one sentence on how training ended, where the caller knows it.
     """
     reached = f"{cell(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now()}"
-    attempts, samples = list(reversed(run.attempts)), list(_newest_first(run.samples))
+    attempts = list(reversed(run.attempts))
+    samples = [f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in _newest_first(run.samples)]
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
     parts = (
         cell(ended),
@@ -117,11 +118,8 @@ def run_document(run: RunReader, ended: str = "") -> Document:
         *section("Evaluations", *_evaluations(run)),
         *section(
             "Samples",
-            *(f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in samples[:MOST_SAMPLES]),
-            Detail(
-                "Earlier samples",
-                "\n\n".join(f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in samples[MOST_SAMPLES:]),
-            ),
+            *samples[:MOST_SAMPLES],
+            Detail("Earlier samples", "\n\n".join(samples[MOST_SAMPLES:])),
         ),
         *section("Data", facts(data_card(run)), *_rows_and_filters(run)),
         *section("Model", facts(_model(run)), Detail("Architecture in full", facts(run.lineage.model.to_dict()))),
@@ -314,11 +312,11 @@ def _environment(run: RunReader) -> Iterator[Block]:
         "memory": in_bytes(machine.memory.total) if machine.memory.total else None,
         "Python": machine.python,
     }
-    settings = {name: value for name, value in plan or () if not isinstance(value, dict | tuple)}
+    settings = {name: value for name, value in plan if not isinstance(value, dict | tuple)}
     yield facts(about | in_words(settings))
-    yield table([choice.to_json() for choice in plan.choices] if plan else [])
+    yield table([choice.to_json() for choice in plan.choices])
     yield table([{"patch": patch.name, "fixes": patch.fault} for patch in record.patches])
-    versions = facts(machine.versions), facts(plan.env if plan else {})
+    versions = facts(machine.versions), facts(plan.env)
     yield Detail("Versions and environment variables", "\n\n".join(filter(None, versions)))
 
 

@@ -12,7 +12,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.export.importing import write_configuration
+from infini_llama.tasks.export.importing import open_model, write_configuration
 from infini_llama.tasks.runs.checkpoints import KIND, read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import MANIFEST, read_manifest
@@ -96,7 +96,7 @@ def test_a_pickle_in_any_file_of_an_export(run_of, tmp_path, mark, poison):
     export(run, tmp_path / "out", "latest", "float32", "20KB")
 
     def take_in(folder) -> None:
-        write_configuration(folder, folder.parent / "run.yaml")
+        write_configuration(open_model(folder), folder.parent / "run.yaml")
         load_pretrained(type(model)(open_folder(folder).config), folder)
 
     names = sorted(path.name for path in (tmp_path / "out").iterdir())

@@ -13,13 +13,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlamaForCa
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.loading import load_config
+from infini_llama.configs.loading import load_config, refuse_as_new
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.export.importing import write_configuration
+from infini_llama.tasks.export.importing import open_model, write_configuration
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.heads import HeadScores
@@ -136,18 +136,18 @@ def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(theirs, 
 
 def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     path, model = theirs(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-    record = write_configuration(path, tmp_path / "run.yaml")
+    record = write_configuration(open_model(path), tmp_path / "run.yaml")
     assert record.parameters == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
     fields = ModelConfig(**config["model"]).architecture(initial_weights(config["train"]["init_from"]).vocab_size, 2048)
     assert LlamaConfig.from_dict(fields) == open_folder(path).config
-    again = write_configuration(path, tmp_path / "infini.yaml", "infini", 128)
+    again = write_configuration(open_model(path), tmp_path / "infini.yaml", "infini", 128)
     assert again.digest == record.digest
     section = yaml.safe_load((tmp_path / "infini.yaml").read_text())["model"]
     assert (section["attention"], section["segment_length"]) == ("infini", 128)
     with pytest.raises(ConfigError, match="exists"):
-        write_configuration(path, tmp_path / "run.yaml")
+        refuse_as_new(tmp_path / "run.yaml")
 
 
 def damaged(path, how):
@@ -240,7 +240,7 @@ def test_unsupported_models_are_named_on_import(theirs, tmp_path, how, kind, wor
     path, _ = theirs()
     damaged(path, how)
     with pytest.raises(kind, match=words):
-        write_configuration(path, tmp_path / "run.yaml")
+        write_configuration(open_model(path), tmp_path / "run.yaml")
     assert not (tmp_path / "run.yaml").exists()
 
 
@@ -309,7 +309,7 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     run, _ = run_of(attention="softmax")
     export(run, tmp_path / "out", "latest", "float32", "5GB")
     heads = HeadScores(model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2)
-    write_configuration(tmp_path / "out", tmp_path / "start.yaml", "infini", 64, heads)
+    write_configuration(open_model(tmp_path / "out"), tmp_path / "start.yaml", "infini", 64, heads)
     assert "*id" not in (tmp_path / "start.yaml").read_text(), "whoever names a text in one source would name it in all"
     config = load_config(tmp_path / "start.yaml")
     assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
