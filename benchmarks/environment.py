@@ -106,12 +106,12 @@ def child(job: str) -> None:
     from infini_llama.tasks.train.worker.trainer import optimizer_step
 
     fields = json.loads(job)
-    config, plan = PipelineConfig.model_validate(fields["config"]), EnvironmentPlan.from_json(fields["plan"])
+    config, plan = PipelineConfig.model_validate(fields["config"]), EnvironmentPlan.model_validate(fields["plan"])
     torch.set_num_threads(plan.threads)
     ranks = Ranks(plan.device, plan.distributed_backend)
     data = config.data
     model = build_model(
-        LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)),
+        LlamaConfig(**config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)),
         config.train,
         plan,
         ranks.device,

@@ -74,9 +74,9 @@ def child(case: dict[str, Any], rounds: int) -> None:
     strategies: dict[str, Any] = {}
     for kind in KINDS:
         config = config_of(case["size"], case["segment"], case["threads"], kind)
-        plan = EnvironmentPlan.from_json(case["plans"][kind])
+        plan = EnvironmentPlan.model_validate(case["plans"][kind])
         model = build_model(
-            LlamaConfig.from_dict(config.model.architecture(VOCABULARY, LENGTH)), config.train, plan, ranks.device
+            LlamaConfig(**config.model.architecture(VOCABULARY, LENGTH)), config.train, plan, ranks.device
         )
         strategies[kind] = build_strategy(model, config.train, plan.precision, 1, ranks)
 

@@ -53,7 +53,7 @@ def trained(update: str, jitter: float, seed: int) -> tuple[Llama, Measured]:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"state": model.state_dict(), "config": model.config.to_dict(), **about}, path)
     kept = torch.load(path, weights_only=True)
-    model = Llama(LlamaConfig.from_dict(kept["config"]))
+    model = Llama(LlamaConfig(**kept["config"]))
     model.load_state_dict(kept["state"])
     about = {name: kept[name] for name in ("cpu_seconds", "curve")}
     return model.eval(), about | {"recipe": asdict(task.recipe), "model": kept["config"]}

@@ -128,7 +128,7 @@ def ours(model: Llama, order: dict[str, Any]) -> Step:
     """The workers' own step under the plan."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(one)
-    plan = EnvironmentPlan.from_json(order["plan"])
+    plan = EnvironmentPlan.model_validate(order["plan"])
     ranks = Ranks("cpu", "gloo")
     model.loss_chunk = plan.loss_chunk
     train = TrainingConfig(learning_rate=RATE, weight_decay=0.0)

@@ -33,7 +33,7 @@ REFERENCE = re.compile(r"\{\{\s*prefect\.blocks\.secret\.([a-z0-9-]+)\s*\}\}")
 
 def masked(variables: dict[str, str]) -> dict[str, str]:
     """The variables, with *** for the value of each that is not known to hold no secret."""
-    return {name: value if _is_shown(name) or _is_reference(value) else MASK for name, value in variables.items()}
+    return variables | dict.fromkeys(_secrets(variables), MASK)
 
 
 def without_secrets(config: "PipelineConfig") -> "PipelineConfig":
@@ -47,7 +47,7 @@ _withheld: dict[str, str] = {}
 @contextlib.contextmanager
 def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
     """Inside, the configuration without its secrets, since Prefect writes down a flow's parameters; `restored` adds them again."""
-    secrets = _secrets(config)
+    secrets = _secrets(config.environment.env)
     shown = {name: value for name, value in config.environment.env.items() if name not in secrets}
     _withheld.update(secrets)
     try:
@@ -105,7 +105,7 @@ def refuse_secrets(config: "PipelineConfig") -> None:
     Raises:
         ConfigError: there are secrets in `environment.env`.
     """
-    if secrets := _secrets(config):
+    if secrets := _secrets(config.environment.env):
         names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(
             f"{names}: the value may be a secret, and Prefect's server stores the parameters of a run; set the variable in the environment "
@@ -114,9 +114,9 @@ def refuse_secrets(config: "PipelineConfig") -> None:
         )
 
 
-def _secrets(config: "PipelineConfig") -> dict[str, str]:
-    values = config.environment.env.items()
-    return {name: value for name, value in values if not _is_shown(name) and not _is_reference(value)}
+def _secrets(variables: dict[str, str]) -> dict[str, str]:
+    """Those of the variables that are not known to hold no secret, without references to Secret blocks."""
+    return {name: value for name, value in variables.items() if not _is_shown(name) and not _is_reference(value)}
 
 
 def _is_shown(name: str) -> bool:

@@ -70,7 +70,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     return changed(config, train=train, runtime=runtime, environment=environment, deployment=type(config.deployment)())
 
 
-def run_name(template: str, due: datetime | None = None) -> str:
+def run_name(template: str, due: datetime | None) -> str:
     """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
     moment = due or datetime.now()
     return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")

@@ -1,6 +1,5 @@
 """`infini-llama serve`: server, UI, deployments and worker of one machine in one command; all of them end with it."""
 
-import contextlib
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
 from infini_llama.flows.suspension import confirm_suspensions
 from infini_llama.tasks.runs import exec_wrapper
+from infini_llama.tasks.train.processes import send
 
 POLL_SECONDS = 2  # poll interval of the worker
 STOP_SECONDS = 45.0  # that the runs have to save a checkpoint and end
@@ -124,8 +124,7 @@ def _stop(workers: list[subprocess.Popen], mark: str) -> None:
 
 def _signal_runs(mark: str, number: signal.Signals) -> None:
     for process in flow_processes(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
+        send(process, number)
 
 
 def _cancel(runs: set[UUID]) -> None:

@@ -126,11 +126,6 @@ class LlamaConfig:
         """Rows of embedding and head."""
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":
-        """From a plain dict; unknown keys raise TypeError."""
-        return cls(**values)
-
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them: without tuples."""
         return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
@@ -192,7 +187,7 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     return layers * local + memories * (read + write)
 
 
-def matrix_flops_per_token(config: LlamaConfig, frozen_layers: int = 0) -> float:
+def matrix_flops_per_token(config: LlamaConfig, frozen_layers: int) -> float:
     """Floating-point operations of the matrices per token, forward and backward.
 
     6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward). A layer that is frozen, with all

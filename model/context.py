@@ -65,8 +65,8 @@ def shared_memories(
     v: torch.Tensor,
     update: MemoryUpdate,
     context: Context,
-    keeps: torch.Tensor | None = None,
-    writes: torch.Tensor | None = None,
+    keeps: torch.Tensor | None,
+    writes: torch.Tensor | None,
 ) -> tuple[Memory, Memory]:
     """`memory.memories` of this rank's segments of a row; every rank of the context has to ask, and to use what it gets.
 

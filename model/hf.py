@@ -122,7 +122,7 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         # transformers changes the names beside the whole configuration, such as the vocabulary's size
         whole: dict[str, Any] | None = values.get(INFINI_LLAMA)
         beside = {name: values[name] for name in SAME if values.get(name) is not None}
-        return LlamaConfig.from_dict(whole | beside if whole else {})
+        return LlamaConfig(**(whole | beside if whole else {}))
     if kind != "llama":
         raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{INFINI_LLAMA}'")
     _refuse_other_models(values)
@@ -136,7 +136,7 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     size = values.get("head_dim")
     usual = type(size) is int and size * heads == settings["hidden_size"]  # then it says nothing more
     rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
-    return LlamaConfig.from_dict(settings | rope)
+    return LlamaConfig(**(settings | rope))
 
 
 def _refuse_other_models(values: Mapping[str, Any]) -> None:

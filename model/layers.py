@@ -49,7 +49,7 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.ge
 class MLP(nn.Module):
     """down(act(gate(x)) * up(x)); x is [B, T, hidden_size]."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation = "silu") -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation) -> None:
         super().__init__()
         self.act = ACTIVATIONS[hidden_act]
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)

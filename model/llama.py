@@ -182,7 +182,7 @@ class Llama(nn.Module):
     def hidden_from_embeddings(
         self,
         x: torch.Tensor,
-        documents: torch.Tensor | None = None,
+        documents: torch.Tensor | None,
         context: Context | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:

@@ -170,9 +170,7 @@ def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return (features @ M / denominator).reshape(*outer, heads, length, size)
 
 
-def mix(
-    local: torch.Tensor, retrieved: torch.Tensor, gate: torch.Tensor, reads: torch.Tensor | None = None
-) -> torch.Tensor:
+def mix(local: torch.Tensor, retrieved: torch.Tensor, gate: torch.Tensor, reads: torch.Tensor | None) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 
     Args:

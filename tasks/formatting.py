@@ -113,7 +113,7 @@ def in_words(values: Cells) -> dict[str, object]:
     """Field names as words; entropies, which records have in bits, in the unit of the loss."""
     words: dict[str, object] = {}
     for name, value in values.items():
-        if name in ("unigram_entropy_bits", "entropy_bits") and isinstance(value, float):
+        if name == "unigram_entropy_bits" and isinstance(value, float):
             words["unigram entropy, nats per token"] = value * NATS_PER_BIT
         else:
             words[name.replace("_", " ")] = value

@@ -28,10 +28,8 @@ class EvaluationConfig(Section):
 
     @property
     def measurements(self) -> list[Literal["perplexity", "passkey"]]:
-        """The measurements after training."""
         return [kind for kind in self.after_training if kind != "export"]
 
     @property
     def exports(self) -> bool:
-        """Whether the model is exported after training."""
         return "export" in self.after_training

@@ -374,7 +374,6 @@ class Version(argparse.Action):
 
 
 def build_parser() -> Parser:
-    """The parser of the whole command line."""
     parser = Parser(prog="infini-llama")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)

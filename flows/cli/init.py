@@ -229,7 +229,9 @@ def write_continuation(
         raise ConfigError(f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}")
     every = max(1, fitted.steps // 20)
     mapping["train"] |= {
-        **fitted.train(),
+        "global_batch_size": fitted.batch,
+        "micro_batch_size": "auto",
+        **fitted.saving,
         "max_steps": fitted.steps,
         "warmup_steps": fitted.steps // 20,
         "eval_steps": every,
@@ -330,10 +332,6 @@ class Fitted:
     workers: int
     memory: str
     saving: dict[str, str]
-
-    def train(self) -> dict[str, object]:
-        """Its part of the section `train`."""
-        return {"global_batch_size": self.batch, "micro_batch_size": "auto", **self.saving}
 
 
 @dataclass(frozen=True)

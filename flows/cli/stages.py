@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> Answer:
             with tags(*tags_of(config)):
                 summary = pretrain(shown)
             assert isinstance(summary, dict)  # only a scheduled run is skipped
-    return summary, summary_text(RunSummary.from_json(summary))
+    return summary, summary_text(RunSummary.model_validate(summary))
 
 
 def dry_run(config: PipelineConfig) -> Answer:

@@ -26,6 +26,7 @@ from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens of a stream that are read at a time
+BATCH = 8  # rows
 PLACES = 8  # parts of a row with losses of their own, where there are no segments
 
 
@@ -58,7 +59,7 @@ class Measured:
         if sizes is not None:
             self.by_place[:, : nats.shape[1]] += [part.sum(axis=0) for part in (nats, counted, sizes * counted)]
 
-    def results(self, part: int | None = None) -> TextLoss:
+    def results(self, part: int | None) -> TextLoss:
         """Loss in nats per token, perplexity, bits per byte; with `part` also those of each part of a sequence, `part` tokens long.
 
         Raises:
@@ -92,13 +93,13 @@ def part_of(model: Llama, length: int) -> int:
 
 @torch.inference_mode()
 def over_rows(
-    model: Llama, reader: TokenReader, token_bytes: np.ndarray, sequences: int | None, isolate: bool, batch: int = 8
+    model: Llama, reader: TokenReader, token_bytes: np.ndarray, sequences: int | None, isolate: bool
 ) -> Measured:
     """The first `sequences` rows of a split (None: all), each read as in training; bytes are those of the targets."""
     count = len(reader) if sequences is None else min(sequences, len(reader))
     total = Measured(by_place=np.zeros((3, reader.sequence_length)))
-    for start in range(0, count, batch):
-        rows = np.arange(start, min(start + batch, count), dtype=np.int64)
+    for start in range(0, count, BATCH):
+        rows = np.arange(start, min(start + BATCH, count), dtype=np.int64)
         tokens, mask = reader.gather(rows), reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
         inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)

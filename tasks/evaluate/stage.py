@@ -130,8 +130,8 @@ def find_passkeys_across(
     segments: list[int],
     samples: int,
     seed: int,
-    form: str = "passkey",
-    filler: str = "repeated",
+    form: str,
+    filler: str,
 ) -> PasskeyRetrieval:
     """The same as `find_passkeys`, by the number of segment boundaries between what is hidden and the answer.
 
@@ -229,7 +229,7 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
             results[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
         else:
             results[kind] = find_passkeys(run_dir, request.checkpoint, config.passkey_lengths, request=request)
-    return Evaluations.from_json({kind: result.to_json() for kind, result in results.items()})
+    return Evaluations.model_validate({kind: result.to_json() for kind, result in results.items()})
 
 
 def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:

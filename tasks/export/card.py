@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.hf import SEGMENTS
-from infini_llama.tasks.formatting import shown
 from infini_llama.tasks.records.record import Record
 
 IN_METADATA = {"run", "step", "tokens", "dataset", "dataset_digest", "weights_sha256", "infini_llama"}
@@ -32,9 +31,9 @@ class ModelFacts(Record):
     weights_sha256: str
     infini_llama: str
     sample_prompt: str
-    global_batch_size: int | None
-    learning_rate: float | None
-    seed: int | None
+    global_batch_size: int
+    learning_rate: float
+    seed: int
 
     def metadata(self) -> dict[str, str]:
         """Metadata of each safetensors file."""
@@ -72,9 +71,9 @@ def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[
         "steps": f"{facts.step:,}",
         "tokens seen": f"{facts.tokens:,}",
         "sequence length": f"{facts.sequence_length:,}",
-        "sequences per step": shown(facts.global_batch_size),
-        "peak learning rate": "–" if facts.learning_rate is None else f"{facts.learning_rate:g}",
-        "seed": "–" if facts.seed is None else facts.seed,
+        "sequences per step": f"{facts.global_batch_size:,}",
+        "peak learning rate": f"{facts.learning_rate:g}",
+        "seed": facts.seed,
         "validation loss": _number(facts.validation_loss, "nats per token"),
         "bits per byte": _number(facts.bits_per_byte, ""),
         "dataset": f"`{facts.dataset}`, digest `{facts.dataset_digest}`",

@@ -215,12 +215,11 @@ def open_model(path: Path) -> Folder:
 
 
 def parameters_of(folder: Folder) -> int:
-    """The number of parameters of the folder's model."""
     return sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
 
 
 def configuration_of(
-    folder: Folder, attention: Attention | None, segment_length: int | None, heads: HeadScores | None = None
+    folder: Folder, attention: Attention | None, segment_length: int | None, heads: HeadScores | None
 ) -> dict[str, JsonObject]:
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config

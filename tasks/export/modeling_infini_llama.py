@@ -57,7 +57,7 @@ class InfiniLlamaConfig(PreTrainedConfig):
     def llama(self) -> LlamaConfig:
         """The model's own configuration."""
         beside = {name: getattr(self, name) for name in BESIDE if getattr(self, name, None) is not None}
-        return LlamaConfig.from_dict(self.infini_llama | beside)
+        return LlamaConfig(**(self.infini_llama | beside))
 
 
 class InfiniCache:

@@ -37,7 +37,7 @@ def checkpoint_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
 def model_of(config: PipelineConfig) -> LlamaConfig:
     """The run's model, with the vocabulary size of the configuration."""
     data = config.data
-    return LlamaConfig.from_dict(config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
+    return LlamaConfig(**config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
 
 
 def attended_tokens(config: PipelineConfig) -> int:

@@ -87,7 +87,7 @@ def probe_by_srun(config: PipelineConfig) -> MachineFacts:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise PipelineError(f"probing a node by srun failed (see environment.srun_options): {last}")
-    return MachineFacts.from_json(json.loads(done.stdout.strip().splitlines()[-1]))
+    return MachineFacts.model_validate(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 if __name__ == "__main__":

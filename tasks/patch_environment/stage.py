@@ -65,7 +65,7 @@ def patch_environment(
     else:
         _log_differences(before, plan, facts)
         # What this machine does not support stays pinned: the run returns to it on a machine that does.
-        pinned = PinnedSettings.from_json(before.pinned.to_json() | explicit(config))
+        pinned = PinnedSettings.model_validate(before.pinned.to_json() | explicit(config))
     for finding in plan.findings:
         if finding.severity == "error":
             raise PipelineError(f"{finding.value}. {finding.sentence} Then run the same command again.")

@@ -44,7 +44,6 @@ class AttemptPlan(Record):
 
     @property
     def model(self) -> LlamaConfig:
-        """The architecture."""
         return self.lineage.model
 
     @property
@@ -59,7 +58,6 @@ class AttemptPlan(Record):
 
     @property
     def dataset_path(self) -> Path:
-        """Folder of the dataset."""
         return self.run_dir.parents[1] / self.dataset.path
 
     @property

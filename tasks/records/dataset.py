@@ -61,7 +61,6 @@ class DatasetRef(Record):
 
     @property
     def name(self) -> str:
-        """Name of the dataset's folder."""
         return Path(self.path).name
 
     @property

@@ -86,7 +86,7 @@ class EnvironmentPlan(PinnedSettings):
 
     def pinned(self) -> PinnedSettings:
         """Those of its settings that later attempts keep."""
-        return PinnedSettings.from_json(self.to_json())
+        return PinnedSettings.model_validate(self.to_json())
 
     def masked(self) -> Self:
         """The plan as it may be written down and shown: values of `env` that may be secret are masked."""

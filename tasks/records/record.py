@@ -1,6 +1,6 @@
 """The base of every record."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,15 +17,6 @@ class Record(BaseModel):
     # Validators are built at a record's first use: a process uses a few of the hundred.
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
     json_without: ClassVar[Literal["unset", "defaults", "none"] | None] = None
-
-    @classmethod
-    def from_json(cls, fields: JsonObject) -> Self:
-        """Validate what was parsed from JSON.
-
-        Raises:
-            pydantic.ValidationError: a field is missing or has another type.
-        """
-        return cls.model_validate(fields)
 
     def to_json(self) -> JsonObject:
         """JSON-serializable fields."""

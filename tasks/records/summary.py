@@ -115,10 +115,9 @@ class RunSummary(TrainingResult):
     """Written as summary.json.
 
     Attributes:
-        train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
+        train_loss, validation_loss, tokens, input_tokens, tokens_per_second: as in `RunResults`.
         unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or removed.
-        tokens: targets trained on; input_tokens: that the model read for them.
-        seconds: spent in steps, over all attempts; tokens_per_second: read in them.
+        seconds: spent in steps, over all attempts.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.
         steps_without_targets: steps that changed nothing, since no token of their sequences was a target.
         checkpoint: the last one.

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
     return "".join(strips)
 
 
-def save_picture(chart: Chart, target: Path | BinaryIO) -> None:
+def save_picture(chart: Chart, target: Path) -> None:
     """The chart as a PNG of 960 by 540 points, with a key, for places that show no SVG."""
     drawn = _draw(chart, LIGHT, "#16191d", "#d9dde2", (8, 4.5), beside=0.3)
     (axes,) = drawn.axes

@@ -169,13 +169,14 @@ def dataset_document(
         "vocabulary": f"{dataset.vocab_size:,}",
         "training rows": ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values()) or "none",
     }
+    numbers = {name: in_words(split.model_dump(exclude={"document_tokens"})) for name, split in splits.items()}
     lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
     sources = [{"source": name} | source.model_dump(by_alias=True) for name, source in dataset.sources.items()]
     parts = (
         f"{cell(dataset.source)}, built {cell(built(dataset.created, dataset.workers))}",
         facts(headline),
         *section("Checks", *(_checks(verified) if verified else ())),
-        *section("Splits", table(side_by_side({name: _numbers(split) for name, split in splits.items()}))),
+        *section("Splits", table(side_by_side(numbers))),
         *section("Tokens per document", table(lengths)),
         *measured,
         *section("Sources", table(sources)),
@@ -192,10 +193,6 @@ def _checks(verified: VerifyReport) -> Iterator[Block]:
     whole = "all checks passed" if verified.ok else "DAMAGED"
     yield f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, {whole}"
     yield table([{"check": check.name, "found": check.detail} for check in verified.checks])
-
-
-def _numbers(split: SplitSummary) -> Cells:
-    return in_words(split.model_dump(exclude={"document_tokens"}))
 
 
 def _lengths(tokens: DocumentLengths) -> Cells:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from infini_llama.tasks.document import Block, Chart, Detail, Document
 from infini_llama.tasks.report.charts import DARK, LIGHT, figure
@@ -106,7 +105,7 @@ def _html(markdown: str) -> str:
         if token.type == "table_open":
             heads, opened = [], number
         elif token.type == "th_open":
-            heads.append(_words(tokens[number + 1].children or ()))
+            heads.append("".join(part.content for part in tokens[number + 1].children or ()))
         elif token.type == "thead_close" and not any(heads):
             tokens[opened].attrSet("class", "facts")
         elif token.type == "tr_open":
@@ -116,7 +115,3 @@ def _html(markdown: str) -> str:
             column += 1
     written = parser.renderer.render(tokens, parser.options, {})
     return written.replace("<table", '<div class="scroll"><table').replace("</table>", "</table></div>")
-
-
-def _words(tokens: Sequence[Token]) -> str:
-    return "".join(token.content for token in tokens)

@@ -51,7 +51,7 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     before = run.read_lineage()
     initial = initial_weights(config.train.init_from, before)
     vocabulary = (initial or dataset).vocab_size
-    model = LlamaConfig.from_dict(config.model.architecture(vocabulary, dataset.sequence_length))
+    model = LlamaConfig(**config.model.architecture(vocabulary, dataset.sequence_length))
     _refuse_short_curriculum(config)
     max_steps = _max_steps(config.train, dataset, home)
     refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)

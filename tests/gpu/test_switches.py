@@ -21,7 +21,7 @@ def learned(attention="softmax", half=False, padding=1, compiled="off"):
     ranks = OneRank()
     ranks.device = torch.device("cuda", torch.cuda.current_device())
     config = LlamaConfig(500, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32)
-    config = LlamaConfig.from_dict(config.to_dict() | {"pad_vocab_to_multiple_of": padding})
+    config = LlamaConfig(**(config.to_dict() | {"pad_vocab_to_multiple_of": padding}))
     model = Llama(config).to(ranks.device)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
     strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast)

@@ -26,14 +26,14 @@ def make_plan(**changes: Any) -> EnvironmentPlan:
         "distributed_backend": "gloo",
         "micro_batch_size": 2,
     }
-    return EnvironmentPlan.from_json(fields | changes)
+    return EnvironmentPlan.model_validate(fields | changes)
 
 
 def make_dataset(**changes: Any) -> DatasetRef:
     """A dataset of 100 training rows of 16 tokens that is not on disk."""
     fields: dict[str, Any] = dict.fromkeys(("path", "digest", "row_table", "row_table_digest"), "same")
     fields |= {"sequence_length": 16, "vocab_size": 61, "train": SPLIT, "validation": SPLIT}
-    return DatasetRef.from_json(fields | changes)
+    return DatasetRef.model_validate(fields | changes)
 
 
 def make_config() -> PipelineConfig:
@@ -51,7 +51,7 @@ def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | Non
     }
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),
-        "model": LlamaConfig.from_dict(config.model.architecture(dataset.vocab_size, dataset.sequence_length)),
+        "model": LlamaConfig(**config.model.architecture(dataset.vocab_size, dataset.sequence_length)),
         "train": config.train,
         "max_steps": config.train.max_steps or 16,
     }

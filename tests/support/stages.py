@@ -32,7 +32,7 @@ def finish_build(process: subprocess.Popen[str]) -> DatasetRef:
     """The reference that the process prints; it must exit with 0."""
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0
-    return DatasetRef.from_json(json.loads(output.splitlines()[-1]))
+    return DatasetRef.model_validate(json.loads(output.splitlines()[-1]))
 
 
 @dataclass(frozen=True)

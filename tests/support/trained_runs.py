@@ -28,7 +28,7 @@ def trained_run(
     fields = config.model.architecture(dataset.vocab_size, dataset.sequence_length) | wanted
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
-    shape = LlamaConfig.from_dict(fields)
+    shape = LlamaConfig(**fields)
     lineage = bind_run(config, dataset, make_plan())
     run.write(run.lineage, lineage.model_copy(update={"model": shape}))
     made = Llama(shape)

@@ -142,7 +142,7 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
         except DataError as fault:
             facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
         store.set(f"facts-{number}", facts_here.model_dump_json())
-    nodes = [NodeFacts.from_json(json.loads(store.get(f"facts-{node}"))) for node in range(attempt.plan.nnodes)]
+    nodes = [NodeFacts.model_validate(json.loads(store.get(f"facts-{node}"))) for node in range(attempt.plan.nnodes)]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))
     if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:

@@ -10,9 +10,9 @@ from support.models import small
 
 
 def test_config_goes_to_a_dict_and_back():
-    assert LlamaConfig.from_dict(small().to_dict()) == small()
+    assert LlamaConfig(**small().to_dict()) == small()
     with pytest.raises(TypeError, match="hidden_sizes"):
-        LlamaConfig.from_dict(small().to_dict() | {"hidden_sizes": 3})
+        LlamaConfig(**(small().to_dict() | {"hidden_sizes": 3}))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
     sizes = {"vocab_size": config.data.tokenizer.vocab_size, "max_position_embeddings": config.data.sequence_length}
     with torch.device("meta"):
-        model = Llama(LlamaConfig.from_dict(fields | sizes))
+        model = Llama(LlamaConfig(**(fields | sizes)))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
     first_line = Path(configs.__path__[0], f"{name}.yaml").read_text().splitlines()[0]

@@ -51,7 +51,7 @@ def theirs(built, tmp_path):
 
 
 def imported(path, gate=-2.0, **changes):
-    model = Llama(LlamaConfig.from_dict(open_folder(path).config.to_dict() | changes))
+    model = Llama(LlamaConfig(**(open_folder(path).config.to_dict() | changes)))
     init_gates(model, TrainingConfig(init_from=str(path), init_gate=gate))
     load_pretrained(model, path)
     return model.eval()
@@ -141,7 +141,7 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
     fields = ModelConfig(**config["model"]).architecture(initial_weights(config["train"]["init_from"]).vocab_size, 2048)
-    assert LlamaConfig.from_dict(fields) == open_folder(path).config
+    assert LlamaConfig(**fields) == open_folder(path).config
     again = write_configuration(open_model(path), tmp_path / "infini.yaml", "infini", 128)
     assert again.digest == record.digest
     section = yaml.safe_load((tmp_path / "infini.yaml").read_text())["model"]

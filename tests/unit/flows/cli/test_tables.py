@@ -30,7 +30,7 @@ def dataset() -> DatasetSummary:
         "samples": ["one\ntext"],
     }
     fields |= {"inexpressible": {}}
-    return DatasetSummary.from_json(fields)
+    return DatasetSummary.model_validate(fields)
 
 
 def dataset_text(dataset: DatasetSummary) -> str:

@@ -61,7 +61,7 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int, keeps_att
     fields = config.model.architecture(config.data.tokenizer.vocab_size, 128)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     with LiveBytes() as live:
-        model = Llama(LlamaConfig.from_dict(fields), config.environment.attention_backend.replace("auto", "sdpa"))
+        model = Llama(LlamaConfig(**fields), config.environment.attention_backend.replace("auto", "sdpa"))
         model.freeze(train.frozen_layers)
         save_memory(model, train, loss_chunk, keeps_attention_weights)
         optimizer = build_optimizer(model, train)

@@ -121,7 +121,7 @@ def test_shared_memory_that_cannot_be_written_is_a_fact(tmp_path):
 
 def test_facts_are_json_and_quickly_had(tmp_path):
     facts = probe(tmp_path)
-    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert MachineFacts.model_validate(json.loads(json.dumps(facts.to_json()))) == facts
     assert facts.cores >= 1 and facts.versions["torch"]
 
 

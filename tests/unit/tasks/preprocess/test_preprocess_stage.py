@@ -23,7 +23,7 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     reference = preprocess(data(), tmp_path)
     assert reference.path == f"datasets/files-{planned.key[:12]}" == f"datasets/{planned.name}"
     assert reference.row_table == planned.table.row_table_key[:12] and reference.built == ("tokens", "row tables")
-    assert DatasetRef.from_json(reference.to_json()) == reference
+    assert DatasetRef.model_validate(reference.to_json()) == reference
     assert lookup(data(), tmp_path) == changed(reference, built=[])
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
     splits = [reference.train, reference.validation]

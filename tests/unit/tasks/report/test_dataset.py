@@ -20,7 +20,7 @@ def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
     home, reference = built
     preprocess(data(sequence_length=20), home)
     summary = describe(dataset)
-    assert DatasetSummary.from_json(summary.to_json()) == summary
+    assert DatasetSummary.model_validate(summary.to_json()) == summary
     for split in ("train", "validation"):
         shown, stated = summary.splits[split], getattr(reference, split)
         lengths = shown.document_tokens

@@ -49,7 +49,7 @@ def test_a_good_dataset_passes_with_a_report(built, dataset, level, caplog):
     home, reference = built
     with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
         report = verify(reference, home, level, full_below=10**9)
-    assert VerifyReport.from_json(report.to_json()) == report
+    assert VerifyReport.model_validate(report.to_json()) == report
     assert (report.ok, report.level, report.verify_on_read) == (True, level, False)
     names = [check.name for check in report.checks]
     assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
