@@ -72,13 +72,13 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
 
 
 def compare(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.report.comparison import NOT_THE_SAME, comparison_document
+    from infini_llama.tasks.report.comparison import NOT_THE_SAME, comparison_document, open_runs
     from infini_llama.tasks.report.comparison import compare as compare_runs
     from infini_llama.tasks.report.page import page as as_page
 
-    paths = [find(run, "runs") for run in arguments.runs]
-    comparison = compare_runs(paths)
-    document = comparison_document(paths, comparison)
+    opened = open_runs([find(run, "runs") for run in arguments.runs])
+    comparison = compare_runs(opened)
+    document = comparison_document(opened, comparison)
     record, text = comparison.to_json(), terminal(markdown(document))
     if not comparison.same_validation:
         log.warning(NOT_THE_SAME)

@@ -21,13 +21,26 @@ NOT_THE_SAME = (
 )
 
 
-def compare(paths: list[Path]) -> Comparison:
+def open_runs(paths: list[Path]) -> dict[str, RunReader]:
+    """The runs in these folders, by name.
+
+    Raises:
+        ConfigError: fewer than two runs, too many to distinguish, or one of them twice.
+    """
+    if not 2 <= len(paths) <= MOST:
+        raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
+    runs = {path.name: RunReader(path) for path in paths}
+    if len(runs) < len(paths):
+        raise ConfigError("compare was given two runs with the same name; give runs with different names.")
+    return runs
+
+
+def compare(runs: dict[str, RunReader]) -> Comparison:
     """The runs' results, and every setting, plan and dataset in which any two differ.
 
     Raises:
-        ConfigError: fewer than two runs, too many to distinguish, one of them twice, or the folder of no run.
+        ConfigError: a folder is that of no run.
     """
-    runs = _records(paths)
     unplanned = [name for name, run in runs.items() if run.environment is None]
     if 0 < len(unplanned) < len(runs):
         log.warning(
@@ -47,9 +60,8 @@ def compare(paths: list[Path]) -> Comparison:
     )
 
 
-def comparison_document(paths: list[Path], comparison: Comparison) -> Document:
-    """The result of `compare` for the runs in these folders, with their curves."""
-    runs = _records(paths)
+def comparison_document(runs: dict[str, RunReader], comparison: Comparison) -> Document:
+    """The result of `compare` for these runs, with their curves."""
     differences = [{"": key, **values} for key, values in comparison.differences.items()]
     parts = (
         f"Written {now()}." + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),
@@ -76,15 +88,6 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
             words, form = formats.get(name, (name.replace("_", " "), lambda value: value))
             columns.setdefault(run, {})[words] = None if value is None else form(value)
     return [row for row in side_by_side(columns) if any(row[run] is not None for run in columns)]
-
-
-def _records(paths: list[Path]) -> dict[str, RunReader]:
-    if not 2 <= len(paths) <= MOST:
-        raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
-    runs = {path.name: RunReader(path) for path in paths}
-    if len(runs) < len(paths):
-        raise ConfigError("compare was given two runs with the same name; give runs with different names.")
-    return runs
 
 
 def _settings(run: RunReader) -> JsonObject:

