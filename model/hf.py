@@ -135,7 +135,7 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     theta, scaling = _rope(values)
     size = values.get("head_dim")
     usual = type(size) is int and size * heads == settings["hidden_size"]  # then it says nothing more
-    rope = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
+    rope: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
     return LlamaConfig(**(settings | rope))
 
 
