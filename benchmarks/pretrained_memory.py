@@ -181,7 +181,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--boundaries", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--fillers", nargs="+", choices=["repeated", "text"], default=["repeated"])
     parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of products; the memory stays fp32")
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="of products; the memory stays fp32"
+    )
     parser.add_argument(
         "--text", nargs="*", default=[], metavar="PATTERN", help="held-out text, also the filler `text`"
     )

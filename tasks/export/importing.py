@@ -75,7 +75,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 
 NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
 FAR_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
-TASK_STEPS = 2000
+TASK_STEPS = 600
 KEY = 99_999
 JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.model.config import flops_per_token
 from infini_llama.tasks.patch_environment import footprint
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
 from infini_llama.tasks.patch_environment.machine import THREAD_WAITING
@@ -40,6 +41,9 @@ SET_BY_TORCHRUN = (
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
 # "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+# FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour at 2e11 a second. Compiling took 40
+# to 80 s on two cores, and steps were 1.20 to 1.29 times as fast (benchmarks/results/environment.json).
+COMPILING_PAYS = 2e14
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
@@ -188,7 +192,7 @@ class Planner:
             attention_backend=backend,
             keep_attention_weights=keeps_weights,
             allocator=self.allocator(device),
-            compile=self.compile(device),
+            compile=self.compile(device, precision),
             loss_chunk=self.loss_chunk(device, micro * config.data.sequence_length // self.train.context_parallel),
             threads=threads,
             distributed_backend=self.distributed_backend(device),
@@ -414,8 +418,8 @@ class Planner:
 
         return self.choose("allocator", self.settings.allocator, rule, fault)
 
-    def compile(self, device: Device) -> Compile:
-        """block for GPUs that can, else off."""
+    def compile(self, device: Device, precision: Precision) -> Compile:
+        """block for GPUs that can, and on CPUs with AMX for a run that is long enough; else off."""
         compilers, lacking = self.facts.compilers, ""
         if device == "cpu" and not compilers.cxx:
             lacking = "no C++ compiler is installed (for example apt install g++)"
@@ -425,14 +429,20 @@ class Planner:
             lacking = "no C compiler is installed (for example apt install gcc)"
 
         def rule() -> tuple[Compile, str]:
-            if device == "cpu":
-                # Compiled steps in bf16 are some percent faster (benchmarks/results/training.json), after half a minute of
-                # compilation; those in fp32 were hardly faster, of which no result is stored.
-                return "off", "it is off on a CPU"
             if self.train.parallel == "deepspeed":
                 return "off", "it cannot be combined with train.parallel=deepspeed"
+            if device == "cpu" and not (precision == "bf16" and self.facts.cpu.amx):
+                # Some percent in bf16 without AMX (benchmarks/results/training.json); in fp32 hardly faster, of which no result is stored.
+                return "off", "only on a GPU, and on a processor with AMX in bf16, it is known to be worth its time"
             if lacking:
                 return "off", lacking
+            if device == "cpu" and self._flops() < COMPILING_PAYS * self.facts.cores:
+                return "off", "the run is too short to make up for the time that it takes"
+            if device == "cpu":
+                return (
+                    "block",
+                    "it makes long runs on a processor with AMX faster, and is checked against eager execution",
+                )
             return "block", "it makes the steps of a GPU faster, and is checked against eager execution"
 
         def fault(compile: Compile) -> str:
@@ -440,6 +450,12 @@ class Planner:
             return f"train.compile={compile}, but {lacking}; install it or use off." if refused else ""
 
         return self.choose("compile", self.train.compile, rule, fault)
+
+    def _flops(self) -> float:
+        """Floating-point operations of the run, about."""
+        length, train = self.config.data.sequence_length, self.train
+        of_token = flops_per_token(footprint.model_of(self.config), length, train.frozen_layers)
+        return of_token * length * train.global_batch_size * train.planned_steps(length)
 
     def loss_chunk(self, device: Device, tokens: int) -> int:
         """Tokens of a micro-batch (of `tokens` tokens) whose logits exist at a time; 0: all."""

@@ -64,6 +64,21 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
     assert without.compile == "off" and "C compiler" in reason_of(without, "compile")
 
 
+def test_layers_are_compiled_on_a_processor_with_amx_if_the_run_is_long(laptop):
+    amx = changed(
+        laptop, cpu={"model": "new", "bf16": True, "amx": True}, compilers={"cc": None, "cxx": "/usr/bin/g++"}
+    )
+
+    def chosen(facts, **train) -> str:
+        return plan_environment(settings(train={"max_steps": 1_000_000} | train), facts).compile
+
+    assert (chosen(amx), chosen(amx, max_steps=200), chosen(changed(amx, cores=10_000_000))) == ("block", "off", "off")
+    assert chosen(changed(amx, cpu={"model": "new", "bf16": True})) == chosen(laptop) == "off"
+    assert chosen(changed(amx, compilers={"cc": None, "cxx": None})) == chosen(amx, compile="off") == "off"
+    requested = settings({"precision": "fp32"}, train={"max_steps": 1_000_000})
+    assert plan_environment(requested, amx).compile == "off"
+
+
 def test_one_old_gpu_in_use_means_fp32(laptop):
     facts = with_gpus(laptop, [H100, T4])
     assert plan_environment(settings(), facts).precision == "fp32"
