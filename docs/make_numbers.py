@@ -135,8 +135,9 @@ def training_ratios(mode: str, peer: str, allocator: str) -> str:
 
 
 def compiled_steps() -> str:
-    """Time of our eager step over our compiled one in the same round: the lowest and highest median of a start."""
-    starts = [start["lanes"] for row in result("training.json")["rows"] for start in row["starts"]]
+    """Time of our eager step over our compiled one in the same round, without AMX: the lowest and highest median of a start."""
+    rows = [row for row in result("training.json")["rows"] if not row["processor"].endswith("AMX")]
+    starts = [start["lanes"] for row in rows for start in row["starts"]]
     found = [
         median(
             eager / compiled
@@ -161,13 +162,15 @@ SETTINGS = {
     "blocked": "`attention_backend: blocked`",
     "system allocator": "`allocator: system`",
     "one thread per worker": "a worker per core",
+    "compile block": "`train.compile: block`",
     "compile whole": "`train.compile: whole`",
 }
 
 
 def environment_settings() -> str:
     """Speed of the default plan over that of a plan with one other setting."""
-    found = {row["vocabulary"]: row["tokens_per_second"] for row in result("environment.json")["rows"]}
+    measured_rows = result("environment.json")["rows"]
+    found = {(row["processor"], row["vocabulary"]): row["tokens_per_second"] for row in measured_rows}
 
     def ratio(name: str, speeds: dict[str, list[float]]) -> str:
         pairs = zip(speeds["default"], speeds.get(name, ()), strict=False)
@@ -175,7 +178,7 @@ def environment_settings() -> str:
 
     measured = [name for name in SETTINGS if any(name in speeds for speeds in found.values())]
     rows = [[SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())] for name in measured]
-    head = ["instead", *(f"vocabulary {vocabulary:,}" for vocabulary in found)]
+    head = ["instead", *(f"{processor}; vocabulary {vocabulary:,}" for processor, vocabulary in found)]
     return table(head, rows, "environment.py", "environment.json")
 
 

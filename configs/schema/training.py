@@ -203,7 +203,7 @@ class TrainingConfig(Section):
         default="auto",
         description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
         "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
-        "and triton, off on CPUs.",
+        "and triton, and for long runs in bf16 on a CPU with AMX and a C++ compiler; else off.",
     )
     max_skips: Annotated[int, Field(ge=0)] = inexact(
         default=10,
