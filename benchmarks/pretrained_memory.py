@@ -80,8 +80,9 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
     """Nats per token of a text in rows of ROW_SEGMENTS segments, by segment, with and without the memory."""
     size = ROW_SEGMENTS * segment_length
     result: dict[str, object] = {}
-    for name in ("memory", "no_memory") if has_memory(model) else ("memory",):
-        if has_memory(model):
+    memory = has_memory(model)  # not while it is switched off
+    for name in ("memory", "no_memory") if memory else ("memory",):
+        if memory:
             model.use_memory(name == "memory")
         sums, counts = [0.0] * ROW_SEGMENTS, [0] * ROW_SEGMENTS
         for start in range(0, len(ids) - 1, size):
@@ -91,7 +92,7 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
                 sums[segment] += part.sum().item()
                 counts[segment] += len(part)
         result |= {f"{name}_nats": sums, "targets": counts}
-    if has_memory(model):
+    if memory:
         model.use_memory(True)
     return result
 

@@ -103,7 +103,7 @@ def test_logits_in_parts_are_those_of_real_tensors(precision, dtype):
     """Nothing else is large here; the operator's own tensors are not seen from outside, so its function is called."""
     hidden, weight, labels = torch.zeros(384, 2, dtype=dtype), torch.zeros(1000, 2), torch.zeros(384, dtype=torch.long)
     with LiveBytes() as live:
-        in_chunks(hidden, weight, labels, 64, 0.0, None, True)
+        in_chunks(hidden, weight, labels, 64, 0.0, None, True, True)
     counted = bytes_needed(settings(train={"loss_chunk": 64}), 3, precision, "cpu", 1)["logits"]
     assert counted == pytest.approx(live.highest, rel=0.15)
 
