@@ -123,13 +123,12 @@ def _chunk(
         probabilities.scatter_add_(1, label, torch.full_like(log_z, -1.0))
         gradient = probabilities.to(x.dtype)
         of_x.copy_((gradient @ weight) * is_target)
-        x = x * is_target
-        if of_weight is None:
-            pass
-        elif of_weight.dtype == gradient.dtype:
-            of_weight.addmm_(gradient.T, x)
-        else:  # sums over chunks stay in fp32
-            of_weight += gradient.T @ x
+        if of_weight is not None:
+            x = x * is_target
+            if of_weight.dtype == gradient.dtype:
+                of_weight.addmm_(gradient.T, x)
+            else:  # sums over chunks stay in fp32
+                of_weight += gradient.T @ x
     return ((log_z - of_label) * is_target).sum()
 
 

@@ -224,6 +224,10 @@ class TrainingConfig(Section):
             return max(1, count(self.max_tokens) // (self.global_batch_size * sequence_length))
         return max(1, round(1000 * (self.num_epochs or 1.0)))
 
+    def planned_tokens(self, sequence_length: int) -> int:
+        """Tokens that the model reads in these steps."""
+        return self.global_batch_size * sequence_length * self.planned_steps(sequence_length)
+
     def groups(self, workers: int) -> int:
         """Groups of workers that have rows of their own, among which a global batch is split; at least 1."""
         return max(1, workers // self.context_parallel)

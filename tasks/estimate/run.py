@@ -47,7 +47,7 @@ def estimate(config: PipelineConfig) -> Estimate:
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    tokens = sequences * length * config.train.planned_steps(length)
+    tokens = config.train.planned_tokens(length)
     per_token = flops_of(model, length, config.train.frozen_layers)
     return Estimate(
         parameters=ParameterCount(

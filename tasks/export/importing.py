@@ -129,7 +129,7 @@ def write_configuration(
     head = (
         f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
     )
-    plain = json.loads(json.dumps(mapping))  # each list once: YAML would write the second as a reference to the first
+    plain = json.loads(json.dumps(mapping))  # no list is in it twice: YAML would write a reference
     output.write_text(head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return ImportedModel(
         config=output,

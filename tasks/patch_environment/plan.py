@@ -41,8 +41,8 @@ SET_BY_TORCHRUN = (
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
 # "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
-# FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour at 2e11 a second. Compiling took 40
-# to 80 s on two cores, and steps were 1.20 to 1.29 times as fast (benchmarks/results/environment.json).
+# FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour at 2e11 a second. Steps were 1.20
+# to 1.29 times as fast (benchmarks/results/environment.json); compiling takes about a minute.
 COMPILING_PAYS = 2e14
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
@@ -455,7 +455,7 @@ class Planner:
         """Floating-point operations of the run, about."""
         length, train = self.config.data.sequence_length, self.train
         of_token = flops_per_token(footprint.model_of(self.config), length, train.frozen_layers)
-        return of_token * length * train.global_batch_size * train.planned_steps(length)
+        return of_token * train.planned_tokens(length)
 
     def loss_chunk(self, device: Device, tokens: int) -> int:
         """Tokens of a micro-batch (of `tokens` tokens) whose logits exist at a time; 0: all."""
