@@ -284,6 +284,24 @@ class Llama(nn.Module):
                 layer_outputs.append(x)
         return self.model.norm(x)
 
+    def below_memory(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer with a memory reads of whole segments, input_ids [n, N], [n, N, hidden_size]: of each by itself."""
+        x = self.model.embed_tokens(input_ids)
+        layout = segments(self.config, x.shape[:2], None, x)
+        for layer in self._layers()[: min(self.memory_layers())]:
+            x = layer(x, layout)
+        return x
+
+    def remember(self, x: torch.Tensor, states: States) -> None:
+        """Read whole segments of which nothing is asked, x [B, n N, hidden_size] of `below_memory`, from the beginning of a segment.
+
+        Later tokens read what `read` would have left them: only layers with a memory keep something of a segment that is over, so
+        that the others' states stay as they are, and layers above the last memory are left out.
+        """
+        layers, with_memory = self._layers(), self.memory_layers()
+        for number in range(min(with_memory), max(with_memory) + 1):
+            x = layers[number].read(x, states.rotary, states.layers[number], None)
+
     def prefill(
         self, input_ids: torch.Tensor, capacity: int, lengths: list[int] | None = None
     ) -> tuple[torch.Tensor, States]:

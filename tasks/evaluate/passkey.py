@@ -24,6 +24,7 @@ from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
 PIECE = 4096  # tokens that are read at a time
+KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
 Result = TypeVar("Result")
 
 
@@ -158,12 +159,27 @@ def begin(model: Llama, asked: Asked) -> Begun:
     size = 1 if model.config.attention == "softmax" else model.config.segment_length
     first, tokens = (asked.length - 1) // size * size, asked.tokens()
     states = model.new_states(1, capacity=asked.length + len(asked.answer))
-    if model.config.attention != "softmax" and not has_memory(model):
+    if has_memory(model):
+        remember(model, islice(tokens, first), states)
+    elif model.config.attention == "softmax":
+        for start in range(0, first, PIECE):
+            read(model, list(islice(tokens, min(PIECE, first - start))), states)
+    else:
         list(islice(tokens, first))  # nothing of it reaches the last segment
-        first = 0
-    for start in range(0, first, PIECE):
-        read(model, list(islice(tokens, min(PIECE, first - start))), states)
     return Begun(asked, states, list(tokens))
+
+
+def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
+    """Read whole segments into a model's memory. Of segments that are equal, layers below the first memory are computed once."""
+    size, known = model.config.segment_length, dict[tuple[int, ...], torch.Tensor]()
+    while piece := [segment for _ in range(max(1, PIECE // size)) if (segment := tuple(islice(tokens, size)))]:
+        if new := [segment for segment in dict.fromkeys(piece) if segment not in known]:
+            if len(known) + len(new) > KNOWN_SEGMENTS:
+                known.clear()
+                new = list(dict.fromkeys(piece))
+            outputs = model.below_memory(torch.tensor(new, device=model.lm_head.weight.device))
+            known.update(zip(new, outputs, strict=True))
+        model.remember(torch.cat([known[segment] for segment in piece])[None], states)
 
 
 def has_memory(model: Llama) -> bool:

@@ -27,7 +27,10 @@ def no_process(request, monkeypatch):
         pytest.fail(f"a unit test starts a process: {arguments[:2]}; move it to tests/integration", pytrace=False)
 
     def start(self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any) -> None:
-        if command[0] != "uname":  # which the standard library's `platform` asks once
+        if command[0] not in (
+            "uname",
+            "fc-list",
+        ):  # asked once, by `platform` and by matplotlib without a list of fonts
             refuse(command)
         popen(self, command, *arguments, **options)
 

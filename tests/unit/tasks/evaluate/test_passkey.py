@@ -6,9 +6,11 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
@@ -18,7 +20,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
-from support.models import generate
+from support.models import generate, small
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -96,6 +98,23 @@ def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
     for length in (300, 1500):
         right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
     assert len(shapes) == 1
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("most", "fields"), [(4096, {}), (5, {"memory_update": "delta"})])
+def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(tokenizer, monkeypatch, most, fields):
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 5, "memory_layers": (1, 3)}
+    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **INFINI, **layers, **fields)).double().eval()
+    asked = ask(tokenizer, 900, 0.3, "12345")
+    monkeypatch.setattr(module, "PIECE", 40)
+    monkeypatch.setattr(module, "KNOWN_SEGMENTS", most)
+    begun, read = begin(model, asked), model.new_states(1, asked.length)
+    rest = module.read(model, begun.rest, begun.states)
+    whole = module.read(model, list(asked.tokens()), read)
+    torch.testing.assert_close(rest, whole[:, -len(begun.rest) :])
+    for number in (1, 3):
+        torch.testing.assert_close([*begun.states.layers[number].memory], [*read.layers[number].memory])
 
 
 def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
