@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import Begun, ask_across, begin, greedy_tokens, has_memory, right_tokens
+from infini_llama.tasks.evaluate.passkey import Begun, ask_across, begin, greedy_tokens, right_tokens
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import load_run
@@ -65,7 +65,7 @@ def passkey(
     mine = begin(model, asked)
     right = right_tokens(model, mine)
     result = {"tokens": asked.length, "found": all(right), "right_tokens": sum(right) / len(right)}
-    if has_memory(model):
+    if model.uses_memory():
         model.use_memory(False)
         result["found_without_memory"] = all(right_tokens(model, begin(model, asked)))
         model.use_memory(True)
@@ -80,7 +80,7 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
     """Nats per token of a text in rows of ROW_SEGMENTS segments, by segment, with and without the memory."""
     size = ROW_SEGMENTS * segment_length
     result: dict[str, object] = {}
-    memory = has_memory(model)  # not while it is switched off
+    memory = model.uses_memory()  # not while it is switched off
     for name in ("memory", "no_memory") if memory else ("memory",):
         if memory:
             model.use_memory(name == "memory")

@@ -19,6 +19,8 @@ from infini_llama.model.layout import Rows, Segments, rows, segments
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
 
+PIECE = 4096  # tokens of a text that are read at a time
+
 
 class States(NamedTuple):
     """State of a model that reads rows in pieces: rotary tables, and each layer's state."""
@@ -144,6 +146,10 @@ class Llama(nn.Module):
         """Set the gates, before the sigmoid: a value per layer with a memory, for all of its heads, or one for each of them."""
         for attention, value in zip(self.memory_layers().values(), values, strict=True):
             attention.gate.copy_(torch.tensor(value, device=attention.gate.device).expand_as(attention.gate))
+
+    def uses_memory(self) -> bool:
+        """Whether there is a memory that is not left out."""
+        return any(attention.uses_memory for attention in self.memory_layers().values())
 
     def use_memory(self, on: bool) -> None:
         """Lets Infini-attention read its memory or leaves it out, gates and all; what was trained stays as it is."""
@@ -307,14 +313,24 @@ class Llama(nn.Module):
     ) -> tuple[torch.Tensor, States]:
         """Reads prompts, input_ids [B, T], in the parallel form; of row b the first lengths[b] tokens, None: all.
 
+        Without `lengths` the segments that lie behind are read in pieces, so that activations do not grow with the prompt.
+
         Returns:
             logits [B, vocab_size] after each prompt's last token, and the states to `decode` from; a softmax model's have room
             for `capacity` tokens, the prompt's included.
         """
-        states = self.new_states(input_ids.shape[0], capacity)
-        hidden = self.read(input_ids, states, lengths)
-        last = torch.tensor(lengths or [input_ids.shape[1]] * len(hidden), device=hidden.device) - 1
-        return self.logits(hidden[torch.arange(len(hidden), device=hidden.device), last]), states
+        (batch, length), size = input_ids.shape, self.config.segment_length
+        states, behind = self.new_states(batch, capacity), 0
+        if lengths is None and self.config.attention != "softmax":
+            behind = (length - 1) // size * size
+            for piece in input_ids[:, :behind].split(max(1, PIECE // size) * size, dim=1):
+                if self.uses_memory():
+                    self.remember(
+                        self.below_memory(piece.reshape(-1, size)).unflatten(0, (batch, -1)).flatten(1, 2), states
+                    )
+        hidden = self.read(input_ids[:, behind:], states, lengths)
+        last = torch.tensor(lengths or [hidden.shape[1]] * batch, device=hidden.device) - 1
+        return self.logits(hidden[torch.arange(batch, device=hidden.device), last]), states
 
     def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:
         """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far."""

@@ -17,13 +17,12 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, tokenizer_faults
-from infini_llama.model.llama import Llama, States
+from infini_llama.model.llama import PIECE, Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
 
 log = logging.getLogger("infini_llama.evaluate")
-PIECE = 4096  # tokens that are read at a time
 KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
 Result = TypeVar("Result")
 
@@ -159,7 +158,7 @@ def begin(model: Llama, asked: Asked) -> Begun:
     size = 1 if model.config.attention == "softmax" else model.config.segment_length
     first, tokens = (asked.length - 1) // size * size, asked.tokens()
     states = model.new_states(1, capacity=asked.length + len(asked.answer))
-    if has_memory(model):
+    if model.uses_memory():
         remember(model, islice(tokens, first), states)
     elif model.config.attention == "softmax":
         for start in range(0, first, PIECE):
@@ -182,13 +181,9 @@ def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
         model.remember(torch.cat([known[segment] for segment in piece])[None], states)
 
 
-def has_memory(model: Llama) -> bool:
-    return any(attention.uses_memory for attention in model.memory_layers().values())
-
-
 def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:
     """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}; `measure` takes whether the memory is used."""
-    if not has_memory(model):
+    if not model.uses_memory():
         return {"model": measure(False)}
     results = {"memory": measure(True)}
     model.use_memory(False)

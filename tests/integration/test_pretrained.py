@@ -49,7 +49,8 @@ def test_logits_are_those_of_transformers(model):
     torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=0, atol=1e-3)
 
 
-def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model, tmp_path):
+@pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
+def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model, tmp_path, ranks, parallel):
     written = tmp_path / "start.yaml"
     answer(tmp_path, "import", str(model), "--output", str(written), "--attention", "infini", "--segment-length", "64")
     shutil.copytree(PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images"))  # which nobody edits meanwhile
@@ -59,11 +60,17 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
         source |= {"files": [f"{tmp_path}/texts/*.md"]} if "files" in source else {}
         source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
     config["data"]["sequence_length"] = 128
-    short = {"max_steps": 20, "global_batch_size": 2, "micro_batch_size": 2, "eval_steps": 10, "eval_tokens": 4000}
-    config["train"] |= short | {"save_steps": 5, "warmup_steps": 2, "sample_prompts": []}
+    short = {
+        "max_steps": 20,
+        "global_batch_size": 2,
+        "micro_batch_size": 2 // ranks,
+        "eval_steps": 10,
+        "eval_tokens": 4000,
+    }
+    config["train"] |= short | {"save_steps": 5, "warmup_steps": 2, "sample_prompts": [], "parallel": parallel}
     config["evaluate"] = {"after_training": ["export"]}
     config["runtime"] = {"hang_timeout": SECONDS}
-    config["environment"] = {"device": "cpu", "nproc_per_node": 1, "precision": "fp32"}
+    config["environment"] = {"device": "cpu", "nproc_per_node": ranks, "precision": "fp32"}
     written.write_text(yaml.safe_dump(config))
     lab = Laboratory(tmp_path, written)
 

@@ -49,6 +49,22 @@ def test_prefill_and_decode_equal_the_full_forward(kind, kv_heads, length):
         assert relative(logits, full[:, position]) < 1e-5, position
 
 
+@pytest.mark.parametrize("fields", [{}, {"num_hidden_layers": 5, "memory_layers": (1, 3)}])
+@pytest.mark.parametrize("uses_memory", [True, False])
+@torch.inference_mode()
+def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
+    model, read = model_of("infini", **fields), list[int]()
+    model.use_memory(uses_memory)
+    monkeypatch.setattr("infini_llama.model.llama.PIECE", 4 * N)
+    model.model.embed_tokens.register_forward_hook(lambda _module, ids, _output: read.append(ids[0].numel() // 2))
+    ids = torch.randint(0, 97, (2, 30 * N + 3))
+    logits, states = model.prefill(ids, capacity=0)
+    assert max(read) <= 4 * N and sum(read) == (30 * N + 3 if uses_memory else 3)
+    assert relative(logits, model(ids)[:, -1]) < 1e-5
+    longer = torch.cat((ids, torch.randint(0, 97, (2, N))), dim=1)
+    assert relative(model.read(longer[:, ids.shape[1] :], states), model.hidden(longer)[:, ids.shape[1] :]) < 1e-5
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
 def test_padded_rows_equal_the_rows_by_themselves(kind):
