@@ -47,8 +47,7 @@ def chunked_cross_entropy_sum(
     """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
 
     The gradient is taken chunk by chunk in the forward pass (as Hsu et al. 2024, "Liger Kernel", arXiv 2410.10989, section 3.2),
-    and only scaled in the backward pass, so that no logits are computed twice. On a CPU, tokens without a target have no logits
-    where that saves a chunk: most tokens, if only answers are targets. A GPU would have to be asked how many there are.
+    and only scaled in the backward pass, so that no logits are computed twice. Not all tokens have logits: see `tokens_with_logits`.
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
@@ -78,22 +77,32 @@ def in_chunks(
     narrow = weight.to(hidden.dtype)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     grad_hidden, grad_weight = _gradients_like(hidden, weight, learns, weight_learns)
-    targets = _tokens_with_target(labels, chunk) if hidden.device.type == "cpu" else None
+    chosen = tokens_with_logits(labels, chunk)
     x, grad_x = hidden, grad_hidden
-    if targets is not None:
-        x, labels, grad_x = hidden[targets], labels[targets], grad_hidden.new_empty(len(targets), hidden.shape[1])
+    if chosen is not None:
+        x, labels, grad_x = hidden[chosen], labels[chosen], grad_hidden.new_empty(len(chosen), hidden.shape[1])
     with torch.autocast(hidden.device.type, enabled=False):
         for part in range(0, x.shape[0], chunk):
             rows = slice(part, part + chunk)
             gradients = (grad_x[rows], grad_weight if weight_learns else None) if learns else None
             total += _chunk(x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
-    if targets is not None and learns:
-        grad_hidden.zero_()[targets] = grad_x
+    if chosen is not None and learns:
+        grad_hidden.zero_()[chosen] = grad_x
     return total, grad_hidden, grad_weight
 
 
-def _tokens_with_target(labels: torch.Tensor, chunk: int) -> torch.Tensor | None:
-    """Indices of the tokens that have a target, if fewer chunks hold them than hold all tokens."""
+def tokens_with_logits(labels: torch.Tensor, chunk: int) -> torch.Tensor | None:
+    """Indices of the tokens of a micro-batch whose logits a loss in chunks of `chunk` tokens computes; None: all tokens.
+
+    On a CPU these are the tokens that have a target, if fewer chunks hold them than hold all tokens. A GPU would have to be asked
+    how many there are.
+
+    Args:
+        labels: [N] int64; IGNORE_INDEX is no target.
+        chunk: 0: all logits are computed at once.
+    """
+    if not chunk or labels.device.type != "cpu":
+        return None
     targets = (labels != IGNORE_INDEX).nonzero()[:, 0]
     return targets if math.ceil(len(targets) / chunk) < math.ceil(len(labels) / chunk) else None
 
