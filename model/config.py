@@ -191,18 +191,26 @@ def matrix_flops_per_token(config: LlamaConfig, frozen_layers: int) -> float:
     """Floating-point operations of the matrices per token, forward and backward.
 
     6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward). A layer that is frozen, with all
-    layers below it, has no backward pass, and a head that is tied to a frozen embedding no gradient of its weights.
+    layers below it, has no backward pass.
     """
-    head = config.vocab_size * config.hidden_size
-    layer = (matrix_parameters(config) - head) / config.num_hidden_layers
+    layer = (matrix_parameters(config) - config.vocab_size * config.hidden_size) / config.num_hidden_layers
     layers = layer * (6.0 * config.num_hidden_layers - 4.0 * frozen_layers)
-    return layers + head * (4.0 if frozen_layers and config.tie_word_embeddings else 6.0)
+    return layers + head_flops_per_token(config, frozen_layers)
+
+
+def head_flops_per_token(config: LlamaConfig, frozen_layers: int) -> float:
+    """Floating-point operations of the head per token that has logits, forward and backward.
+
+    A head that is tied to a frozen embedding has no gradient of its weights.
+    """
+    return config.vocab_size * config.hidden_size * (4.0 if frozen_layers and config.tie_word_embeddings else 6.0)
 
 
 def flops_per_token(config: LlamaConfig, sequence_length: int, frozen_layers: int = 0) -> float:
     """Floating-point operations per token, forward and backward, in rows of `sequence_length` tokens.
 
-    Those of the matrices, and of the attention three times the forward pass, or once in frozen layers.
+    Those of the matrices, and of the attention three times the forward pass, or once in frozen layers. All tokens have logits here:
+    an upper bound where the loss leaves out tokens without a target, for each of which a step has `head_flops_per_token` less.
     """
     once, again = (attention_flops(config, sequence_length, first) for first in (0, frozen_layers))
     return matrix_flops_per_token(config, frozen_layers) + (once + 2.0 * again) / sequence_length

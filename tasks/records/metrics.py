@@ -78,7 +78,9 @@ class TrainLine(StepLine):
         sequence_length: with data.curriculum.
         step_time, data_time, save_time, save_write_time: see `StepTimes`.
         report_time: seconds that the metrics of the step before took.
-        tokens_per_second, flops_per_second: of `input_tokens`, all ranks together; mfu: share of the processor's peak.
+        tokens_per_second: of `input_tokens`, all ranks together.
+        flops_per_second: of what is computed for them, all ranks together: the head is counted for tokens that have logits alone.
+        mfu: `flops_per_second` as a share of the processors' peak.
         memory_peak: bytes.
     """
 

@@ -6,11 +6,14 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
+from infini_llama.model.context import Context
+from infini_llama.model.llama import Llama
+from infini_llama.model.loss import tokens_with_logits
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
@@ -29,7 +32,7 @@ from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samp
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch, Prefetch, TrainBatches, curriculum_stages_of
+from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch, Prefetch, TrainBatches, curriculum_stages_of
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
@@ -254,8 +257,21 @@ def optimizer_step(
         return Update(math.nan, math.nan, stop > 0, skipped=True)
     loss_sum = strategy.accumulate(batch.micro_batches, batch.targets, scale)
     strategy.clip_gradients(scale)
-    total, stop = ranks.sum(loss_sum, float(stop_requested()))
+    without_logits = tokens_without_logits(strategy.model, batch.micro_batches, ranks.context)
+    total, stop, without_logits = ranks.sum(loss_sum, float(stop_requested()), without_logits)
     loss = total / batch.targets
     apply = math.isfinite(loss) and not is_spike(loss)
     grad_norm = strategy.update(apply, scale)
-    return Update(loss, grad_norm, stop > 0, skipped=not (apply and math.isfinite(grad_norm)))
+    skipped = not (apply and math.isfinite(grad_norm))
+    return Update(loss, grad_norm, stop > 0, skipped, int(without_logits))
+
+
+def tokens_without_logits(model: Llama, micro_batches: Sequence[Batch], context: Context | None) -> int:
+    """Tokens of this rank's micro-batches, or with a `context` of its part of them, that the loss leaves out."""
+    left_out = 0
+    for _, labels, *_ in micro_batches:
+        if context is not None:
+            labels = context.part(labels, model.config.segment_length)
+        chosen = tokens_with_logits(labels.flatten(), model.loss_chunk)
+        left_out += 0 if chosen is None else labels.numel() - len(chosen)
+    return left_out

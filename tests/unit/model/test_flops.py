@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from infini_llama.model.config import (
     attention_flops,
     flops_per_token,
+    head_flops_per_token,
     matrix_parameters,
     parameters,
     trained_parameters,
 )
 from infini_llama.model.llama import Llama
+from infini_llama.model.loss import IGNORE_INDEX
+from support.flops import counted, flop_counter
 from support.models import small
 
 # width 32, 4 query heads and 2 key-value heads of 8, inner 48, vocabulary 97, 2 layers
@@ -61,23 +63,32 @@ def test_infini_by_hand(length, pairs, readers, writers):
 
 
 @pytest.mark.parametrize(
-    ("attention", "frozen", "changes"),
-    [("softmax", 0, {}), ("infini", 0, {}), ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True})],
+    ("chunk", "targets", "without_logits"), [(0, 3, 0), (8, 32, 0), (8, 25, 0), (8, 3, 29), (8, 0, 32)]
 )
-def test_equals_what_is_executed(attention, frozen, changes):
-    """All products but those inside SDPA, which PyTorch counts as if they were not causal."""
+@pytest.mark.parametrize(
+    ("attention", "frozen", "changes"),
+    [
+        ("softmax", 0, {}),
+        ("infini", 0, {}),
+        ("infini", 2, {"num_hidden_layers": 3}),
+        ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
+    ],
+)
+def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, without_logits):
     settings = small(attention=attention, segment_length=8, **changes)
     model, length = Llama(settings), 32
     model.freeze(frozen)
     assert trained_parameters(settings, frozen) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    model.loss_chunk = chunk
     ids = torch.randint(0, 97, (1, length))
-    with FlopCounterMode(display=False) as counter:
-        model.loss(ids, ids)[0].backward()
-    executed = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op))
+    labels = ids.masked_fill(torch.arange(length) >= targets, IGNORE_INDEX)
+    with flop_counter() as counter:
+        model.loss(ids, labels)[0].backward()
     window = 8 if attention == "infini" else length
     causal = 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)  # of a layer
     layers = settings.num_hidden_layers
-    assert flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * frozen) * causal == executed
+    expected = flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * frozen) * causal
+    assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
 
 
 def test_local_attention_has_no_memory():

@@ -18,12 +18,14 @@ class Update:
         grad_norm: before clipping; NaN without targets.
         stop_requested: on any rank.
         skipped: the weights were not updated.
+        tokens_without_logits: read by the model, but left out by the loss, over all ranks.
     """
 
     loss: float
     grad_norm: float
     stop_requested: bool
     skipped: bool
+    tokens_without_logits: int = 0
 
     @property
     def finite(self) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
-from infini_llama.model.config import flops_per_token
+from infini_llama.model.config import flops_per_token, head_flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
@@ -102,8 +102,10 @@ class StepMetrics(Callback):
         update, times = result.update, result.times
         length = self.batches.stage(result.samples).reader.sequence_length
         input_tokens = self.batches.input_tokens(result.samples) if result.targets else 0
-        speed = input_tokens / times.step
-        flops = flops_per_token(self.strategy.model.config, length, self.attempt.config.train.frozen_layers) * speed
+        model, frozen = self.strategy.model.config, self.attempt.config.train.frozen_layers
+        flops = flops_per_token(model, length, frozen) * input_tokens
+        flops -= head_flops_per_token(model, frozen) * update.tokens_without_logits
+        flops_per_second = flops / times.step
         return TrainLine(
             kind="train",
             step=state.step,
@@ -122,9 +124,9 @@ class StepMetrics(Callback):
             save_time=times.save,
             save_write_time=times.save_write,
             report_time=self.report_time,  # of the step before, as save_time is
-            tokens_per_second=speed,
-            flops_per_second=flops,
-            mfu=utilization(flops, self.peak_flops),
+            tokens_per_second=input_tokens / times.step,
+            flops_per_second=flops_per_second,
+            mfu=utilization(flops_per_second, self.peak_flops),
             memory_peak=memory_peak(),
             goodput=self.ledger.spent() if self.ledger else None,
         )

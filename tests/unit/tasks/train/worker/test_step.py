@@ -8,12 +8,13 @@ from torch import nn
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import parameter_norm
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
-from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed
+from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed, tokens_without_logits
 from support.one_rank import OneRank, single_rank
 
 TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
@@ -66,6 +67,29 @@ def test_a_skipped_spike_changes_nothing():
     result = step(single_rank(model, TRAIN), rows, is_spike=lambda loss: loss > 1.0)
     assert result.skipped and math.isfinite(result.loss)
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("chunk", "left_out"), [(0, 0), (4, 11 + 13), (13, 13), (100, 13)])
+def test_tokens_without_logits_are_counted_per_micro_batch(chunk, left_out):
+    """Three micro-batches of one row of 13 tokens: with 13, 2 and 0 targets."""
+    model = small_model()
+    model.loss_chunk = chunk
+    ids, targets = torch.randint(0, 61, (3, 13)), torch.tensor([[13], [2], [0]])
+    labels = ids.masked_fill(torch.arange(13) >= targets, -100)
+    batch = GlobalBatch([*zip(ids.split(1), labels.split(1), strict=True)], 15)
+    result = optimizer_step(single_rank(model, TRAIN), batch, 1.0, lambda loss: False, lambda: False, OneRank())
+    assert result.tokens_without_logits == left_out
+
+
+def test_tokens_without_logits_of_a_shared_row_are_those_of_each_part():
+    """13 tokens in segments of 4: one rank has 8 of them, of which 1 is a target, the other 5, all targets."""
+    model = small_model()
+    model.loss_chunk = 3
+    ids = torch.randint(0, 61, (1, 13))
+    labels = ids.clone()
+    labels[:, 1:8] = -100
+    ranks = (Context(None, place, 2) for place in range(2))
+    assert [tokens_without_logits(model, [(ids, labels)], context) for context in ranks] == [7, 0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
