@@ -16,12 +16,14 @@ from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
+from stored_rows import CaseLines
 from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import Begun, ask_across, begin, greedy_tokens, right_tokens
+from infini_llama.tasks.evaluate.passkey import Asked, Begun, ask_across, begin, greedy_tokens, right_tokens
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import load_run
@@ -49,19 +51,27 @@ def opened(place: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, ob
 
 def with_segments(model: Llama, segment_length: int) -> Llama:
     """The same weights with segments of another length; a model with full attention is as it is."""
-    if model.config.attention == "softmax" or model.config.segment_length == segment_length:
+    return model if model.config.attention == "softmax" else with_fields(model, segment_length=segment_length)
+
+
+def with_fields(model: Llama, **fields: Any) -> Llama:
+    """The same weights under a configuration with other values of these fields; the model itself where nothing changes."""
+    config = replace(model.config, **fields)
+    if config == model.config:
         return model
-    other = Llama(replace(model.config, segment_length=segment_length))
+    other = Llama(config)
     other.load_state_dict(model.state_dict())
     return other.eval().to(model.lm_head.weight.device)
 
 
-def passkey(
-    model: Llama, tokenizer: Tokenizer, filler: list[int], case: dict, before: Begun | None
-) -> tuple[dict, Begun]:
-    """One number: found with the memory and without, and what is answered from the memory of the text before."""
+def asked_in(case: dict[str, Any], tokenizer: Tokenizer, filler: list[int]) -> Asked:
+    """The text of a case, which depends on nothing but the case, the tokenizer and the filler."""
     random = Random(f"{case['filler']}-{case['segment_length']}-{case['boundaries']}-{case['number']}")
-    asked = ask_across(tokenizer, case["segment_length"], case["boundaries"], FORMS["passkey"](random), random, filler)
+    return ask_across(tokenizer, case["segment_length"], case["boundaries"], FORMS["passkey"](random), random, filler)
+
+
+def passkey(model: Llama, asked: Asked, before: Begun | None) -> tuple[dict, Begun]:
+    """One number: found with the memory and without, and what is answered from the memory of the text before."""
     mine = begin(model, asked)
     right = right_tokens(model, mine)
     result = {"tokens": asked.length, "found": all(right), "right_tokens": sum(right) / len(right)}
@@ -97,17 +107,6 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
     return result
 
 
-def stored() -> list[dict]:
-    """The cases that have ended; a line that a kill cut short is removed."""
-    if not RESULTS.exists():
-        return []
-    text = RESULTS.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        RESULTS.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def cases(options: argparse.Namespace) -> Iterator[dict]:
     for segment_length in options.segment_lengths:
         for boundaries in options.boundaries:
@@ -120,7 +119,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    done = {json.dumps({name: line[name] for name in line["case"]}, sort_keys=True) for line in stored()}
+    lines = CaseLines(RESULTS)
     for place in options.models:
         model, tokenizer, about = opened(place, options.checkpoint)
         about |= {"precision": "bf16"} if options.precision == "bf16" else {}
@@ -131,7 +130,7 @@ def measure(options: argparse.Namespace) -> None:
         of_length, before, cell = model, None, None
         for case in cases(options):
             fields = about | {name: value for name, value in case.items() if name != "file"}
-            if json.dumps(fields, sort_keys=True) in done:
+            if fields in lines:
                 continue
             if of_length.config.segment_length != case["segment_length"]:
                 of_length = with_segments(model, case["segment_length"])
@@ -140,20 +139,17 @@ def measure(options: argparse.Namespace) -> None:
             started = time.process_time()
             with torch.autocast(model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
                 if case["kind"] == "passkey":
-                    result, before = passkey(of_length, tokenizer, tokens[case["filler"]], case, before)
+                    result, before = passkey(of_length, asked_in(case, tokenizer, tokens[case["filler"]]), before)
                 else:
                     ids = tokenizer.encode(Path(case["file"]).read_text(), add_special_tokens=False).ids
                     result = text(of_length, ids, case["segment_length"])
-            line = fields | result | {"case": [*fields], "cpu_seconds": round(time.process_time() - started, 2)}
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
+            lines.add(fields, result | {"cpu_seconds": round(time.process_time() - started, 2)})
 
 
 def summary() -> list[dict]:
     """A row per cell: numbers found of those asked, or nats per token of all texts."""
     cells: dict[tuple, list[dict]] = defaultdict(list)
-    for line in stored():
+    for line in CaseLines(RESULTS).read():
         key = tuple(line.get(name) for name in ("model", "step", "kind", "segment_length", "boundaries", "filler"))
         cells[key].append(line)
     rows = []

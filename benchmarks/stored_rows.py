@@ -1,4 +1,5 @@
-"""Rows of results that several benchmarks store: what is known of the machine, and a row that replaces the same case's earlier one."""
+"""Rows of results that several benchmarks store: what is known of the machine, a row that replaces the same case's earlier one, and
+lines of cases that are stored as they end."""
 
 import json
 import os
@@ -31,3 +32,36 @@ def store(target: Path, row: dict[str, Any], same: Sequence[str]) -> None:
     row = {"load": os.getloadavg()[0]} | row
     kept = [old for old in stored.get("rows", []) if any(old.get(field) != row[field] for field in same)]
     target.write_text(json.dumps(stored | {"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+
+
+class CaseLines:
+    """JSON lines of cases that have ended, one each; a program that was killed continues with the others.
+
+    A line has the fields of its case, their names under `case`, and what was measured.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._ended = {_key({name: line[name] for name in line["case"]}) for line in self.read()}
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines; one that a kill cut short is removed."""
+        text = self.target.read_text(encoding="utf-8") if self.target.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            self.target.write_text(whole, encoding="utf-8")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def __contains__(self, case: dict[str, Any]) -> bool:
+        return _key(case) in self._ended
+
+    def add(self, case: dict[str, Any], measured: dict[str, Any]) -> None:
+        line = json.dumps(case | measured | {"case": [*case]})
+        with self.target.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._ended.add(_key(case))
+        print(line, flush=True)
+
+
+def _key(case: dict[str, Any]) -> str:
+    return json.dumps(case, sort_keys=True)
