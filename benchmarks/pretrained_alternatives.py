@@ -345,6 +345,8 @@ def summary() -> list[dict[str, Any]]:
         row |= {"asked": len(lines), "found": sum(line["found"] for line in lines)}
         row["right_tokens"] = statistics.mean(line["right_tokens"] for line in lines)
         row["tokens"] = max(line["tokens"] for line in lines)
+        if "factor" in row:
+            row["rope_factors"] = sorted({line["rope_factor"] for line in lines})
         row["read_ms"] = statistics.median(1000 * line["read_seconds"] / line["read_tokens"] for line in lines)
         rows.append(row)
     return rows
