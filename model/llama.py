@@ -322,12 +322,10 @@ class Llama(nn.Module):
         (batch, length), size = input_ids.shape, self.config.segment_length
         states, behind = self.new_states(batch, capacity), 0
         if lengths is None and self.config.attention != "softmax":
-            behind = (length - 1) // size * size
-            for piece in input_ids[:, :behind].split(max(1, PIECE // size) * size, dim=1):
-                if self.uses_memory():
-                    self.remember(
-                        self.below_memory(piece.reshape(-1, size)).unflatten(0, (batch, -1)).flatten(1, 2), states
-                    )
+            behind, step = (length - 1) // size * size, max(1, PIECE // size) * size
+            for start in range(0, behind if self.uses_memory() else 0, step):
+                piece = input_ids[:, start : min(start + step, behind)].reshape(-1, size)
+                self.remember(self.below_memory(piece).reshape(batch, -1, self.config.hidden_size), states)
         hidden = self.read(input_ids[:, behind:], states, lengths)
         last = torch.tensor(lengths or [hidden.shape[1]] * batch, device=hidden.device) - 1
         return self.logits(hidden[torch.arange(batch, device=hidden.device), last]), states
