@@ -75,8 +75,8 @@ class SlidingWindow:
         self.theirs.eval().to(llama.lm_head.weight)
         self.lm_head = self.logits = self.theirs.lm_head
 
-    def memory_layers(self) -> dict[int, Any]:
-        return {}
+    def uses_memory(self) -> bool:
+        return False
 
     def new_states(self, batch: int, capacity: int) -> DynamicCache:
         return DynamicCache(config=self.theirs.config)
