@@ -29,7 +29,8 @@ def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     assert not started.processes()
     first, second = lab.attempts("stopped")
     assert first.code == 76 and "rank 1 " in first.message
-    assert second.kind == "done" and second.from_step >= 20
+    # The save of step 20 may not have ended when the rank was stopped.
+    assert second.kind == "done" and second.from_step >= 10
     assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), "no stacks were written"
     lab.assert_same("stopped", calm)
 
