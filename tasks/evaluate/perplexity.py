@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError, tokenizer_faults
-from infini_llama.model.llama import Llama
+from infini_llama.model.llama import PIECE, Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import TextFile
@@ -25,7 +25,6 @@ from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
-PIECE = 4096  # tokens of a stream that are read at a time
 BATCH = 8  # rows
 PLACES = 8  # parts of a row with losses of their own, where there are no segments
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+ASKED_ONCE = (
+    "uname",
+    "fc-list",
+)  # by the standard library's `platform`, and by matplotlib where it has no list of fonts yet
+
 
 @pytest.fixture
 def few_addresses() -> Iterator[int]:
@@ -27,10 +32,7 @@ def no_process(request, monkeypatch):
         pytest.fail(f"a unit test starts a process: {arguments[:2]}; move it to tests/integration", pytrace=False)
 
     def start(self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any) -> None:
-        if command[0] not in (
-            "uname",
-            "fc-list",
-        ):  # asked once, by `platform` and by matplotlib without a list of fonts
+        if command[0] not in ASKED_ONCE:
             refuse(command)
         popen(self, command, *arguments, **options)
 
