@@ -96,6 +96,15 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         raise DataError(f"{folder} cannot be loaded: {fault}") from error
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """Names of the tensors in a folder.
+
+    Raises:
+        DataError: its table is not as it was written.
+    """
+    return set(TensorReader(folder).read_metadata().state_dict_metadata)
+
+
 class TensorPart(Record):
     """The block of a tensor that begins at `offsets`, in row-major order: `file` has it from byte `start` on."""
 

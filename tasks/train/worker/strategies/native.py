@@ -1,5 +1,6 @@
 """Strategies of torch itself: a copy of the model per rank (DDP), or a shard of every parameter (FSDP2, HSDP)."""
 
+import logging
 import math
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,10 +17,12 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors
+from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors, tensor_names
 from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+
+log = logging.getLogger("infini_llama.worker")
 
 
 class LossModule(nn.Module):
@@ -102,7 +105,18 @@ class NativeStrategy:
         return tensors
 
     def load_tensors(self, checkpoint: Path) -> None:
-        load_tensors(checkpoint, self.tensors())
+        tensors, stored = self.tensors(), tensor_names(checkpoint)
+        # Another optimizer's state; it stays zero, as before a first step.
+        anew = {name for name in tensors if name.startswith("optimizer.")} - stored
+        if anew:
+            log.warning(
+                "%s has no state of train.optimizer=%s for %d tensor(s), such as %s; it begins at zero.",
+                checkpoint.name,
+                self.train.optimizer,
+                len(anew),
+                min(anew),
+            )
+        load_tensors(checkpoint, {name: value for name, value in tensors.items() if name not in anew})
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

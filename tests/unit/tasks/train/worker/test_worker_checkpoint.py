@@ -73,6 +73,24 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
     assert state_hash(other.tensors(), "") == state_hash(strategy.tensors(), "")
 
 
+@pytest.mark.parametrize(("before", "now"), [("adamw", "sgd"), ("adamw", "muon"), ("muon", "adamw"), ("sgd", "adam")])
+def test_another_optimizer_begins_without_state_of_its_own(ranks, tmp_path, caplog, before, now):
+    config = LlamaConfig(61, 16, 32, 2, 2, 1, 16)
+    strategy = single_rank(Llama(config), TrainingConfig(optimizer=before))
+    ids = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(1))
+    strategy.accumulate([(ids[:, :-1], ids[:, 1:], None)], 32)
+    strategy.clip_gradients()
+    strategy.update(apply=True)
+    path = save_checkpoint(tmp_path, 1, saved := strategy.tensors(), {"step": 1})
+    other = single_rank(Llama(config), TrainingConfig(optimizer=now))
+    other.load_tensors(path)
+    loaded = other.tensors()
+    assert state_hash(loaded, "model.") == state_hash(saved, "model.")
+    for name in (name for name in loaded if name.startswith("optimizer.")):
+        assert torch.equal(loaded[name], saved.get(name, torch.zeros_like(loaded[name])))
+    assert f"train.optimizer={now}" in caplog.text
+
+
 def test_the_hash_sees_one_bit_a_name_and_a_shape():
     value = torch.arange(6.0)
     assert state_hash({"a": value}, "") != state_hash({"b": value}, "")
