@@ -165,7 +165,8 @@ class TrainingConfig(Section):
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = free(
         default=None,
-        description="Keep checkpoints at multiples of this step forever, in addition to train.save_total_limit. null: none.",
+        description="Save checkpoints at multiples of this step too, and keep them forever, in addition to train.save_total_limit. "
+        "null: none.",
     )
     async_save: bool = free(
         default=True,

@@ -61,6 +61,7 @@ class Checkpointer:
         self.folder, self.strategy, self.ranks, self.callbacks = folder, strategy, ranks, callbacks
         self.writer = BackgroundSave(folder, train, ranks, before_commit)
         self.interval, self.lowest_loss = Interval(train.save_steps, ranks), 0.0
+        self.permanent_every = train.save_permanent_every
         self.save_time = 0.0
 
     def load_into(self, state: TrainState, source: Path | None) -> None:
@@ -84,9 +85,11 @@ class Checkpointer:
         return self.writer.poll()
 
     def advance(self, state: TrainState) -> bool:
-        """Count one more step; return whether `train.save_steps` is reached, or the validation loss is the lowest of all checkpoints."""
+        """Count one more step; return whether `train.save_steps` or a multiple of `train.save_permanent_every` is reached, or the
+        validation loss is the lowest of all checkpoints."""
         self.save_time = 0.0
-        return self.interval.advance(state) or self._is_best(state)
+        permanent = self.permanent_every is not None and state.step % self.permanent_every == 0
+        return self.interval.advance(state) or permanent or self._is_best(state)
 
     def save(self, state: TrainState) -> None:
         """Copy the state and commit it in the background, once the previous save is complete.

@@ -82,6 +82,11 @@ def test_a_loss_that_is_not_lower_or_not_finite_is_not_saved(train):
     assert kept(run) == [12, 10, 5, 3]
 
 
+def test_multiples_of_save_permanent_every_are_saved_and_stay(train):
+    run = train("one", {3: 7.0, 6: 8.0, 9: 8.0, 12: 8.0}, save_permanent_every=4)
+    assert kept(run) == [12, 10, 8, 5, 4, 3]
+
+
 def test_a_resumed_run_saves_what_the_uninterrupted_run_does(train):
     losses = {3: 7.0, 6: 9.0, 9: 6.0, 12: 8.0}
     whole = train("whole", losses, save_total_limit=9)
