@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,11 @@ from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.stopping import grace_period
+from infini_llama.tasks.train.worker.data.order import WeightedSource, weighted_sources
 from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 log = logging.getLogger("infini_llama.train")
+ROWS_AT_ONCE = 4096  # whose targets are counted
 POLICIES = resume_policies(TrainingConfig)
 # Not compared by key: the length is compared in steps, initial weights by their digest, and settings of the plan with the environment.
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
@@ -53,10 +56,11 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     vocabulary = (initial or dataset).vocab_size
     model = LlamaConfig(**config.model.architecture(vocabulary, dataset.sequence_length))
     _refuse_short_curriculum(config)
-    max_steps = _max_steps(config.train, dataset, home)
+    bound = _bound_dataset(config, dataset)
+    max_steps = _max_steps(config.train, dataset, bound.weights, home)
     refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     lineage = Lineage(
-        dataset=_bound_dataset(config, dataset),
+        dataset=bound,
         text=dataset.text,
         model=model,
         train=config.train,
@@ -139,7 +143,7 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
     return not any(record.invocation == invocation for record in read_attempts(run))
 
 
-def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
+def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, float] | None, home: Path) -> int:
     """Steps of the run: a function of the settings and the dataset.
 
     Raises:
@@ -148,19 +152,30 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, home: Path) -> int:
     rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
     if steps is None:
         if train.num_epochs is not None:
-            steps, setting = math.ceil(train.num_epochs * rows / batch), f"train.num_epochs={train.num_epochs:g}"
+            setting = f"train.num_epochs={train.num_epochs:g}"
+            steps = math.ceil(Fraction(repr(train.num_epochs)) * rows / batch)  # exactly: 1.1 x 100 is 110
         else:
             assert train.max_tokens is not None  # one of the three is set
-            reader = TokenReader(home / dataset.path, dataset.row_table, "train", verify_on_read=True)
-            targets = reader.count_targets(np.arange(rows))
-            steps = math.ceil(count(train.max_tokens) * rows / (batch * targets))
             setting = f"train.max_tokens={train.max_tokens}"
+            reader = TokenReader(home / dataset.path, dataset.row_table, "train", verify_on_read=True)
+            steps = math.ceil(count(train.max_tokens) / (batch * _targets_of_sample(reader, weights)))
         log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
         if train.warmup_steps >= steps:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
             )
     return steps
+
+
+def _targets_of_sample(reader: TokenReader, weights: dict[str, float] | None) -> Fraction:
+    """Targets of a sample, on average: of all rows, or with weights of each source's, in its share."""
+    sources = weighted_sources(reader.sources, weights) if weights else (WeightedSource("", 0, len(reader), 1),)
+    targets = Fraction(0)
+    for source in sources:
+        rows = np.arange(source.first, source.first + source.rows)
+        parts = np.array_split(rows, -(-len(rows) // ROWS_AT_ONCE))  # masks of all rows at once may not fit into memory
+        targets += Fraction(sum(map(reader.count_targets, parts)) * source.weight, source.rows)
+    return targets / sum(source.weight for source in sources)
 
 
 def _refuse_short_curriculum(config: PipelineConfig) -> None:

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -21,8 +21,10 @@ from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
+from support.records import make_plan
 from support.stages import survey
 
 
@@ -157,3 +159,17 @@ def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(
     settings = data(files=[], sources=[copies, {"name": "shared", "files": files["shared"]}], validation_fraction=0.2)
     taught = list(Corpus(settings, tmp_path / "home")._training_texts([]))
     assert held_out and sorted(taught) == sorted([*(set(texts) - held_out), *(set(texts) - held_out), "its own"])
+
+
+def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources, tmp_path):
+    """One source's sequences are full of targets, most of the other's have none."""
+    few = {"loss_on": "answer", "answer_after": "1234", "weight": 1}
+    data = mixture(sources["prose"] | {"weight": 9}, sources["numbers"] | few, packing="padded")
+    reference = preprocess(data, tmp_path)
+    train = {"max_tokens": 50_000, "warmup_steps": 0, "global_batch_size": 10, "micro_batch_size": 2}
+    config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": {"home": str(tmp_path)}})
+    lineage = bind_run(config, reference, make_plan())
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
+    batches = TrainBatches(curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1)
+    trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
+    assert 49_500 < trained < 50_500
