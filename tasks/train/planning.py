@@ -79,6 +79,7 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_curriculum(config.data, lineage)
+    _warn_of_unused_profile(run, lineage)
     _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     run.write(run.lineage, lineage)
@@ -211,6 +212,17 @@ def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
                 last_step,
                 lineage.max_steps,
             )
+
+
+def _warn_of_unused_profile(run: RunFolder, lineage: Lineage) -> None:
+    span, step = lineage.train.profile_steps, checkpoints.latest_step(run.checkpoints)
+    if span and (span[0] > lineage.max_steps or (span[1] <= step and not (run.path / "profile").exists())):
+        log.warning(
+            "train.profile_steps=%s: nothing is recorded, since the run continues with step %d and ends with step %d",
+            span,
+            step + 1,
+            lineage.max_steps,
+        )
 
 
 def _warn_of_limit(plan: EnvironmentPlan, lineage: Lineage) -> None:

@@ -59,6 +59,28 @@ def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
     assert [record.args for record in caplog.records] == [(8, 2)]
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)])
+def test_epochs_are_counted_exactly(tmp_path, epochs, steps):
+    train = {"num_epochs": epochs, "global_batch_size": 10, "micro_batch_size": 2, "warmup_steps": 0}
+    assert bind_run(config_in(tmp_path, train=train), DATASET, make_plan()).max_steps == steps
+
+
+def test_a_profile_that_is_never_recorded_is_reported(tmp_path, caplog):
+    run = RunFolder(tmp_path / "runs" / "mine")
+
+    def warns(span: list[int]) -> bool:
+        caplog.clear()
+        train = {"max_steps": 20, "warmup_steps": 5, "profile_steps": span}
+        bind_run(config_in(tmp_path, train=train), DATASET, make_plan())
+        return "train.profile_steps" in caplog.text
+
+    assert [warns(span) for span in ([21, 24], [20, 24], [5, 9])] == [True, False, False]
+    add_checkpoint(run.checkpoints, 10)
+    assert [warns(span) for span in ([5, 9], [5, 11])] == [True, False]
+    (run.path / "profile").mkdir()
+    assert not warns([5, 9])
+
+
 def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     """Of 100 steps the first 50 are of short rows; stopped at 60 and resumed with 200, step 61 stays one of long rows."""
     stage = {"sequence_length": 8, "until": 0.5}
