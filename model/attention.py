@@ -49,6 +49,12 @@ class KeyValues:
             self.k[row, :, place], self.v[row, :, place] = k.transpose(1, 2), v.transpose(1, 2)
         self.filled = [old + new for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)]
 
+    def set_row(self, row: int, other: "KeyValues") -> None:
+        """Let a row be what `other`, a state of the same layer with one row, has read."""
+        filled = other.filled[0]
+        self.k[row, :, :filled], self.v[row, :, :filled] = other.k[0, :, :filled], other.v[0, :, :filled]
+        self.filled[row] = filled
+
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None) -> torch.Tensor:
         """Append the next tokens' k, v [B, Hkv, t, d]; returns attention [B, H, t, d] of their queries over everything so far."""
         if max(self.filled) == 0:

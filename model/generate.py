@@ -1,4 +1,4 @@
-"""Text token by token: the prompts in one parallel pass, then one token at a time from each layer's state."""
+"""Text token by token: each prompt in the parallel form, then one token at a time of all, from each layer's state."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -89,16 +89,17 @@ def generate_batch(
     if max_new_tokens < 1:
         return
     device, size = model.lm_head.weight.device, vocab_size or model.config.vocab_size
-    lengths = [len(prompt) for prompt in prompts]
-    longest = max(lengths)
-    ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
+    capacity = max(map(len, prompts)) + max_new_tokens
     seen = torch.zeros(len(prompts), size, dtype=torch.bool)
-    generators: list[torch.Generator] = []
+    states, begun, generators = model.new_states(len(prompts), capacity), list[torch.Tensor](), list[torch.Generator]()
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
         generators.append(torch.Generator().manual_seed(sampling.seed + prompts[:row].count(prompt)))
-    ragged = lengths if min(lengths) < longest else None
-    logits, states = model.prefill(ids, longest + max_new_tokens, ragged)
+        scores, read = model.prefill(torch.tensor([prompt], device=device), len(prompt))
+        for state, of_row in zip(states.layers, read.layers, strict=True):
+            state.set_row(row, of_row)
+        begun.append(scores)
+    logits = torch.cat(begun)
     open_rows = set(range(len(prompts)))
     for remaining in range(max_new_tokens - 1, -1, -1):
         step: list[int | None] = [None] * len(prompts)

@@ -32,6 +32,11 @@ class SegmentState(KeyValues):
         super().__init__(batch, heads, capacity, size, dtype, device)
         self.segments = [0] * batch
 
+    def set_row(self, row: int, other: KeyValues) -> None:
+        super().set_row(row, other)
+        assert isinstance(other, SegmentState)
+        self.segments[row] = other.segments[0]
+
     def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
         """Keep what a memory needs of the next tokens' keys k [B, Hkv, t, d], not rotated."""
 
@@ -56,6 +61,12 @@ class InfiniState(SegmentState):
             torch.zeros(batch, heads, size, size, dtype=wide, device=device),
             torch.zeros(batch, heads, size, dtype=wide, device=device),
         )
+
+    def set_row(self, row: int, other: KeyValues) -> None:
+        super().set_row(row, other)
+        assert isinstance(other, InfiniState)
+        self.plain_k[row] = other.plain_k[0]
+        self.memory.M[row], self.memory.z[row] = other.memory.M[0], other.memory.z[0]
 
     def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
         if places.ndim == 1:

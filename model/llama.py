@@ -308,12 +308,10 @@ class Llama(nn.Module):
         for number in range(min(with_memory), max(with_memory) + 1):
             x = layers[number].read(x, states.rotary, states.layers[number], None)
 
-    def prefill(
-        self, input_ids: torch.Tensor, capacity: int, lengths: list[int] | None = None
-    ) -> tuple[torch.Tensor, States]:
-        """Reads prompts, input_ids [B, T], in the parallel form; of row b the first lengths[b] tokens, None: all.
+    def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, States]:
+        """Reads prompts, input_ids [B, T], in the parallel form.
 
-        Without `lengths` the segments that lie behind are read in pieces, so that activations do not grow with the prompt.
+        The segments that lie behind are read in pieces, so that activations do not grow with the prompt.
 
         Returns:
             logits [B, vocab_size] after each prompt's last token, and the states to `decode` from; a softmax model's have room
@@ -321,14 +319,12 @@ class Llama(nn.Module):
         """
         (batch, length), size = input_ids.shape, self.config.segment_length
         states, behind = self.new_states(batch, capacity), 0
-        if lengths is None and self.config.attention != "softmax":
+        if self.config.attention != "softmax":
             behind, step = (length - 1) // size * size, max(1, PIECE // size) * size
             for start in range(0, behind if self.uses_memory() else 0, step):
                 piece = input_ids[:, start : min(start + step, behind)].reshape(-1, size)
                 self.remember(self.below_memory(piece).reshape(batch, -1, self.config.hidden_size), states)
-        hidden = self.read(input_ids[:, behind:], states, lengths)
-        last = torch.tensor(lengths or [hidden.shape[1]] * batch, device=hidden.device) - 1
-        return self.logits(hidden[torch.arange(batch, device=hidden.device), last]), states
+        return self.logits(self.read(input_ids[:, behind:], states)[:, -1]), states
 
     def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:
         """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far."""

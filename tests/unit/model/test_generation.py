@@ -65,19 +65,28 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
     assert relative(model.read(longer[:, ids.shape[1] :], states), model.hidden(longer)[:, ids.shape[1] :]) < 1e-5
 
 
+def test_prompts_of_several_lengths_are_read_in_pieces_and_without_padding(monkeypatch):
+    model, read = model_of("infini"), list[int]()
+    monkeypatch.setattr("infini_llama.model.llama.PIECE", 4 * N)
+    model.model.embed_tokens.register_forward_hook(lambda _module, ids, _output: read.append(ids[0].numel()))
+    lengths = (30 * N + 3, 1, 2 * N)
+    next(generate_batch(model, [[1] * length for length in lengths], 1, Sampling()))
+    assert max(read) <= 4 * N and sum(read) == sum(lengths)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
 def test_padded_rows_equal_the_rows_by_themselves(kind):
     model = model_of(**MODELS[kind])
     lengths = [1, N - 1, N, N + 1, 2 * N, 3 * N + 7]
     ids = torch.randint(0, 97, (len(lengths), 6 * N))
-    full, longest = model(ids), max(lengths)
-    logits, states = model.prefill(ids[:, :longest], capacity=6 * N, lengths=lengths)
+    full, longest, rows = model(ids), max(lengths), torch.arange(len(lengths))
+    states = model.new_states(len(lengths), 6 * N)
+    logits = model.logits(model.read(ids[:, :longest], states, lengths)[rows, torch.tensor(lengths) - 1])
     for step in range(2 * N + 1):
         places = torch.tensor(lengths) + step
-        expected = full[torch.arange(len(lengths)), places - 1]
-        assert relative(logits, expected) < 1e-5, step
-        logits = model.decode(ids[torch.arange(len(lengths)), places], states)
+        assert relative(logits, full[rows, places - 1]) < 1e-5, step
+        logits = model.decode(ids[rows, places], states)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -97,7 +106,8 @@ def test_unreadable_input_is_refused():
     softmax.decode(torch.tensor([1]), states)
     with pytest.raises(ValueError, match="4"):
         softmax.decode(torch.tensor([1]), states)
-    _, states = infini.prefill(torch.tensor([[1, 2, 3], [1, 2, 0]]), capacity=4, lengths=[3, 2])
+    states = infini.new_states(2, capacity=4)
+    infini.read(torch.tensor([[1, 2, 3], [1, 2, 0]]), states, lengths=[3, 2])
     with pytest.raises(ValueError, match="token"):
         infini.read(torch.tensor([[1, 2], [1, 2]]), states)
 

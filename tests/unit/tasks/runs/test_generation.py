@@ -29,20 +29,21 @@ class Scripted(Llama):
     def __init__(self, tokenizer, *texts):
         super().__init__(LlamaConfig(300, 8, 8, 1, 1, 1, 8))
         self.script = [[*tokenizer.encode(text).ids, END] for text in texts]
-        self.step = 0
+        self.begun = self.step = 0
 
-    def _next(self):
+    def _scores(self):
         logits = torch.zeros(len(self.script), 300)
         for row, tokens in enumerate(self.script):
             logits[row, tokens[min(self.step, len(tokens) - 1)]] = 9.0
-        self.step += 1
         return logits
 
     def prefill(self, *arguments, **options):
-        return self._next(), super().prefill(*arguments, **options)[1]
+        self.begun += 1
+        return self._scores()[self.begun - 1 : self.begun], super().prefill(*arguments, **options)[1]
 
     def decode(self, *_arguments):
-        return self._next()
+        self.step += 1
+        return self._scores()
 
 
 def written(tokenizer, texts, stops=(), length=200):
