@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import passkey, passkey_across, with_and_without_memory
+from infini_llama.tasks.evaluate.passkey import in_text, passkey, passkey_across, with_and_without_memory
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -120,7 +120,8 @@ def find_passkeys(
     """
     row = RunFolder(run_dir).require_lineage().dataset.sequence_length
     lengths = lengths or (row, 2 * row, 4 * row, 8 * row)
-    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
+    apart = trained_on_answers(run_dir)
+    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed, apart=apart)
     return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
 
 
@@ -142,7 +143,7 @@ def find_passkeys_across(
 
     def measure(model: Llama, tokenizer: Tokenizer) -> list[dict[str, PasskeyResult]]:
         tokens = filler_tokens(run_dir, tokenizer, filler)
-        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed)
+        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed, trained_on_answers(run_dir))
 
     settings = {"samples": samples, "seed": seed, "form": form, "filler": filler}
     return _retrieval(run_dir, checkpoint, measure, settings, None)
@@ -157,7 +158,12 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     random = Random(0)
     text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    return in_text(tokenizer, text)
+
+
+def trained_on_answers(run_dir: Path) -> bool:
+    """Whether a run's dataset has answers, which are encoded apart from what is before them."""
+    return verified_manifest(dataset_of(run_dir)).content.loss_on == "answer"
 
 
 def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The hidden number: where it stands, that pieces read it as one pass would, and that the answer is what greedy writing gives."""
 
+import json
 import re
 from dataclasses import replace
 from random import Random
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import passkey as module
-from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, passkey, right_tokens
+from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, last_mention, passkey, right_tokens
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import files_of
@@ -21,6 +22,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
 from support.models import generate, small
+from support.tokenizer_kinds import of_kind
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -43,6 +45,20 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     assert asked.after == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
         ask(tokenizer, least - 1, depth, "12345")
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma", "byte-level bpe"])
+def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with_a_space(kind):
+    described = json.loads(of_kind(kind).to_str())
+    described["model"]["merges"] = []  # these have learned some from one sentence to the next
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    asked = ask(tokenizer, 2000, 0.5, "12345")
+    one = replace(asked, before=len(asked.filler), after=len(asked.filler))
+    text = f"{HEAD}{FILLER}{HIDDEN.format(key='12345')}{FILLER}{QUESTION} 12345"
+    assert tokenizer.decode([*one.tokens(), *one.answer]) == text
+    assert last_mention(asked.hidden, asked.answer) is not None
+    alone = tokenizer.encode(" 12345", add_special_tokens=False).ids
+    assert ask(tokenizer, 2000, 0.5, "12345", apart=True).answer == alone
 
 
 def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
