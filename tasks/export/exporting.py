@@ -77,7 +77,7 @@ def export_trained(run_dir: Path) -> Path:
         log.info("%s was already exported", chosen.name)
         return output
     for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=True)
     with disk_full_as(f"the export in {output}"), staged(output) as folder:
         write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
         if has_all_files(output, EXPORT):  # of a checkpoint before

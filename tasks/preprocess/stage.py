@@ -333,7 +333,7 @@ class Preparation:
 def _clear(folder: Path) -> Path | None:
     """Under the lock: removes what killed builds of this artifact left, and moves a damaged one aside; returns where to."""
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=True)
     if not folder.exists():
         return None
     aside = move_aside(folder)

@@ -212,7 +212,7 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
 
 
 def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:
-    """Deletes it under its lock, if it still can be; returns the holder of the lock otherwise."""
+    """Deletes it under its lock, if it still can be; returns otherwise who holds the lock, or why it cannot be deleted."""
     try:
         with Lock(leftover.lock):
             if leftover not in leftovers(home, rules):
@@ -226,4 +226,6 @@ def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:
             log.info("removed %s", leftover.path)
     except Busy:
         return lock_holder(leftover.lock) or "another process, a moment ago"
+    except OSError as fault:  # it is another user's, or NFS keeps a file of it that another process reads
+        return f"the file system ({fault.strerror})"
     return None

@@ -221,7 +221,7 @@ def remove_staging(run: RunFolder) -> None:
     """Removes what a killed save left half-written; only called under the run's lock."""
     for path in run.checkpoints.glob(".step-*"):
         log.info("removing %s, left by a save that did not finish", path.name)
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # else it stays for `gc`
 
 
 def cut_metrics(run: RunFolder, step: int) -> None:

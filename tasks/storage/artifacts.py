@@ -342,7 +342,14 @@ def row_tables(dataset: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen."""
+    """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen.
+
+    What cannot be deleted now is left to `gc`: NFS keeps a file that another process reads, and a folder with one. Of an artifact that
+    was moved elsewhere behind a link, the link is deleted.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     trash = temporary_name(path)
     path.rename(trash)
-    shutil.rmtree(trash)
+    shutil.rmtree(trash, ignore_errors=True)

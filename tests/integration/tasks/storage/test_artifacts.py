@@ -298,6 +298,9 @@ def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
 
 def test_a_temporarily_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
     make(tmp_path / "data")
+    (tmp_path / "link").symlink_to("data.damaged-2")
+    remove(tmp_path / "link")
+    assert names_in(tmp_path) == ["data.damaged-2"], "what was moved behind a link stays where it is"
 
     def denied(path):
         raise OSError(24, "Too many open files")

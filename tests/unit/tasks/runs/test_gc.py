@@ -1,8 +1,12 @@
 """What may go and what never does: a run's newest checkpoints, what somebody works on, what another run was started from."""
 
+import errno
 import os
+import resource
 import shutil
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +63,33 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, 
     assert not any(path.exists() for path in [*left, half])
     assert paths(collect(home, ALL, yes=False)) == []
     assert step_of(newest_with_damaged_moved_aside(run / "checkpoints")) == 60
+
+
+def test_space_is_freed_on_a_full_disk(home):
+    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        found = collect(home, ALL, yes=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert paths(found) == [path.relative_to(home).as_posix()] and not path.exists()
+
+
+def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monkeypatch):
+    """As NFS answers while another process reads a file of it."""
+    first, second = (staging(home / "runs" / "run" / "checkpoints" / f"step-0000012{digit}") for digit in "01")
+    rmtree = shutil.rmtree
+
+    def refuse(path: Path, **settings: Any) -> None:
+        if path == first:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        rmtree(path, **settings)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    found = collect(home, ALL, yes=True)
+    assert paths(found) == [second.relative_to(home).as_posix()] and not second.exists()
+    assert [kept.path for kept in found.in_use] == [first.relative_to(home).as_posix()] and first.exists()
 
 
 def test_younger_files_are_kept(home):
