@@ -57,7 +57,7 @@ class Lock:
     def __enter__(self) -> "Lock":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
         except IsADirectoryError:
             raise DataError(f"{self.path} is a folder, but the name of a lock file; remove it.") from None
         except OSError as error:
@@ -72,7 +72,8 @@ class Lock:
             record = LockRecord(pid=os.getpid(), host=socket.gethostname(), since=since)
             os.ftruncate(self.fd, 0)
             if not self.shared:
-                os.pwrite(self.fd, record.model_dump_json().encode(), 0)
+                with suppress(OSError):  # only for people: on a full disk, `gc` needs the lock to free space
+                    os.pwrite(self.fd, record.model_dump_json().encode(), 0)
         except BaseException:
             os.close(self.fd)
             raise

@@ -88,6 +88,15 @@ def test_a_failure_frees_the_lock_and_a_refusal_leaks_no_descriptor(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_the_umask_decides_whether_others_of_a_group_may_lock(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with Lock(tmp_path / "lock"):
+            assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 QUICK = {"renew": 0.1, "expired": 0.6}
 
 
