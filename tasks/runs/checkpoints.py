@@ -12,7 +12,15 @@ from pydantic import ValidationError
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.storage.artifacts import Damaged, check, move_aside, remove, remove_pointer, set_pointer
+from infini_llama.tasks.storage.artifacts import (
+    Damaged,
+    OtherVersion,
+    check,
+    move_aside,
+    remove,
+    remove_pointer,
+    set_pointer,
+)
 
 KIND = "checkpoint"
 STATE_FILE = "train_state.json"
@@ -42,8 +50,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def named(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name, newest first."""
-    paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and not path.is_symlink()]
+    """Folders with a checkpoint's name, or links to where they were moved, newest first."""
+    paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
     return sorted(paths, key=step_of, reverse=True)
 
 
@@ -102,7 +110,11 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def newest_with_damaged_moved_aside(folder: Path, until: int | None = None) -> Path | None:
-    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning."""
+    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning.
+
+    Raises:
+        OtherVersion: a newer one was written by another version of this program; it is left as it is.
+    """
     # Listed anew each time: where one was pruned while it was read, there is a newer one.
     while paths := [path for path in named(folder) if until is None or step_of(path) <= until]:
         if _verify_or_move_aside(paths[0]):
@@ -114,6 +126,8 @@ def _verify_or_move_aside(path: Path) -> bool:
     """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
     try:
         verify(path, checksums=True)
+    except OtherVersion:
+        raise
     except Damaged as fault:
         try:
             aside = move_aside(path)

@@ -24,6 +24,7 @@ from infini_llama.tasks.storage.artifacts import (
     MANIFEST,
     ROW_TABLES,
     Damaged,
+    OtherVersion,
     check,
     has_all_files,
     publish,
@@ -139,6 +140,8 @@ class Mirror:
                     self._fetch(path / name, folder / name)
                 check(folder, kind, checksums=True)
             except (Damaged, FileNotFoundError) as fault:
+                if kind == KIND and isinstance(fault, OtherVersion):  # without it, the run would begin again
+                    raise
                 log.warning("the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault)
                 return False
             publish(folder, path, manifest)

@@ -51,6 +51,10 @@ class Damaged(DataError):
 
 def _serialized(manifest: Mapping[str, object]) -> bytes:
     return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+class OtherVersion(Damaged):
+    """An artifact is of a format version that this program does not read; for what can be built again, that is as if it were damaged."""
+
+
 
 
 def checksum_of(value: Any) -> str:
@@ -209,7 +213,7 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
         if manifest.kind != kind:
             raise Damaged(f"{path} is a {manifest.kind}, not a {kind}.")
         if manifest.format_version != FORMAT_VERSIONS[kind]:
-            raise Damaged(
+            raise OtherVersion(
                 f"{path} has format version {manifest.format_version} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
                 "use the version of infini-llama that wrote it, or build it again."
             )

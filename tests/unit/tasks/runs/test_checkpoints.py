@@ -1,11 +1,13 @@
 """Which checkpoint serves: the newest whole one, the best one, the one that was asked for; nothing is deleted silently."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import (
@@ -17,6 +19,8 @@ from infini_llama.tasks.runs.checkpoints import (
     newest_with_damaged_moved_aside,
     point_and_prune,
 )
+from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
+from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import Damaged, check, remove, staging
 from support.made_up_runs import add_checkpoint
 
@@ -43,6 +47,46 @@ def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, cap
     assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10)
     assert {path.name for path in folder.iterdir()} >= {"step-00000030.damaged-1", "step-00000020.damaged-1"}
     assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
+
+
+def test_one_of_another_version_is_refused_and_stays(folder, monkeypatch):
+    monkeypatch.setitem(artifacts.FORMAT_VERSIONS, "checkpoint", 99)
+    other = add_checkpoint(folder, 40)
+    monkeypatch.undo()
+    for resume in ("auto", "must", str(other)):
+        with pytest.raises(DataError, match=f"{other} .*version 99"):
+            choose_and_abandon_newer(folder, resume, None)
+    assert other.is_dir() and steps(folder) == [30, 20, 10]
+
+
+def test_one_that_was_moved_to_another_disk_behind_a_link_serves(folder, tmp_path):
+    disk = Path(shutil.move(checkpoint_path(folder, 30), tmp_path / "disk"))
+    checkpoint_path(folder, 30).symlink_to(disk)
+    assert steps(folder) == [30, 20, 10]
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 30)
+    add_checkpoint(folder, 40)
+    point_and_prune(folder, keep=1)
+    assert steps(folder) == [40, 20] and not checkpoint_path(folder, 30).is_symlink()
+    assert check(disk, "checkpoint", checksums=True), "what a person moved is not deleted"
+
+
+def test_a_checkpoint_that_cannot_be_deleted_ends_no_training(tmp_path, monkeypatch):
+    """As NFS answers while another process reads a file of it."""
+    run = RunFolder(tmp_path)
+    for step in (10, 20, 30):
+        add_checkpoint(run.checkpoints, step)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    point_and_prune(run.checkpoints, keep=2)
+    assert steps(run.checkpoints) == [30, 20]
+    remove_staging(run)  # at the start of the next attempt
+    assert list(run.checkpoints.glob(".step-00000010.*"))
+    monkeypatch.undo()
+    remove_staging(run)
+    assert not list(run.checkpoints.glob(".step-*"))
 
 
 def test_leftovers_of_a_killed_save_are_not_a_checkpoint(folder):

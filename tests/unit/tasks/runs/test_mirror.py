@@ -12,6 +12,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.mirror import RECORD_FILES, Mirror, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from support.remote import s3_server
 
@@ -87,6 +88,16 @@ def test_a_damaged_copy_is_not_used(url, home, caplog):
     shutil.rmtree(path)
     assert not mirror.restore(path, checkpoints.KIND)
     assert not list(path.parent.iterdir()) and "step-00000010" in caplog.text
+
+
+def test_a_copy_of_another_version_does_not_begin_the_run_again(url, home, built, monkeypatch):
+    monkeypatch.setitem(artifacts.FORMAT_VERSIONS, checkpoints.KIND, 99)
+    path = checkpoint(home / "runs" / "one", 10)
+    Mirror(url, home).keep(path, checkpoints.KIND)
+    monkeypatch.undo()
+    shutil.rmtree(path)
+    with pytest.raises(Damaged, match="version 99"):
+        restore_run(settings(home, url))
 
 
 def test_a_rebuilt_artifact_replaces_its_copy(url, home):
