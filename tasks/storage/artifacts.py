@@ -30,7 +30,7 @@ from infini_llama.tasks.records.manifest import (
     UnitManifest,
 )
 from infini_llama.tasks.records.record import first_fault
-from infini_llama.tasks.storage.files import sync, temporary_name
+from infini_llama.tasks.storage.files import OF_SYSTEMS, sync, temporary_name
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
@@ -249,7 +249,7 @@ def _fields_of(file: Path) -> JsonObject:
 
 
 def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | None = None) -> AnyManifest:
-    """The manifest, once every file is there at its size and no other file is, but hidden ones.
+    """The manifest, once every file is there at its size and no other file is, but hidden ones and those of systems.
 
     Args:
         checksums: whether the files' bytes are read and compared; or the names of those that are.
@@ -272,8 +272,9 @@ def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | N
             raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
     for relative in _files_below(path):
         is_listed = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
-        is_hidden = any(part.startswith(".") for part in relative.parts)  # .DS_Store, .nfs…: no reader opens them
-        if not is_listed and not is_hidden and not relative.match(USERS_CACHE):
+        # .DS_Store, .nfs…: no reader opens them.
+        is_of_system = any(part.startswith(".") or part in OF_SYSTEMS for part in relative.parts)
+        if not is_listed and not is_of_system and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
 

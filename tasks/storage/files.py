@@ -7,6 +7,9 @@ from pathlib import Path
 
 from infini_llama.configs.errors import DataError
 
+# Made by systems and network disks in folders of any content, beside hidden ones.
+OF_SYSTEMS = {"lost+found", "System Volume Information", "$RECYCLE.BIN", "@eaDir", "Thumbs.db", "desktop.ini"}
+
 
 def sync(path: Path) -> None:
     """Waits until a file or folder is on the disk; a folder only where its filesystem can do that."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from infini_llama.configs.errors import DataError, escaped, portable
 from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
+from infini_llama.tasks.storage.files import OF_SYSTEMS
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
 SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
@@ -220,8 +221,9 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
 
 
 def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list[str], bool]]:
-    """The folder and those below it that are not hidden, each once whatever links lead to it, with the names of their files, and whether
-    they are this program's."""
+    """The folder and those below it, each once whatever links lead to it, with the names of their files, and whether they are this
+    program's. Left out are those that are hidden or the system's: a disk of one's own has lost+found, which is closed to users.
+    """
     begin = os.path.realpath(root)
 
     def refuse(error: OSError) -> None:
@@ -236,7 +238,7 @@ def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in OF_SYSTEMS)
         yield folder, files, not_text.place_of(real, begin) is not None
 
 

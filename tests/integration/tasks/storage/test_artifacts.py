@@ -214,6 +214,9 @@ def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(tmp_pa
     (folder / "train" / "cache-0123456789abcdef.arrow").write_bytes(b"a user's map()")
     (folder / "train" / ".DS_Store").write_bytes(b"Finder")
     check(folder, "dataset", checksums=True)
+    (folder / "Thumbs.db").write_bytes(b"Explorer")
+    (folder / "@eaDir" / "a.bin").mkdir(parents=True)
+    (folder / "@eaDir" / "a.bin" / "SYNOINDEX").write_bytes(b"of a network disk")
     (folder / "train" / "chunks").mkdir()
     (folder / "train" / "chunks" / "x").write_bytes(b"")
     with pytest.raises(Damaged, match="train/chunks/x"):

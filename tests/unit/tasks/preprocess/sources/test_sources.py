@@ -57,6 +57,13 @@ def test_patterns_of_hidden_files_and_of_names_with_brackets(tmp_path):
     assert names(tmp_path / ".*.txt") == [".hidden.txt"]
 
 
+def test_folders_of_the_system_on_a_disk_of_its_own_are_no_text(tmp_path):
+    for name in ("lost+found/#123.txt", "$RECYCLE.BIN/deleted.txt", "mine/x.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    assert names(tmp_path) == names(tmp_path / "**/*.txt") == ["mine/x.txt"]
+
+
 def test_a_file_that_is_removed_or_changed_after_it_was_listed_is_named(tmp_path):
     for change in (
         Path.unlink,
