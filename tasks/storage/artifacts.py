@@ -39,6 +39,8 @@ ROW_TABLES = "chunks"  # their kind, and their folder inside a dataset
 FORMAT_VERSIONS = {"unit": 3, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# Answers for a file that may be whole.
+NOT_NOW = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 READ_AT_ONCE = 2**21  # bytes
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 log = logging.getLogger("infini_llama.artifacts")
@@ -49,12 +51,12 @@ class Damaged(DataError):
     """An artifact is not what its manifest says; the message names the file and the fault."""
 
 
-def _serialized(manifest: Mapping[str, object]) -> bytes:
-    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 class OtherVersion(Damaged):
     """An artifact is of a format version that this program does not read; for what can be built again, that is as if it were damaged."""
 
 
+def _serialized(manifest: Mapping[str, object]) -> bytes:
+    return json.dumps(manifest, indent=1, ensure_ascii=False).encode()
 
 
 def checksum_of(value: Any) -> str:
@@ -281,11 +283,11 @@ def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | N
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """A file that the disk cannot give is damaged; one that the machine cannot open just now (limits, permissions) is not."""
+    """A file that the disk cannot give is damaged; one that cannot be had just now (limits, permissions, a file server) is not."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        if error.errno in NOT_NOW:
             raise
         raise Damaged(f"{file} cannot be read ({error.strerror}).") from None
 
