@@ -95,7 +95,8 @@ def memory(machine: Machine) -> Memory:
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE))
     # Not on macOS, which reports only the installed memory.
     total = int(fields["MemTotal"]) * 1024 if fields else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available, limit_of = int(fields["MemAvailable"]) * 1024 if fields else total, "machine"
+    # WSL 1 has no MemAvailable.
+    available, limit_of = int(fields.get("MemAvailable", fields["MemFree"])) * 1024 if fields else total, "machine"
     for folder in _control_groups("memory", machine):
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")

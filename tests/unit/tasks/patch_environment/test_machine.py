@@ -87,6 +87,11 @@ def test_without_a_limit_the_memory_is_the_machines(group):
     assert facts == Memory(total=64 * GIB, available=60 * GIB)
 
 
+def test_the_memory_of_a_kernel_that_does_not_estimate_it_is_the_free_one(group, monkeypatch):
+    monkeypatch.setitem(FILES, "proc/meminfo", f"MemTotal: {64 * 1024**2} kB\nMemFree: {30 * 1024**2} kB\n")
+    assert memory(group("0::/", {})) == Memory(total=64 * GIB, available=30 * GIB)
+
+
 def test_a_home_is_probed_without_creating_it(tmp_path):
     facts = disk(tmp_path / "not" / "there", Machine())
     assert not facts.fault and facts.path == str(tmp_path) and facts.free
