@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import traceback
+from typing import TextIO
 
 from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, escaped, no_space
 from infini_llama.flows.cli.commands import build_parser, call
@@ -19,6 +20,7 @@ from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 STDERR = 2
 BROKEN_PIPE = 128 + signal.SIGPIPE
+NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # a file or a broken link has its name
 
 
 def name_home() -> None:
@@ -63,10 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         with shown_log(parsed.quiet, parsed.verbose):
             record, text = call(parsed)
-        if text and not (parsed.json and parsed.quiet):
-            print(escaped(text), file=sys.stderr if parsed.json else sys.stdout, flush=True)
         if parsed.json:
+            if text and not parsed.quiet:
+                print_if_possible(escaped(text), sys.stderr)
             print(json.dumps(record), flush=True)
+        elif text:
+            print(escaped(text), flush=True)
         exit_code = record.get("exit_code")
         code = exit_code if isinstance(exit_code, int) else 0
     except SystemExit:
@@ -77,18 +81,27 @@ def main(arguments: list[str] | None = None) -> int:
     except BaseException as error:
         code, sentence = explain(error)
         if parsed.verbose:
-            traceback.print_exception(error)
-        print(f"infini-llama: {escaped(sentence)}", file=sys.stderr)
+            print_if_possible("".join(traceback.format_exception(error)), sys.stderr)
+        print_if_possible(f"infini-llama: {escaped(sentence)}", sys.stderr)
         if parsed.json:
-            print(json.dumps({"error": sentence, "exit_code": code}), flush=True)
+            print_if_possible(json.dumps({"error": sentence, "exit_code": code}), sys.stdout)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        try:
-            sys.stdout.flush()
-        except OSError:  # a full disk: Python would try once more at its end, and exit with 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            print_if_possible("", stream, end="")
     return code
+
+
+def print_if_possible(text: str, stream: TextIO, end: str = "\n") -> None:
+    """Print, and whatever was printed there before; where its reader has left or its disk is full, the exit code alone remains.
+
+    What was not written goes nowhere: Python would try once more at its end, and exit with 120.
+    """
+    try:
+        print(text, file=stream, end=end, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -144,9 +157,14 @@ def explain(error: BaseException) -> tuple[int, str]:
             f"no permission to use {path} ({os.strerror(error.errno)}); change it, or name another folder "
             "(runtime.home, INFINI_LLAMA_HOME, --output)."
         )
+    if isinstance(error, OSError) and error.errno in NO_FOLDER:
+        return ConfigError.exit_code, (
+            f"{error.filename or 'a path'} cannot be used as a folder ({os.strerror(error.errno)}); remove the file or the broken link "
+            "in its place, or name another folder (runtime.home, INFINI_LLAMA_HOME, --output)."
+        )
     if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
         return ConfigError.exit_code, "the current folder has been removed; change to one that exists."
-    words = next(iter(str(error).splitlines()), "").rstrip(".")
+    words = next(iter(str(error).strip().splitlines()), "").rstrip(".")
     return (
         ExitCode.UNEXPECTED,
         f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same command can be tried again.",

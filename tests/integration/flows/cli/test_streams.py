@@ -1,7 +1,10 @@
-"""A command whose caller has closed the standard streams, as some schedulers and daemons do."""
+"""A command whose caller has closed the standard streams, as some schedulers and daemons do, or whose output cannot be written."""
 
+import json
 import os
 import subprocess
+
+import pytest
 
 from support.laboratory import COMMAND, own_environment
 
@@ -13,3 +16,28 @@ def test_a_command_works_without_streams(tmp_path):
         preexec_fn=lambda: os.closerange(0, 3),
     )
     assert ended.returncode == 0
+
+
+@pytest.fixture(params=["a full disk", "a reader that has left"])
+def unwritable(request):
+    """A descriptor to which nothing can be written."""
+    if request.param == "a full disk":
+        number = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading_end, number = os.pipe()
+        os.close(reading_end)
+    yield number
+    os.close(number)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")  # noqa: PTH110
+def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwritable):
+    def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([COMMAND, *arguments], env=own_environment(tmp_path), **streams)
+
+    assert run("train", str(tmp_path / "missing.yaml"), "--verbose", stderr=unwritable).returncode == 64
+    refused = run("report", "nothing", "--json", stderr=unwritable, stdout=subprocess.PIPE)
+    assert (refused.returncode, json.loads(refused.stdout)["exit_code"]) == (64, 64)
+    assert run("report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable).returncode == 64
+    listed = run("runs", "--json", stderr=unwritable, stdout=subprocess.PIPE)
+    assert (listed.returncode, json.loads(listed.stdout)["runs"]) == (0, [])
