@@ -46,9 +46,10 @@ def read_json(source: str | JsonObject | None) -> JsonObject:
     """
     if not isinstance(source, str):
         return source or {}
-    refuse_pointer(Path(source))
+    file = Path(source).expanduser()
+    refuse_pointer(file)
     try:
-        content: JsonValue = json.loads(Path(source).read_bytes())
+        content: JsonValue = json.loads(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{KEY}={source} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, portable
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schedulers import with_scheduler
 
@@ -24,9 +24,18 @@ def usable_home(home: Path, name: str) -> Path:
     """The absolute path of `home`, which need not exist.
 
     Raises:
-        ConfigError: it is a file, or lies below one; `name` says where it was set.
+        ConfigError: it is a file, or lies below one, or no record can name it; `name` says where it was set.
     """
-    path = home.resolve()
+    try:
+        path = home.expanduser().resolve()
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{name}={portable(str(home))}: the path is not UTF-8, or this locale cannot name it; choose another folder, or set "
+            "PYTHONUTF8=1."
+        ) from None
+    except RuntimeError as fault:  # links in a circle, or a user without a home folder
+        raise ConfigError(f"{name}={home} is no folder ({fault}); name another one.") from None
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir():
         raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")
@@ -60,7 +69,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
         due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
     """
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
-    runtime = changed(config.runtime, home=home, name=name)
+    runtime = changed(config.runtime, home=home, name=name, resume=str(Path(config.runtime.resume).expanduser()))
     environment = with_scheduler(config.environment, os.environ)
     from infini_llama.configs.deepspeed import read_json
 

@@ -15,7 +15,7 @@ RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
 def default_home() -> Path:
     """$INFINI_LLAMA_HOME; ./workspace where it is not set, or empty."""
-    return Path(os.environ.get("INFINI_LLAMA_HOME") or "workspace")
+    return Path(os.environ.get("INFINI_LLAMA_HOME") or "workspace").expanduser()
 
 
 class RuntimeConfig(Section):

@@ -12,7 +12,7 @@ def is_rank(pid: int, attempt_dir: Path) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return str(attempt_dir).encode() in command
+    return os.fsencode(attempt_dir) in command
 
 
 def is_alive(pid: int) -> bool:

@@ -15,9 +15,10 @@ from infini_llama.flows.cli.main import main
 from infini_llama.flows.naming import config_of_run, find, home_folder, run_name
 
 
-@pytest.fixture(params=["file", "file/below"])
+@pytest.fixture(params=["file", "file/below", "circle", os.fsdecode(b"l\xe9gal")])
 def home(request, tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
     return str(tmp_path / request.param)
 
 
@@ -27,6 +28,17 @@ def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
     monkeypatch.setenv("INFINI_LLAMA_HOME", home)
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
         home_folder()
+
+
+@pytest.mark.parametrize("place", ["units", "datasets", "locks"])
+def test_a_broken_link_or_a_file_in_the_place_of_a_folder_is_a_wrong_setting(place, tmp_path, capsys):
+    """As where the disk that a link leads to is not mounted."""
+    (tmp_path / "text.txt").write_text("one two three\n" * 50)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / place).symlink_to(tmp_path / "not" / "mounted")
+    (tmp_path / "my.yaml").write_text(f"data: {{files: [{tmp_path / 'text.txt'}]}}")
+    assert main(["preprocess", str(tmp_path / "my.yaml"), f"runtime.home={tmp_path / 'home'}", "--json"]) == 64
+    assert str(tmp_path / "home" / place) in capsys.readouterr().err
 
 
 def test_a_missing_home_is_accepted(tmp_path, monkeypatch):
@@ -84,3 +96,12 @@ def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path,
     settings = config_of_run(parse_config(config | offered), datetime(2026, 1, 2, 12))
     assert (settings.runtime.name, settings.runtime.home) == ("a-2026-01-02", Path(tmp_path, "here"))
     assert settings.deployment == DeploymentConfig()
+
+
+def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = {"data": {"source": "python-stdlib"}}
+    runtime = config_of_run(parse_config(data | {"runtime": {"home": "~/mine", "resume": "~/checkpoint"}})).runtime
+    assert (runtime.home, runtime.resume) == (tmp_path / "mine", str(tmp_path / "checkpoint"))
+    monkeypatch.setenv("INFINI_LLAMA_HOME", "~/other")
+    assert home_folder() == config_of_run(parse_config(data)).runtime.home == tmp_path / "other"
