@@ -112,6 +112,8 @@ def plan_attempt(
     from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
     if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
         lineage = changed(lineage, resumed_from=resume)
+    if chosen and from_step >= lineage.max_steps:
+        _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
     now = time.time()
     return AttemptPlan(
         started=StartTime(wall=now, monotonic=time.monotonic(), machine=this_machine()),
@@ -308,6 +310,28 @@ def _compared(lineage: Lineage) -> JsonObject:
 def _differences(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], section: str) -> dict[str, str]:
     """A sentence for each setting that has another value now, by its name."""
     return {key: f"{section}.{key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]}
+
+
+def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int) -> None:
+    """Check a checkpoint after which no step is trained: a run that is beyond its end is finished with the steps that it has.
+
+    Raises:
+        ConfigError: it is another run's, so that this one would have no checkpoint.
+    """
+    if chosen.parent.resolve() != run.checkpoints.resolve():
+        raise ConfigError(
+            f"runtime.resume={chosen} is at step {step}, and this run ends at step {max_steps}, so there is nothing to train; set "
+            f"train.max_steps to more than {step}."
+        )
+    if step > max_steps:
+        log.warning(
+            "the run is at step %d already, beyond its end at step %d: no step is trained, and it is finished with the weights of step "
+            "%d. To train to step %d, choose another runtime.name, or set runtime.resume to an older checkpoint.",
+            step,
+            max_steps,
+            step,
+            max_steps,
+        )
 
 
 def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) -> int:

@@ -22,11 +22,14 @@ INFINI = {"attention": "infini", "segment_length": 32}
 CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=())
 
 
-def planned(home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64) -> AttemptPlan:
+def planned(
+    home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64, max_steps: int = 1000
+) -> AttemptPlan:
     """The next attempt of a command at the run `mine`."""
     model = {"hidden_size": hidden_size, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     runtime = {"home": str(home), "name": "mine", "resume": resume}
-    config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "runtime": runtime})
+    train = {"max_steps": max_steps, "warmup_steps": 1}
+    config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "train": train, "runtime": runtime})
     lineage = make_lineage(config, make_dataset())
     return plan_attempt(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
 
@@ -49,6 +52,17 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
             planned(tmp_path, resume=str(theirs), hidden_size=128)
         attempt = planned(tmp_path, resume=str(theirs))
         assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (theirs, 7, str(theirs))
+
+
+def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
+    theirs = add_checkpoint(tmp_path / "theirs", 7, model={}, world_size=1)
+    for max_steps in (5, 7):
+        with pytest.raises(ConfigError, match=r"train\.max_steps"):
+            planned(tmp_path, resume=str(theirs), max_steps=max_steps)
+    assert planned(tmp_path, resume=str(theirs), max_steps=8).from_step == 7
+    add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, model={}, world_size=1)
+    assert planned(tmp_path, max_steps=7).from_step == 7 and not caplog.text, "killed after its last save"
+    assert planned(tmp_path, max_steps=5).from_step == 7 and "step 7" in caplog.text
 
 
 def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
