@@ -87,14 +87,15 @@ def train_with_retries(
 ) -> RunSummary:
     """`train`, again after each failure that the policy of retries allows."""
     retries = retries_for(config.runtime)
-    while True:
-        try:
-            return train(config, dataset, environment, invocation, verify_on_read)
-        except Exception as error:
-            delay = retries.delay_after(error)
-            if delay is None:
-                raise
-            time.sleep(delay)
+    with retries.until_end():
+        while True:
+            try:
+                return train(config, dataset, environment, invocation, verify_on_read)
+            except Exception as error:
+                delay = retries.delay_after(error)
+                if delay is None:
+                    raise
+                time.sleep(delay)
 
 
 def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:

@@ -107,9 +107,9 @@ def _tasks(page: RunPage) -> Stages:
     def train(
         config: PipelineConfig, dataset: DatasetRef, environment: PlannedEnvironment, invocation: str, on_read: bool
     ) -> RunSummary:
-        with closing_card(RunFolder.of(config.runtime).path, page) as ended:
-            task = with_retries(retries_for(config.runtime))
-            summary = task(config, dataset, environment, invocation, on_read, page)
+        retries = retries_for(config.runtime)
+        with closing_card(RunFolder.of(config.runtime).path, page) as ended, retries.until_end():
+            summary = with_retries(retries)(config, dataset, environment, invocation, on_read, page)
             done = "had already finished" if summary.already_finished else "finished"
             ended(f"Training {done}: {summary.steps:,} steps.")
         if not summary.already_finished:

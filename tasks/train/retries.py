@@ -5,7 +5,8 @@ Prefect or `pipeline.run`, enters the stage again after the exception of another
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, TrainFailed
@@ -16,6 +17,7 @@ from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, mark_not_retried
+from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
 
@@ -118,7 +120,7 @@ class Retries:
         limit: retries without progress, as `runtime.retries`.
         first_delay: seconds before the first of them, doubled for each further one, at most ten minutes.
         newest_step: step of the newest committed checkpoint, asked after each failure.
-        on_spent: called when the budget is spent.
+        on_end: called when the attempts have ended after a failure, see `until_end`.
     """
 
     def __init__(
@@ -126,10 +128,20 @@ class Retries:
         limit: int,
         first_delay: float,
         newest_step: Callable[[], int],
-        on_spent: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.limit, self.first_delay, self.newest_step, self.on_spent = limit, first_delay, newest_step, on_spent
+        self.limit, self.first_delay, self.newest_step, self.on_end = limit, first_delay, newest_step, on_end
         self.failed_at, self.failures = -1, 0
+
+    @contextmanager
+    def until_end(self) -> Generator[None]:
+        """Around all attempts of a command. What ends them after a failure is also a request to stop during a delay."""
+        try:
+            yield
+        except BaseException as error:
+            if self.failures and not isinstance(error, Busy):  # else the newest attempt is another command's
+                self.on_end()
+            raise
 
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
@@ -149,7 +161,6 @@ class Retries:
                 step,
                 self.limit,
             )
-            self.on_spent()
             return None
         delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
         log.warning(
@@ -170,5 +181,5 @@ def retries_for(runtime: RuntimeConfig) -> Retries:
         runtime.retries,
         runtime.retry_delay,
         newest_step=lambda: checkpoints.latest_step(run.checkpoints),
-        on_spent=lambda: mark_not_retried(run),
+        on_end=lambda: mark_not_retried(run),
     )

@@ -5,6 +5,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs.run_folder import RunFolder, is_retried
+from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, retries_for
 
@@ -60,10 +61,29 @@ def test_the_newest_attempt_is_marked_once_the_budget_is_spent(tmp_path):
     runtime = RuntimeConfig(home=tmp_path, name="mine", retries=1)
     run, retries = RunFolder.of(runtime), retries_for(runtime)
     (run.path / "logs" / "attempt-01").mkdir(parents=True)
-    assert retries.delay_after(TrainFailed("x")) is not None and is_retried(run)
-    assert retries.delay_after(TrainFailed("x")) is None and not is_retried(run)
+    with pytest.raises(TrainFailed), retries.until_end():
+        assert retries.delay_after(TrainFailed("x")) is not None and is_retried(run)
+        assert retries.delay_after(TrainFailed("x")) is None
+        raise TrainFailed("x")
+    assert not is_retried(run)
     (run.path / "logs" / "attempt-02").mkdir()
     assert is_retried(run)
+
+
+def test_the_newest_attempt_is_marked_where_a_delay_is_broken_off(tmp_path):
+    runtime = RuntimeConfig(home=tmp_path, name="mine")
+    run, retries = RunFolder.of(runtime), retries_for(runtime)
+    (run.path / "logs" / "attempt-01").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), retries.until_end():
+        raise KeyboardInterrupt  # while it waits for another command's lock, whose attempt this is
+    assert is_retried(run)
+    with pytest.raises(Busy), retries.until_end():
+        retries.delay_after(TrainFailed("x"))
+        raise Busy("another command has made the newest attempt meanwhile")
+    assert is_retried(run)
+    with pytest.raises(KeyboardInterrupt), retries.until_end():
+        raise KeyboardInterrupt
+    assert not is_retried(run)
 
 
 def test_the_delay_is_bounded_by_default():
