@@ -1,6 +1,7 @@
 """The plan of a run: what its workers run on and why, from the configuration and the machine's facts."""
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -504,7 +505,9 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         # percent, and a spin of some 100 microseconds saved as much. Seen once on two cores; no result is stored.
         variables |= {"OMP_WAIT_POLICY": "passive"} if facts.load >= 1 else {"GOMP_SPINCOUNT": "10000"}
     if plan.compile != "off":
-        variables["TORCHINDUCTOR_CACHE_DIR"] = str(config.runtime.home.absolute() / "compile-cache")
+        in_home = str(config.runtime.home.absolute() / "compile-cache")
+        # The user's: programs may not be loaded from the disk of the home folder (noexec), or it may be a slow one.
+        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
     if plan.device == "cuda":
         variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         if len(plan.gpus) < len(facts.gpus):

@@ -123,7 +123,8 @@ def disagreement(
     try:
         loss = first_batch()
     except Exception as error:  # a missing compiler, or a defect of it
-        fault, loss = f"it cannot be compiled here ({type(error).__name__}: {str(error).strip().splitlines()[0]})", 0.0
+        words = next(iter(str(error).strip().splitlines()), "no message")
+        fault, loss = f"it cannot be compiled here ({type(error).__name__}: {words})", 0.0
     if ranks.sum(float(fault != ""))[0]:
         module.zero_grad(set_to_none=True)
         return fault or "it cannot be compiled on another rank"

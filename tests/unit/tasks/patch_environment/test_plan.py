@@ -301,6 +301,15 @@ def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     assert plan_environment(settings({"precision": "fp32"}), new).precision == "fp32"
 
 
+def test_compiled_code_is_kept_where_the_user_says(laptop, monkeypatch):
+    config = settings(train={"compile": "block"})
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    in_home = plan_environment(config, laptop).env["TORCHINDUCTOR_CACHE_DIR"]
+    assert in_home == str(config.runtime.home.absolute() / "compile-cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/fast")
+    assert plan_environment(config, laptop).env["TORCHINDUCTOR_CACHE_DIR"] == "/fast"
+
+
 def test_freed_memory_is_kept_where_the_c_library_can(laptop):
     musl = changed(laptop, glibc="")
     assert [plan_environment(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]

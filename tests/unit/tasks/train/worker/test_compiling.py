@@ -70,6 +70,7 @@ class WrongBackward(torch.autograd.Function):
         (lambda original, *arguments: original(*arguments) * float("nan"), "its loss differs"),
         (lambda original, *arguments: WrongBackward.apply(original(*arguments)), "its gradients by"),
         (lambda original, *arguments: 1 / 0, "cannot be compiled here (ZeroDivisionError: division by zero)"),
+        (lambda original, *arguments: next(iter(())), "cannot be compiled here (StopIteration: no message)"),
     ],
 )
 def test_compiled_code_that_disagrees_is_disabled_with_a_warning(module, run_dir, monkeypatch, caplog, forward, reason):
