@@ -3,8 +3,9 @@
 import re
 from typing import Literal, NamedTuple
 
-DURATION = r"^\s*(\d+(?:\.\d+)?)\s*([kMG]?)\s*(steps?|tokens?|minutes?|hours?)\s*$"
-COUNT = r"^\s*\d+(\.\d+)?\s*[kMGT]?\s*$"
+_ABOVE_0 = r"(\d*[1-9]\d*(?:\.\d+)?|0+\.\d*[1-9]\d*)"
+DURATION = rf"^\s*{_ABOVE_0}\s*([kMG]?)\s*(steps?|tokens?|minutes?|hours?)\s*$"
+COUNT = rf"^\s*{_ABOVE_0}\s*[kMGT]?\s*$"
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -32,4 +33,4 @@ def count(value: int | str) -> int:
     if isinstance(value, int):
         return value
     text = value.strip()
-    return round(float(text.rstrip("kMGT").strip()) * SCALE.get(text[-1], 1))
+    return max(1, round(float(text.rstrip("kMGT").strip()) * SCALE.get(text[-1], 1)))

@@ -66,7 +66,10 @@ def parse_config(mapping: JsonValue) -> PipelineConfig:
 
 
 def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineConfig:
-    config, problems_of_schema = validate(mapping)
+    try:
+        config, problems_of_schema = validate(mapping)
+    except RecursionError:
+        raise ConfigError(f"{origin} is nested too deeply.") from None
     lines = list(dict.fromkeys(problems + problems_of_schema))
     if config is not None and not lines:
         if config.storage.mirror is not None:
@@ -79,8 +82,11 @@ def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineC
 
 
 def _find(path: Path) -> Path:
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:  # for example the text of a file in place of its path
+        raise ConfigError(f"{shown(str(path))} is no path of a file: {error.strerror}.") from None
     folder = Path(str(resources.files("infini_llama.configs")))
     packaged = folder / (path.name if path.suffix else f"{path.name}.yaml")
     if path.parent in (Path(), Path("configs")) and packaged.is_file() and packaged.suffix == ".yaml":

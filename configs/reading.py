@@ -49,6 +49,8 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> JsonObject:
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _fault("a key must be a plain word", key_node.start_mark)
+        if key_node.value == "<<":
+            raise _fault("merge keys (<<) are not part of YAML 1.2; write the keys out", key_node.start_mark)
         if key_node.value in mapping:
             raise _fault(f"the key '{key_node.value}' is there twice", key_node.start_mark)
         mapping[key_node.value] = loader.construct_object(value_node, deep=True)

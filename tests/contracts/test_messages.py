@@ -39,6 +39,8 @@ def folder_of_mistakes(folder: Path) -> None:
         "colon.yaml": b"data: a: b\n",
         "loop.yaml": b"a: &a [*a]\n",
         "documents.yaml": b"a: 1\n---\nb: 2\n",
+        "merge.yaml": b"data: &d {source: python-stdlib}\nmodel: {<<: *d}\n",
+        "nested.json": b'{"data":' + b'{"a":' * 600 + b"1" + b"}" * 601,
         "digits.yaml": b"a: " + b"9" * 5000,
         "nul.yaml": b"a: \x00",
         "latin.yaml": b"data: \xff\n",

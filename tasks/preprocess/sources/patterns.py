@@ -118,7 +118,7 @@ def matching_files(
         if is_remote(pattern):
             begin, (folder, files) = "", _remote(pattern, key, form, not_text)
         else:
-            expanded = str(Path(pattern).expanduser())
+            expanded = str(Path(os.path.expanduser(pattern)))  # noqa: PTH111  pathlib's raises where ~ names no user
             begin = os.path.realpath(_begin(expanded))
             folder, files = _local(expanded, key, form, not_text)
         if not files:
