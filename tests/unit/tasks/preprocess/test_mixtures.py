@@ -22,6 +22,7 @@ from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.planning import bind_run
+from infini_llama.tasks.train.worker.callbacks.evaluation import validation_rows
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_plan
@@ -173,3 +174,16 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     batches = TrainBatches(curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1)
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500
+
+
+def test_few_validation_rows_are_of_all_sources_in_their_shares(mixture, tmp_path):
+    reference = preprocess(mixture(), tmp_path)
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "validation")
+    rows, (first, _) = validation_rows(reader, len(reader)), reader.sources
+    assert sorted(rows.tolist()) == list(range(len(reader)))
+    share = first.rows / len(reader)
+    assert 0.1 < share < 0.9
+    for number in range(1, len(reader)):
+        chosen = validation_rows(reader, number)
+        assert chosen.tolist() == rows[:number].tolist()
+        assert abs((chosen < first.rows).sum() - share * number) <= 1

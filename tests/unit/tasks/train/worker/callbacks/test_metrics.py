@@ -143,6 +143,8 @@ def test_the_peak_flops_measurement_does_not_touch_the_generators():
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (10, 1), (11, 2), (35, 4), (999, 5)])
 def test_held_out_tokens_are_the_first_rows_that_have_them(tokens, rows):
     class Reader:
+        sources = ()
+
         def __len__(self) -> int:
             return 5
 
