@@ -32,7 +32,7 @@ def report(arguments: Namespace) -> Answer:
         import webbrowser
 
         if page is None:
-            log.warning("a dataset's page is written with --html FILE; nothing was opened")
+            log.warning("no page was written, so nothing was opened; --html FILE writes one")
         elif not webbrowser.open(page.as_uri()):
             log.warning("no browser could be started; open the page yourself")
     return record, text
@@ -44,7 +44,7 @@ def _is_dataset(path: Path) -> bool:
     )
 
 
-def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
+def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
     from infini_llama.tasks.report.run import run_document, run_page, write_report
     from infini_llama.tasks.runs.run_reader import RunReader
 
@@ -53,7 +53,11 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path]:
     if html is not None:
         page = written(html, run_page(run))
         return record | {"report": str(page)}, f"{text}\n\n{page}", page
-    picture, page = write_report(path)
+    try:
+        picture, page = write_report(path)
+    except OSError as fault:  # it may be another user's, or on a disk that is only read
+        log.warning("the page cannot be written into %s (%s); name a file by --html", path, fault.strerror)
+        return record, text, None
     return record | {"report": str(page), "loss_curve": str(picture)}, f"{text}\n\n{page}", page
 
 

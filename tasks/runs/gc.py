@@ -79,7 +79,7 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
         try:
             if (lineage := RunFolder(path).read_lineage()) is not None:
                 lineages[path] = lineage
-        except Damaged as fault:
+        except (Damaged, OSError) as fault:  # it may be another user's
             damaged[path] = str(fault)
     return lineages, damaged
 

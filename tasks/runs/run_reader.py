@@ -356,6 +356,6 @@ def list_runs(home: Path) -> list[RunResults]:
     for path in (home / "runs").glob("*/lineage.json"):
         try:
             runs.append(RunReader(path.parent).results)
-        except Damaged as fault:
+        except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.parent.name, fault)
     return sorted(runs, key=lambda run: run.age)

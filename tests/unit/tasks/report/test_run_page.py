@@ -2,10 +2,12 @@
 
 import json
 import re
+import resource
 import shlex
 import shutil
 
 from infini_llama.configs.reading import changed
+from infini_llama.flows.cli.main import main
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.records.evaluation import PasskeyResult, TextLoss
 from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
@@ -21,6 +23,19 @@ def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
     text = markdown(run_document(RunReader(folder)))
     (command,) = re.findall("`(tensorboard .*)`", text)
     assert shlex.split(command) == ["tensorboard", "--logdir", str(folder / "tensorboard")]
+
+
+def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
+    folder = make_run()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk, or in the folder of another user
+    try:
+        code = main(["report", str(folder), "--json"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    printed = capsys.readouterr()
+    assert code == 0 and json.loads(printed.out)["step"] == 60 and "--html" in printed.err
+    assert not (folder / "report.html").exists()
 
 
 def test_a_finished_run(make_run, read_page):

@@ -92,6 +92,20 @@ def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monke
     assert [kept.path for kept in found.in_use] == [first.relative_to(home).as_posix()] and first.exists()
 
 
+def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkeypatch):
+    theirs, read_bytes = make_run("theirs") / "lineage.json", Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert [run.run for run in list_runs(home)] == ["run"]
+    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+    assert paths(collect(home, Rules(0.0, unused_datasets=True), yes=True)) == [path.relative_to(home).as_posix()]
+
+
 def test_younger_files_are_kept(home):
     path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and path.exists()
