@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TextIO
 
 from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, escaped, no_space
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()
     try:
+        Path.cwd()  # where it was removed, processes that are started there fail without a reason
         from infini_llama.flows.cli.console import shown_log
 
         with shown_log(parsed.quiet, parsed.verbose):

@@ -1,4 +1,4 @@
-"""A command whose caller has closed the standard streams, as some schedulers and daemons do, or whose output cannot be written."""
+"""A command whose caller has closed the standard streams or removed the current folder, or whose output cannot be written."""
 
 import json
 import os
@@ -41,3 +41,10 @@ def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwri
     assert run("report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable).returncode == 64
     listed = run("runs", "--json", stderr=unwritable, stdout=subprocess.PIPE)
     assert (listed.returncode, json.loads(listed.stdout)["runs"]) == (0, [])
+
+
+def test_a_folder_that_was_removed_is_named(tmp_path):
+    (tmp_path / "gone").mkdir()
+    command = f"cd {tmp_path / 'gone'} && rmdir ../gone && exec {COMMAND} runs"
+    ended = subprocess.run(["sh", "-c", command], env=own_environment(tmp_path), capture_output=True, text=True)
+    assert ended.returncode == 64 and "folder" in ended.stderr and "Traceback" not in ended.stderr
