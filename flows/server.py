@@ -9,23 +9,34 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from json import JSONDecodeError
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
 from infini_llama.flows.connection import adapt_clients, is_local, is_loopback, proxy_variable, refuse_unusable_proxy
 from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, LEASES, SERVED, START_TIMEOUT
+from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.filesystem import require_folder
 from infini_llama.tasks.storage.locks import Lock
 
+if TYPE_CHECKING:
+    from prefect.settings import Settings
+
+REFUSALS = (401, 403)  # HTTP
 ANSWER_SECONDS = 15.0  # for a server of the user's
 log = logging.getLogger("infini_llama.prefect")
 
@@ -73,9 +84,7 @@ def api_for_serve(home: Path, host: str, port: int, names: Sequence[str] = ()) -
             yield None
         return
     server = Server(home, host, port, SERVED | {ALLOWED: ",".join((host, *names))})
-    if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
-        os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
-    elif not server.is_local:
+    if not server.is_local and not os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
         raise ConfigError(
             f"--host {host} can be reached from other machines, and anyone who reaches the server can run programs "
             "here; set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use --host 127.0.0.1."
@@ -138,15 +147,48 @@ def has_api() -> bool:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api.")
         return True
-    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
-    marks = {profiles: "", Path("prefect.toml"): "", Path(".env"): "PREFECT_", Path("pyproject.toml"): "[tool.prefect"}
+    marks = {
+        _profiles(): "",
+        Path("prefect.toml"): "",
+        Path(".env"): "PREFECT_",
+        Path("pyproject.toml"): "[tool.prefect",
+    }
     if any(
         path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace") for path, mark in marks.items()
     ):
+        return client_settings().api.url is not None
+    return False
+
+
+def client_settings() -> "Settings":
+    """Prefect's settings, which this imports.
+
+    Raises:
+        ConfigError: one of them is wrong, from wherever Prefect has it.
+    """
+    try:
         from prefect.settings import get_current_settings
 
-        return get_current_settings().api.url is not None
-    return False
+        settings = get_current_settings()
+    except ValueError as error:  # also of files that are no TOML, or no UTF-8
+        fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(
+            f"a setting of Prefect is wrong ({fault}); correct it where it is set: in the environment, in .env, prefect.toml or "
+            f"pyproject.toml of this folder, or in {_profiles()}."
+        ) from error
+    certificates = None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
+    try:
+        ssl.create_default_context(cafile=certificates)
+    except OSError as error:
+        raise ConfigError(
+            f"PREFECT_API_SSL_CERT_FILE or SSL_CERT_FILE names {certificates}, which holds no certificates ({error.strerror}); "
+            "Prefect's client needs it for every server. Correct or unset the variable."
+        ) from error
+    return settings
+
+
+def _profiles() -> Path:
+    return Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
 
 
 def _prefect_home() -> Path:
@@ -183,30 +225,53 @@ def _user_api() -> Iterator[None]:
         ConfigError: a proxy of the environment cannot be used.
     """
     import httpx
-    from prefect.settings import get_current_settings
 
-    url = os.environ.get("PREFECT_API_URL") or str(get_current_settings().api.url)
+    settings = client_settings()
+    url = os.environ.get("PREFECT_API_URL") or str(settings.api.url)
     refuse_unusable_proxy(url)
     adapt_clients()
     proxy = proxy_variable(url)
     with _unreachable_explained("check PREFECT_API_URL" + (f", and the proxy that {proxy} names" if proxy else "")):
         with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):  # perhaps Prefect has settings for it (TLS)
             httpx.get(f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url))
+            _check_version()
         yield
+
+
+def _check_version() -> None:
+    """Raise Prefect's error if what answers is not its API, or one of another major version, or refuses the client."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.raise_for_api_version_mismatch()
 
 
 @contextlib.contextmanager
 def _unreachable_explained(action: str) -> Iterator[None]:
-    """Turn the errors of a server that does not respond into one sentence."""
+    """Turn the errors of a server that does not respond, or not as Prefect's API does, into one sentence."""
     try:
         yield
     except Exception as error:
         from httpx import TransportError
+        from prefect.exceptions import PrefectHTTPStatusError
 
-        if not isinstance(error, TransportError) and "Failed to reach API" not in str(error):
+        cause = error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
+        words = re.sub(r"(?<=//)[^/@\s]+@", "", str(cause))  # name and password of an address
+        if isinstance(cause, PrefectHTTPStatusError):
+            words = words.partition(" - For more information")[0]
+            if cause.response.status_code in REFUSALS:
+                raise ConfigError(
+                    f"the Prefect server refuses this client ({words}); {action}, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                ) from error
+            raise PipelineError(f"the Prefect server answers with an error ({words}); {action}.") from error
+        if isinstance(cause, JSONDecodeError) or "incompatible versions" in words:
+            raise ConfigError(
+                f"there is no API of this version of Prefect ({words}); {action}, which ends with /api."
+            ) from error
+        if not isinstance(cause, TransportError) and cause is error and "Failed to reach API" not in words:
             raise
         raise PipelineError(
-            f"the Prefect server does not respond ({error}); {action}. The state of a run is in its folder: the same command "
+            f"the Prefect server does not respond ({words}); {action}. The state of a run is in its folder: the same command "
             "reports its result, or resumes it."
         ) from error
 
@@ -235,9 +300,10 @@ class Server:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             socket.create_server((self.host, self.port), family=family).close()
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{self.host}:{self.port} cannot be used ({error.strerror}); choose another --port, or set PREFECT_API_URL "
+                f"{self.host}:{self.port} cannot be used ({reason}); choose another --port, or set PREFECT_API_URL "
                 "to the server there."
             ) from error
 
@@ -341,11 +407,14 @@ def _start_timeout() -> int:
 
 
 def _import_client() -> None:
-    """Import Prefect's client, for this server."""
+    """Import Prefect's client, for this server and with its password, which its settings name wherever they are."""
+    settings = client_settings()
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
 
     adapt_clients()
+    if password := settings.server.api.auth_string:
+        os.environ["PREFECT_API_AUTH_STRING"] = password.get_secret_value()
     refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
 
 

@@ -9,11 +9,12 @@ from infini_llama.flows.naming import home_folder
 
 
 def serve(arguments: Namespace) -> Answer:
-    from infini_llama.flows.server import api_for_serve, log_into, prepare_client
+    from infini_llama.flows.server import api_for_serve, client_settings, log_into, prepare_client
 
     home = home_folder()
     log_into(home, arguments.verbose)
     prepare_client(home)
+    client_settings()  # before the imports that need them
     from infini_llama.flows.deployments import read_deployments
     from infini_llama.flows.serving import serve as serve_deployments
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import prefect
 import pytest
 from prefect._internal.websockets import websocket_connect
 from prefect.client.orchestration import get_client
@@ -53,6 +55,7 @@ class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(json.dumps(prefect.__version__).encode())
 
     def log_message(self, *_: object) -> None:
         pass

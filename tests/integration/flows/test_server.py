@@ -1,15 +1,18 @@
 """Which Prefect server a command uses, what it reports of one that does not respond, and that its own never outlives it."""
 
 import contextlib
+import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
+from prefect.context import refresh_global_settings_context
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.server import (
@@ -35,6 +38,9 @@ def proxies():
 
 before = proxies()
 with api_for_run(Path(sys.argv[1])):
+    from prefect.client.orchestration import get_client
+    with get_client(sync_client=True) as client:
+        client.read_flows()
     print("up" if proxies() == before else proxies(), flush=True)
     time.sleep(600)
 """
@@ -79,6 +85,7 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     home = tmp_path / "why? [1] 100%25 #ö" / "home"
     command = [sys.executable, "-c", HOLD, str(home)]
     environment = os.environ | {"ALL_PROXY": "socks://127.0.0.1:9", "NO_PROXY": "internal.example"}
+    environment |= {"PREFECT_SERVER_API_AUTH_STRING": "user:password", "PREFECT_API_AUTH_STRING": "of:another"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as parent:
@@ -132,6 +139,8 @@ def test_a_loopback_server_is_local(tmp_path, host):
 def test_a_taken_address_is_refused(no_prefect, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigError, match="--port"):
         Server(tmp_path, "127.0.0.1", listener.getsockname()[1], {}).refuse_taken_address()
+    with pytest.raises(ConfigError, match="--port"):
+        Server(tmp_path, "127.0.0.1", 70_000, {}).refuse_taken_address()
 
 
 @pytest.fixture
@@ -150,6 +159,57 @@ def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, si
         with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
             raise AssertionError("it was taken for one that answers")
         assert raised.value.exit_code == 70
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [(200, "<html>", 64), (200, '"2.20.3"', 64), (401, "{}", 64), (403, "{}", 64), (404, "{}", 70), (500, "", 70)],
+)
+def test_a_server_that_is_not_usable_is_reported(no_prefect, monkeypatch, tmp_path, status, body, code):
+    """A page, another major version of Prefect, a wrong password, another service, and a fault."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@127.0.0.1:{server.server_port}/api")
+        refresh_global_settings_context()
+        for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0), api_for_deploy(tmp_path)):
+            with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
+                raise AssertionError("it was taken for Prefect's API")
+            assert raised.value.exit_code == code and "secret" not in str(raised.value)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PREFECT_CLIENT_MAX_RETRIES", "many"), ("SSL_CERT_FILE", "missing.pem"), ("prefect.toml", "=")]
+)
+def test_a_wrong_setting_of_prefect_is_named(no_prefect, tmp_path, name, value):
+    environment = {"PREFECT_HOME": str(tmp_path / "prefect")}
+    if name == "prefect.toml":
+        (tmp_path / name).write_text(value)
+    else:
+        environment[name] = value
+    check = """
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.server import client_settings
+try:
+    client_settings()
+except ConfigError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", check]
+    done = subprocess.run(
+        command, env=os.environ | environment, check=True, capture_output=True, text=True, timeout=120
+    )
+    assert name.removeprefix("PREFECT_CLIENT_").lower() in done.stdout.lower(), done.stdout
 
 
 def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path):
