@@ -37,6 +37,8 @@ from infini_llama.flows.scheduled import Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
+# In the name of a deployment: the first four are refused by Prefect, which does not encode the others in its URLs.
+UNUSABLE = {"%", "&", "<", ">", "?", "#"}
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
 SILENT = "infini-llama: silent runs are crashed"
 PENDING = "infini-llama: runs that do not start are crashed"
@@ -101,11 +103,16 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
     """The deployment of each configuration file, which is named after it.
 
     Raises:
-        ConfigError: a configuration is wrong, or two files have the same name.
+        ConfigError: a configuration is wrong, two files have the same name, or a name cannot be that of a deployment.
     """
     named: dict[str, str] = {}
     for file in files:
         name = Path(file).stem
+        if unusable := sorted(UNUSABLE & set(name)):
+            raise ConfigError(
+                f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a deployment cannot contain "
+                f"{' or '.join(unusable)}; rename the file."
+            )
         if name in named:
             raise ConfigError(
                 f"{named[name]} and {file} have the same name, and would both be the deployment {pretrain.name}/{name}; rename one of them."
