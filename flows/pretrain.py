@@ -15,7 +15,7 @@ from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
@@ -59,7 +59,7 @@ def tags_of(config: PipelineConfig) -> list[str]:
     return [*TAGS, f"attention:{config.model.attention}", *(f"data:{name}" for name in sorted(sources))]
 
 
-@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=True, result_serializer="json")
+@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=True, result_serializer="json", retries=0)
 def pretrain(
     config: Annotated[PipelineConfig, AsConfig()],
     changes: dict[str, Any] | None = None,
@@ -153,6 +153,9 @@ class ThrottledAPILogHandler(APILogHandler):
     def __init__(self) -> None:
         super().__init__(level=logging.INFO)
         self.next_at = 0.0
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))  # a lone surrogate of a path could not be sent
 
     def emit(self, record: logging.LogRecord) -> None:
         if FlowRunContext.get() is None:  # another thread, of no run

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from infini_llama.configs.errors import escaped
 from infini_llama.tasks.formatting import Cells, shown
 
 
@@ -69,7 +70,7 @@ def markdown(document: Document, picture: str = "") -> str:
         for block, after in pairwise([*shown_blocks, "## "])
         if not (block.startswith("## ") and after.startswith("## "))
     ]
-    return "\n\n".join(kept) + "\n"
+    return escaped("\n\n".join(kept)) + "\n"  # PostgreSQL refuses NUL, and UTF-8 a lone surrogate
 
 
 def section(title: str, *blocks: Block) -> tuple[Block, ...]:

@@ -14,7 +14,11 @@ from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentRecord, Plann
 
 
 @task(
-    name="patch-environment", task_run_name="patch-environment-{page.run}", cache_policy=NO_CACHE, persist_result=False
+    name="patch-environment",
+    task_run_name="patch-environment-{page.run}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=0,
 )
 def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PlannedEnvironment:
     """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""

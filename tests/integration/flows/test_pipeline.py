@@ -1,6 +1,9 @@
 """The settings of one run: its name in full, and nothing of how it is offered; and what is one command."""
 
+import logging
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +12,7 @@ from infini_llama.configs.errors import ConfigError, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
+from infini_llama.flows.pretrain import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local
@@ -67,3 +71,26 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
     add_checkpoint(folder.checkpoints, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
         pipeline.run(parse_config(settings))
+
+
+RETRIES = """
+from infini_llama.flows.pretrain import pretrain
+from infini_llama.tasks.evaluate.task import evaluate
+from infini_llama.tasks.export.task import export
+from infini_llama.tasks.patch_environment.task import patch_environment
+from infini_llama.tasks.verify_data.task import verify_data
+print([part.retries for part in (pretrain, evaluate, export, patch_environment, verify_data)])
+"""
+
+
+def test_retries_that_a_user_has_set_for_all_flows_and_tasks_are_not_those_of_a_run():
+    defaults = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_TASKS_DEFAULT_RETRIES": "2"}
+    command = [sys.executable, "-c", RETRIES]
+    done = subprocess.run(command, env=os.environ | defaults, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[0, 0, 0, 0, 0]\n"
+
+
+def test_a_line_for_the_page_of_a_run_can_be_sent():
+    """The name of a folder may be no UTF-8, and an error of a program may have colours."""
+    record = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, "a \udcff \0 \x1b[31mred", (), None)
+    assert ThrottledAPILogHandler().format(record) == r"a \udcff \x00 \x1b[31mred"

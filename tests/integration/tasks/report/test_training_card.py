@@ -60,6 +60,14 @@ def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
     assert "- attempt 2" not in text
 
 
+def test_a_text_of_the_model_can_be_stored_by_every_database(run):
+    train_to(run, 20)
+    add_result(run, 20, parameters=1, weights_sha256="ab" * 32, samples=["a\0b", "\x1b[2Jc"])
+    text = card(run.path, "x")
+    assert "\0" not in text and "\x1b" not in text
+    assert "a\\x00b" in text
+
+
 def test_a_long_run_has_no_larger_card(run):
     train_to(run, 20_000)
     assert len(card(run.path, "x")) < 200_000
