@@ -11,6 +11,7 @@ import sys
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import get_client
 from prefect.events import AutomationCore, CallWebhook, EventTrigger, Posture, ResourceSpecification
+from prefect.settings import get_current_settings
 
 NAME = "infini-llama-notifications"
 TEXT = '{"text": {{ (flow_run.name ~ ": " ~ flow_run.state.name ~ ". " ~ (flow_run.state.message or "")) | tojson }}}'
@@ -40,4 +41,8 @@ def notify(address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1].startswith(("http://", "https://")):
+        sys.exit("notifications.py needs one address, such as https://hooks.example.com/services/T000/B000.")
+    if get_current_settings().api.url is None:
+        sys.exit("no Prefect server is configured; set PREFECT_API_URL, for example http://127.0.0.1:4200/api.")
     notify(sys.argv[1])

@@ -1,11 +1,16 @@
 """What the files in deploy/ promise, and no linter checks."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from infini_llama.configs.errors import ExitCode
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.flows.settings import LEASES, SERVER, WORKER
@@ -131,3 +136,24 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     # the folder of a run is set by the step `pull`
     variables = {name: value for name, value in ours.job_variables.items() if name != "working_dir"}
     assert file["work_pool"]["job_variables"] == variables
+
+
+def test_a_run_that_systemd_stops_has_not_failed():
+    unit = (DEPLOY / "systemd/infini-llama-run@.service").read_text()
+    for key in ("SuccessExitStatus", "RestartForceExitStatus"):
+        assert re.search(rf"^{key}=(.*)$", unit, re.M)[1].split() == [
+            str(int(ExitCode.PREEMPTED)),
+            str(128 + signal.SIGTERM),
+        ]
+
+
+@pytest.mark.parametrize("arguments", [[], ["hooks.example.com/services"], ["http://127.0.0.1:9/"]])
+def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, arguments):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, DEPLOY / "notifications.py", *arguments],
+        env=environment, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == []
