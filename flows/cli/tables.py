@@ -70,7 +70,9 @@ def estimate_text(estimate: "Estimate") -> str:
     """An estimate with units: FLOPs in powers of ten, bytes in MB or GB."""
     layout = estimate.layout
     where = f"memory of one of {layout.workers} worker(s) on {layout.device}, {layout.precision}"
-    run = estimate.run.model_dump() | {"flops": f"{estimate.run.flops:.3g}"}
+    run = estimate.run.model_dump(exclude_none=True)
+    if estimate.run.flops is not None:
+        run["flops"] = f"{estimate.run.flops:.3g}"
     return as_text(
         {
             "parameters": _renamed(estimate.parameters.model_dump()),

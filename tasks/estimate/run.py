@@ -47,7 +47,7 @@ def estimate(config: PipelineConfig) -> Estimate:
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    tokens = config.train.planned_tokens(length)
+    tokens = config.train.planned_tokens(length) if config.train.num_epochs is None else None
     per_token = flops_of(model, length, config.train.frozen_layers)
     return Estimate(
         parameters=ParameterCount(
@@ -56,7 +56,11 @@ def estimate(config: PipelineConfig) -> Estimate:
             of_matrices=matrix_parameters(model),
         ),
         flops_per_token=per_token,
-        run=RunSize(tokens_per_step=sequences * length, tokens=tokens, flops=per_token.total * tokens),
+        run=RunSize(
+            tokens_per_step=sequences * length,
+            tokens=tokens,
+            flops=None if tokens is None else per_token.total * tokens,
+        ),
         layout=Layout(
             micro_batch_size=micro,
             micro_batches=micro_batches,

@@ -22,11 +22,11 @@ class FlopsPerToken(Record):
 
 
 class RunSize(Record):
-    """Tokens per step and of the whole run, and its FLOPs."""
+    """Tokens per step and of the whole run, and its FLOPs; None for a length in epochs, which depends on the dataset."""
 
     tokens_per_step: int
-    tokens: int
-    flops: float
+    tokens: int | None
+    flops: float | None
 
 
 class Layout(Record):

@@ -12,6 +12,7 @@ from infini_llama import configs
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows.cli.tables import estimate_text
 from infini_llama.model.config import LlamaConfig, flops_per_token, parameters
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import in_chunks
@@ -133,6 +134,9 @@ def test_estimate_of_a_configuration(tmp_path):
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
     assert record.checkpoint == 12 * record.parameters.total and memory["checkpoint_copy"] == record.checkpoint // 2
     assert not list(tmp_path.glob("runs/*"))
+    epochs = load_config("tiny_infini", [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"])
+    assert run.estimate(epochs).run == RunSize(tokens_per_step=4096, tokens=None, flops=None)
+    assert "4,096" in estimate_text(run.estimate(epochs))
 
 
 def test_a_plan_of_another_machine(tmp_path):
