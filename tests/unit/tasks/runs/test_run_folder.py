@@ -59,6 +59,18 @@ def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
     assert [record.args for record in caplog.records] == [(8, 2)]
 
 
+def test_fewer_steps_than_the_run_has_made_are_reported(tmp_path, caplog):
+    def messages(steps: int) -> str:
+        caplog.clear()
+        bind_run(config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}), DATASET, make_plan())
+        return caplog.text
+
+    messages(20)
+    add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 10)
+    assert "learning rate of step 11" in messages(11)
+    assert "10 steps" in (fewer := messages(8)) and "learning rate" not in fewer
+
+
 @pytest.mark.parametrize(("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)])
 def test_epochs_are_counted_exactly(tmp_path, epochs, steps):
     train = {"num_epochs": epochs, "global_batch_size": 10, "micro_batch_size": 2, "warmup_steps": 0}
