@@ -56,6 +56,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.tasks.estimate.run import estimate as estimate_run
     from infini_llama.tasks.estimate.run import plan_of
     from infini_llama.tasks.preprocess.stage import Preparation
+    from infini_llama.tasks.records.plan import EnvironmentRecord
     from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
@@ -74,9 +75,11 @@ def dry_run(config: PipelineConfig) -> Answer:
         "step": 0 if reader is None else reader.step,
     }
     shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
-    planned = plan_of(config).masked()
+    before = run_folder.find(EnvironmentRecord, run_folder.environment)
+    pinned = before and before.pinned
+    planned = plan_of(config, pinned).masked()
     plan = planned.to_json()
-    estimated = estimate_run(config)
+    estimated = estimate_run(config, pinned)
     choices: list[JsonValue] = [choice.to_json() for choice in (*chosen, *planned.choices)]
     record: JsonObject = {
         "config": shown,

@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
-from infini_llama.tasks.records.plan import EnvironmentPlan
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.train.initial import initial_weights
 
 # What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
@@ -24,15 +24,18 @@ from infini_llama.tasks.train.initial import initial_weights
 PROCESS, HOLES = 480_000_000, 0.2
 
 
-def estimate(config: PipelineConfig) -> Estimate:
+def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Estimate:
     """Parameters, FLOPs per token and bytes per worker of the run that `config` describes; nothing is built or trained.
+
+    Args:
+        pinned: of the run's first attempt, None before it.
 
     Raises:
         ConfigError: as the run itself would, except for a machine that is not this one.
     """
     length = config.data.sequence_length
     config = config.with_vocab_size(vocabulary_of(config))
-    model, plan = model_of(config), plan_of(config)
+    model, plan = model_of(config), plan_of(config, pinned)
     sequences, micro = config.train.global_batch_size, plan.micro_batch_size
     groups = config.train.groups(plan.world_size)
     micro_batches, rest = divmod(sequences, micro * groups)
@@ -75,10 +78,10 @@ def estimate(config: PipelineConfig) -> Estimate:
     )
 
 
-def plan_of(config: PipelineConfig) -> EnvironmentPlan:
+def plan_of(config: PipelineConfig, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
     """The plan on this machine; where the configuration is for another machine, one of what it sets."""
     try:
-        return plan_environment(config, probe(config.runtime.home))
+        return plan_environment(config, probe(config.runtime.home), pinned)
     except ConfigError:
         settings, train = config.environment, config.train
         device = "cuda" if settings.device == "cuda" else "cpu"

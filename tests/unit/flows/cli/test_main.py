@@ -11,7 +11,11 @@ import pytest
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import load_config
 from infini_llama.flows.cli.main import Stopped, explain, main
+from infini_llama.tasks.records.machine import Cpu, MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentRecord
+from infini_llama.tasks.runs.run_folder import RunFolder
 from support.damage import flip
+from support.records import make_plan
 
 
 @dataclass
@@ -157,3 +161,15 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     assert record["cached"]["dataset"] is None and record["cached"]["state"] == "new"
     assert record["chosen"][0]["setting"] == "data.num_workers" and len(record["chosen"]) > 1
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
+
+
+def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkeypatch):
+    monkeypatch.chdir(texts)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
+    run, plan = RunFolder(texts / "home/runs/run"), make_plan(threads=3)
+    facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
+    record = EnvironmentRecord(plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+    run.path.mkdir(parents=True)
+    run.write(run.environment, record)
+    assert main(["run", "run.yaml", "--dry-run", "--json", "environment.device=cpu"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["threads"] == 3
