@@ -302,19 +302,19 @@ def has_all_files(path: Path, kind: str, key: str | None = None) -> bool:
 
 
 def set_pointer(folder: Path, name: str, target_name: str) -> None:
-    """Makes `folder/name` a relative link to `target_name`, replaced as a whole; nothing where the filesystem has no links.
+    """Makes `folder/name` a relative link to `target_name`, replaced as a whole; nothing on a disk without links, or that is only read.
 
     For people: programs scan. The temporary name is always the same, so that the next call takes away what a kill left; of two calls
     at once one wins. A folder in the link's place, which a copy without links makes (`cp -rL`, object storage), is moved aside.
     """
     temporary, link = folder / f".{name}.tmp", folder / name
     _move_copy_aside(link)
-    temporary.unlink(missing_ok=True)
     try:
+        temporary.unlink(missing_ok=True)
         temporary.symlink_to(target_name)
         temporary.replace(link)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOENT, *NO_LINKS) or not folder.is_dir():
+        if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS) or not folder.is_dir():
             raise
 
 

@@ -285,6 +285,18 @@ def test_pointers_are_relative_and_replaced(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+def test_a_pointer_on_a_disk_that_is_only_read_is_left_out(tmp_path, monkeypatch):
+    """As where the datasets of a team are mounted."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    make(tmp_path / "one")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    set_pointer(tmp_path, "latest", "one")
+    assert names_in(tmp_path) == ["one"]
+
+
 def test_a_pointer_in_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         set_pointer(tmp_path / "nowhere", "latest", "x")
