@@ -113,10 +113,12 @@ def api_for_deploy(home: Path) -> Iterator[None]:
 
 
 def prepare_client(home: Path) -> None:
-    """Set Prefect's settings of this process, before Prefect is imported; what the user has set stays.
+    """Set Prefect's settings of this process, before Prefect is imported; what the user has set stays, unless it is empty.
 
     Prefect's files go to home/prefect if the user has no Prefect home.
     """
+    for name in [name for name, value in os.environ.items() if name.startswith("PREFECT_") and not value]:
+        del os.environ[name]  # as `docker compose` passes what is not set; Prefect would require an empty password
     os.environ.update(CLIENT | os.environ)
     if "PREFECT_HOME" not in os.environ and not os.access(Path.home() / ".prefect" / "profiles.toml", os.R_OK):
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())

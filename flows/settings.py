@@ -32,6 +32,7 @@ CLIENT = {
 LEASES = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem"}
 # For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no memo that it was written.
 EMBEDDED = {
+    "PREFECT_SERVER_API_BASE_PATH": "/api",
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
@@ -48,4 +49,4 @@ SERVER = {
 # For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine. A worker executes
 # what this server is given. A browser sends a POST without a content type from any page and without asking, so that origins
 # alone do not protect it; such a request has no CSRF token.
-SERVED = SERVER | {"PREFECT_UI_API_URL": "/api", "PREFECT__SERVER_FINAL": "1"}
+SERVED = SERVER | {"PREFECT_SERVER_API_BASE_PATH": "/api", "PREFECT_UI_API_URL": "/api", "PREFECT__SERVER_FINAL": "1"}

@@ -70,6 +70,14 @@ def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(no_prefect, monk
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
 
 
+def test_an_empty_setting_of_prefect_is_one_that_is_not_set(no_prefect, monkeypatch, tmp_path):
+    for name in ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_SERVER_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "")
+    prepare_client(tmp_path)
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
+    assert "PREFECT_SERVER_API_AUTH_STRING" not in os.environ
+
+
 def servers_of(home: Path) -> list[psutil.Process]:
     servers = []
     for process in psutil.process_iter():
@@ -86,6 +94,7 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     command = [sys.executable, "-c", HOLD, str(home)]
     environment = os.environ | {"ALL_PROXY": "socks://127.0.0.1:9", "NO_PROXY": "internal.example"}
     environment |= {"PREFECT_SERVER_API_AUTH_STRING": "user:password", "PREFECT_API_AUTH_STRING": "of:another"}
+    environment |= {"PREFECT_SERVER_API_BASE_PATH": "/other", "PREFECT_CLIENT_MAX_RETRIES": ""}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as parent:
