@@ -4,13 +4,14 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import ConfigError, PipelineError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
@@ -71,7 +72,7 @@ def is_given(settings: TokenizerConfig) -> bool:
 def load(settings: TokenizerConfig) -> Tokenizer:
     """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
 
-    It is used as it is, but for dropout, truncation and padding, which are off.
+    It is used as it is, but for dropout, truncation and padding, which are off, and the end-of-text token, which is a special one.
 
     Raises:
         ConfigError: it is not there or not readable, or its IDs are ambiguous or have gaps.
@@ -98,10 +99,27 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         ) from None
     except UnusableTokenizer as fault:
         raise ConfigError(f"{setting}: {file} {fault}.") from None
-    except Exception as error:  # `tokenizers` raises nothing narrower
-        raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
-    end_of_text(tokenizer, settings)
-    return tokenizer
+    except BaseException as error:  # `tokenizers` raises nothing narrower
+        if isinstance(error, Exception) or is_panic(error):
+            raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
+        raise
+    return _with_special_end(tokenizer, end_of_text(tokenizer, settings))
+
+
+def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
+    """The tokenizer with its end-of-text token as a special one: otherwise a text that spells the token would end there."""
+    added = tokenizer.get_added_tokens_decoder()
+    if end in added and added[end].special:
+        return tokenizer
+    name = tokenizer.id_to_token(end)
+    log.warning(
+        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text yields it", name
+    )
+    described = json.loads(description_of(tokenizer))
+    token = {"id": end, "content": name, "special": True, "normalized": False}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    others = [other for other in described["added_tokens"] if other["id"] != end]
+    return Tokenizer.from_str(json.dumps(described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))}))
 
 
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both need it
@@ -129,7 +147,7 @@ def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
     vocabulary = described["model"]["vocab"]
     is_unigram = isinstance(vocabulary, list)
     pairs = _once((piece, id) for id, (piece, _) in enumerate(vocabulary)) if is_unigram else dict(vocabulary)
-    for token in described["added_tokens"]:
+    for token in described.get("added_tokens", []):
         if pairs.setdefault(token["content"], token["id"]) != token["id"]:
             raise UnusableTokenizer(f"gives the token {token['content']!r} two IDs; correct it, or use another one")
     tokens = dict[int, str]()

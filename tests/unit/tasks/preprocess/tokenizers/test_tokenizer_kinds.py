@@ -153,6 +153,21 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
         preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
 
 
+@pytest.mark.parametrize("added", [[], [{"special": False}]])
+def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(data, tmp_path, added):
+    written = described()
+    written["added_tokens"] = [written["added_tokens"][0] | changes for changes in added]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    texts = [f"text {number} with </s> in it, twice: </s>" for number in range(30)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    given = data(files=[str(tmp_path / "x.jsonl")], tokenizer={"path": str(tmp_path)})
+    reference = preprocess(given, tmp_path / "home")
+    assert verify(reference, tmp_path / "home", "deep").ok
+    assert reference.train.tokens + reference.validation.tokens == sum(map(len, texts)) + len(texts)
+    stored = Tokenizer.from_file(str(tmp_path / "home" / reference.path / "tokenizer.json"))
+    assert special_ids(stored).tolist() == [True] + [False] * 97
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     tokenizer = train_bpe(TEXTS, 300)
@@ -263,4 +278,24 @@ def test_a_piece_twice_in_a_unigram_is_refused(tmp_path):
     written["model"]["vocab"].append(["a", -1.0])
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ConfigError, match="'a' twice"):
+        load(section(path=str(tmp_path)))
+
+
+def test_a_tokenizer_without_a_list_of_added_tokens_is_read(tmp_path):
+    written = described()
+    del written["added_tokens"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    assert load(section(path=str(tmp_path))).get_vocab_size() == 98
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": described()["model"] | {"merges": [["abc", "abc"]]}},
+    ],
+)
+def test_what_makes_the_library_panic_is_refused(tmp_path, changes):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described() | changes))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load(section(path=str(tmp_path)))
