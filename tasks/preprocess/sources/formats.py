@@ -31,8 +31,18 @@ DATA_FORMATS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
 BINARY = ("parquet", "arrow")
 BY_PYTHON = ("json", "csv", "tsv")  # read by modules of Python, which hold its lock
 ARCHIVES = (".tar", ".tgz", ".zip")
+ARCHIVE = "is an archive; unpack it, and name its files"
 READ_AHEAD = 2**20
+BEGINNING = 64  # bytes of a text in which another encoding shows
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
+PACKED = {
+    b"\x1f\x8b": "gz",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zst",
+    b"BZh91AY&SY": "bz2",
+    b"PK\x03\x04": "zip",
+}
+TAR, TAR_PLACE = b"ustar", 257
 MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}  # the first begins with that of UTF-16
 MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
@@ -150,7 +160,7 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
         Unreadable: it is a text in another encoding.
     """
     if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
-        raise Refused("is an archive; unpack it, and name its files")
+        raise Refused(ARCHIVE)
     with _opened(path) as file:
         if span and span[0]:  # its beginning is another one's, and that of a remote file would be one more request
             yield file
@@ -159,6 +169,7 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
         with unpacked(file, _compression(path)) as stream:
             _refuse_pointer(stream, path)
             if form not in BINARY:
+                _refuse_packed(stream)
                 _skip_mark(stream)
             yield stream
 
@@ -179,13 +190,27 @@ def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
         raise Refused(fault)
 
 
+def _refuse_packed(stream: IO[bytes]) -> None:
+    """Refuse what is packed, though its name does not say it; of a tar, the bytes can be UTF-8."""
+    first = _first(stream, TAR_PLACE + len(TAR))
+    kind = next((kind for begin, kind in PACKED.items() if first.startswith(begin)), None)
+    if kind == "zip" or first[TAR_PLACE:] == TAR:
+        raise Refused(ARCHIVE)
+    if kind:
+        raise Refused(
+            f"is compressed with {kind}, which its name does not say; unpack it, or let its name end with .{kind}"
+        )
+
+
 def _skip_mark(stream: IO[bytes]) -> None:
-    first = _first(stream, 4)
+    first = _first(stream, BEGINNING)
     if first.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
     for mark, name in MARKS.items():
         if first.startswith(mark):
             raise Unreadable(f"is {name}, not UTF-8, by its byte order mark")
+    if max(first[place::2].count(0) for place in (0, 1)) * 4 > len(first):  # more than half of them
+        raise Unreadable("is not UTF-8: every second byte at its beginning is zero, as in UTF-16 and UTF-32")
 
 
 def _first(stream: IO[bytes], count: int) -> bytes:

@@ -317,6 +317,14 @@ def test_other_encodings_are_named_by_their_mark(tmp_path, name, encoding):
         list(read(path, "text"))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
+def test_other_encodings_are_named_without_a_mark(tmp_path, name, encoding):
+    path = compressed("“text”\nand ASCII".encode(encoding), tmp_path, name)
+    with pytest.raises(Unreadable, match=r"is not UTF-8.* UTF-16 and UTF-32"):
+        list(read(path, "text"))
+
+
 def test_texts_that_differ_by_their_mark_are_duplicates(tmp_path):
     for number, mark in enumerate(("", MARK)):
         (tmp_path / f"{number}.txt").write_text(mark + "the same text")

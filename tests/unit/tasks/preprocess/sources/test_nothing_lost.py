@@ -1,8 +1,12 @@
 """Text that could be lost without a word is damage, counted or read; names and keys of others cannot break or steer the output."""
 
+import bz2
+import gzip
 import json
 import logging
+import lzma
 import os
+import tarfile
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +32,28 @@ def test_an_archive_is_refused_and_not_read_as_a_text(
     (tmp_path / name).write_text("a file's name, and its text")
     with pytest.raises(DataError, match=rf"{name} is an archive; unpack it"):
         survey(DataConfig(files=[f"{tmp_path}/*"], validation_fraction=0.5, on_bad_input=on_bad_input))
+
+
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+def test_what_is_packed_is_refused_whatever_its_name(tmp_path: Path, on_bad_input: Literal["fail", "skip"]) -> None:
+    (tmp_path / "fine.txt").write_text("a text " * 50)
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "fine.txt")
+    tar = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").unlink()
+    lines = b'{"text": "fine"}\n' * 9
+    packed = {"a.txt": tar, "b.txt.gz": gzip.compress(tar), "c.jsonl": gzip.compress(lines), "d.csv": b"PK\x03\x04 zip"}
+    packed |= {
+        "e.txt": lzma.compress(lines),
+        "f.json": bz2.compress(lines),
+        "g.txt.gz": gzip.compress(packed["c.jsonl"]),
+    }
+    packed |= {"h.tsv": pa.Codec("zstd").compress(lines, asbytes=True)}
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name} is (an archive|compressed with)"):
+            survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5, on_bad_input=on_bad_input))
+        (tmp_path / name).unlink()
 
 
 def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
