@@ -109,7 +109,12 @@ def _opened(source: HubSplit) -> Any:
     try:
         if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             loaded: Any = datasets.load_from_disk(str(folder))
-            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+            # By itself, it is the default split, and the one that it was.
+            if not isinstance(loaded, datasets.DatasetDict):
+                loaded = dict.fromkeys(("train", str(loaded.split or "train")), loaded)
+            if split not in loaded:
+                raise ValueError(f"it has {', '.join(loaded)}")
+            return loaded[split]
         place = str(folder) if folder.is_dir() else source.path
         return datasets.load_dataset(
             place, source.configuration, split=split, streaming=source.streaming, revision=source.revision

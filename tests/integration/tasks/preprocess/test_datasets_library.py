@@ -45,6 +45,11 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
         survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))
+    datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(str(tmp_path / "test"))
+    for folder, split in (("saved", "train[:50%]"), ("saved", "test"), ("several", "train[:50%]"), ("test", "dev")):
+        with pytest.raises(DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "):
+            other = {"dataset": str(tmp_path / folder), "dataset_split": split, "validation_split": None}
+            survey(DataConfig.model_validate(given | other))
     with pytest.raises(Unreadable):
         list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
