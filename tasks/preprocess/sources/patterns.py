@@ -3,6 +3,7 @@
 # ruff: noqa: PTH110, PTH113, PTH114, PTH118
 
 import glob
+import json
 import os
 import sysconfig
 from collections import Counter
@@ -193,12 +194,25 @@ def _known_below(root: Path, form: str, key: str, not_text: NotText) -> list[str
     """Every file below it whose ending is known (all where their format is given), except hidden ones and what `datasets` adds."""
     texts = []
     for folder, names, is_own in _folders(str(root), key, not_text):
+        earlier = _earlier_shards(folder, names)
         for name in filter(lambda name: _is_file(os.path.join(folder, name)), names):
-            if not name.startswith(".") and _is_text(name, form):
+            if not name.startswith(".") and _is_text(name, form) and name not in earlier:
                 texts.append(os.path.join(folder, name))
             elif not is_own:
                 not_text.count_other(name)
     return sorted(texts)
+
+
+def _earlier_shards(folder: str, names: list[str]) -> set[str]:
+    """Shards that `datasets` wrote into the folder before, when there were more or fewer: its state.json names those of today."""
+    if "state.json" not in names:
+        return set()
+    try:
+        stated = json.loads(Path(folder, "state.json").read_text(encoding="utf-8"))["_data_files"]
+        today = {file["filename"] for file in stated}
+    except (OSError, ValueError, LookupError, TypeError):  # of another program
+        return set()
+    return {name for name in names if name.startswith("data-") and name.endswith(".arrow")} - today
 
 
 def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:

@@ -58,6 +58,13 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}))
 
 
+def test_shards_of_an_earlier_save_are_no_text(tmp_path):
+    datasets.Dataset.from_dict({"text": ["an earlier text", "another", "a third"]}).save_to_disk(tmp_path, num_shards=3)
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path, num_shards=2)
+    assert len([*tmp_path.glob("data-*.arrow")]) == 5
+    assert survey(DataConfig(files=[str(tmp_path)])).documents == sorted(filter(None, TEXTS))
+
+
 def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
     _, reference = built
     fingerprints = set()
