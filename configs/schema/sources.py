@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed, free
 
+Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
@@ -43,14 +44,14 @@ class TextConfig(Section):
         "without a download. huggingface: data.dataset, through the datasets library. passkey: texts generated as "
         "data.passkey describes.",
     )
-    files: list[str] = fixed(
+    files: list[Pattern] = fixed(
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working directory, or URLs of the same "
         "(s3://, gs://, hf://, https://). A txt, md, rst or py file is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow "
         "files have one document per record. All can be compressed with gz, xz, zst or bz2. Files below runtime.home and the "
         "configuration itself are left out.",
     )
-    validation_files: list[str] = fixed(
+    validation_files: list[Pattern] = fixed(
         default_factory=list,
         description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
         "documents that are also in these files are skipped.",

@@ -147,3 +147,8 @@ def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
 )  # fmt: skip
 def test_a_nul_character_is_named_wherever_it_is(mapping, key):
     assert f"{key}" in message(mapping)
+
+
+def test_an_empty_pattern_is_refused_and_not_the_working_directory():
+    assert "data.files.0" in message({"data": {"files": [""]}})
+    assert "data.validation_files.1" in message(GOOD | {"data": {"files": ["a"], "validation_files": ["b", ""]}})
