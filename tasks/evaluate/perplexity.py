@@ -182,7 +182,7 @@ def over_texts(
         unknown, lost, size = (sum(part) for part in zip((0, 0, 0), *map(losses.of, texts), strict=True))
         if is_too_much(lost, size):
             raise DataError(
-                f"--files: the run's tokenizer has no token for {100 * lost / size:.2g} % of the text ({unknown:,} unknown tokens); at "
+                f"--files: the run's tokenizer has no token for {100 * lost / size:.3g} % of the text ({unknown:,} unknown tokens); at "
                 f"most {LARGEST_LOSS:.0%} may be lost; give other files."
             )
     for text in texts:

@@ -85,7 +85,7 @@ def learned_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
 def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataError:
     unknown, lost, size = loss.tolist()
     return DataError(
-        f"{file}: the tokenizer {data.tokenizer.path} has no token for {100 * lost / max(1, size):.2g} % of its text ({lost:,} of "
+        f"{file}: the tokenizer {data.tokenizer.path} has no token for {100 * lost / max(1, size):.3g} % of its text ({lost:,} of "
         f"{size:,} bytes, {unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost, of a file and of all text. Use a "
         f"tokenizer over bytes (without data.tokenizer.path one is trained on the text), or leave the file out of {file.key}."
     )

@@ -291,7 +291,7 @@ class Preparation:
                 if not written[split].shards:
                     log_left_out(left_out)
                     kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
-                    raise self._too_few(split, kept)
+                    raise self._too_few(split, kept, selection.also_validation)
             (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
             content = DatasetContent(
@@ -320,8 +320,13 @@ class Preparation:
             checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split].shards}
             commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
-    def _too_few(self, split: str, documents: int) -> DataError:
+    def _too_few(self, split: str, documents: int, copies: int) -> DataError:
         data = self.data
+        if split == "train" and copies:
+            return DataError(
+                f"all {copies} training document(s) are held-out text as well, which is not trained on; name other text to train on, or "
+                "to hold out (data.validation_files, data.validation_split)."
+            )
         other = ", change the fraction" if documents > 1 else ""
         return DataError(
             f"{documents} document(s) are too few to leave one for {'training' if split == 'train' else split} at "

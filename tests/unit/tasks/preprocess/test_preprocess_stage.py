@@ -182,3 +182,11 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     last = {record.getMessage(): record.__dict__["progress"] for record in logged}
     assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
     assert "built tokens and row tables" in caplog.text
+
+
+def test_text_that_is_all_held_out_is_named_as_such(data, corpus, tmp_path):
+    with pytest.raises(DataError, match=r"all 40 training document.* held-out"):
+        preprocess(
+            data(validation_files=[str(corpus)], files=[str(shutil.copytree(corpus, tmp_path / "copy"))]),
+            tmp_path / "home",
+        )
