@@ -201,6 +201,15 @@ def no_space(error: BaseException, what: str = "") -> str | None:
     return f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same command again."
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this process, or a GPU, has no memory left; torch's errors are known by their names, without torch."""
+    kind, words = type(error).__name__, str(error)
+    if kind == "AcceleratorError":  # a kernel's, or a library's own allocation on a GPU
+        return "out of memory" in words
+    # The last one is torch's on a CPU.
+    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in words
+
+
 @contextmanager
 def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Generator[None]:
     """Raise `kind` with a message that names `what` if the disk is full while the block writes it."""

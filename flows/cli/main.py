@@ -14,14 +14,32 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
-from infini_llama.configs.errors import ConfigError, ExitCode, PipelineError, Preempted, escaped, no_space
+from infini_llama.configs.errors import (
+    ConfigError,
+    ExitCode,
+    PipelineError,
+    Preempted,
+    escaped,
+    is_out_of_memory,
+    no_space,
+)
 from infini_llama.flows.cli.commands import build_parser, call
 from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 STDERR = 2
+# Paths that this user may not use, that lead through a file or in a circle, or whose name a file or a broken link has.
+UNUSABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 BROKEN_PIPE = 128 + signal.SIGPIPE
-NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # a file or a broken link has its name
 
 
 def name_home() -> None:
@@ -153,20 +171,19 @@ def explain(error: BaseException) -> tuple[int, str]:
         return code, "stopped; everything committed is kept, and the same command resumes."
     if sentence := no_space(error):
         return ExitCode.UNEXPECTED, sentence
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename or "a file"
         return ConfigError.exit_code, (
-            f"no permission to use {path} ({os.strerror(error.errno)}); change it, or name another folder "
+            f"{path} cannot be used ({os.strerror(error.errno)}); change or remove it, or name another folder "
             "(runtime.home, INFINI_LLAMA_HOME, --output)."
-        )
-    if isinstance(error, OSError) and error.errno in NO_FOLDER:
-        return ConfigError.exit_code, (
-            f"{error.filename or 'a path'} cannot be used as a folder ({os.strerror(error.errno)}); remove the file or the broken link "
-            "in its place, or name another folder (runtime.home, INFINI_LLAMA_HOME, --output)."
         )
     if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
         return ConfigError.exit_code, "the current folder has been removed; change to one that exists."
     words = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+    if is_out_of_memory(error):
+        return ExitCode.OUT_OF_MEMORY, (
+            f"out of memory ({words or type(error).__name__}); end other programs, or use a smaller model or fewer tokens at once."
+        )
     return (
         ExitCode.UNEXPECTED,
         f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same command can be tried again.",

@@ -29,6 +29,9 @@ def generate(arguments: Namespace) -> Answer:
     prompts = [*arguments.prompt, *(prompt_of(file) for file in arguments.prompt_file)]
     if not prompts:
         raise ConfigError("generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated).")
+    for prompt in prompts:
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes of an argument that are no UTF-8
+            raise ConfigError(f"--prompt {prompt} is not UTF-8 text; convert it, or give it in a --prompt-file.")
     from infini_llama.model.generate import Sampling
     from infini_llama.tasks.runs.generation import Writer
     from infini_llama.tasks.runs.load import end_of_text_of, load_run
@@ -96,6 +99,8 @@ def heads(arguments: Namespace) -> Answer:
     picture = Path(arguments.picture) if arguments.picture else None
     if picture and picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {picture} must end with .png or .svg.")
+    if picture and not picture.parent.is_dir():
+        raise ConfigError(f"--picture {picture}: {picture.parent} is not a folder; make it, or name another file.")
     from infini_llama.tasks.evaluate.heads import measure_heads, save_picture
     from infini_llama.tasks.export.importing import folder_of, open_model
 

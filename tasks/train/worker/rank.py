@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from infini_llama.configs.errors import Diverged, ExitCode, PipelineError, no_space
+from infini_llama.configs.errors import Diverged, ExitCode, PipelineError, is_out_of_memory, no_space
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
@@ -31,12 +31,7 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a failure (docs/resume.md)."""
     if isinstance(error, PipelineError):
         return error.exit_code
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if isinstance(error, torch.AcceleratorError):  # a kernel's, or a library's own allocation on a GPU
-        out_of_memory = "out of memory" in str(error)
-    if out_of_memory or "can't allocate memory" in str(error):  # torch on a CPU
-        return ExitCode.OUT_OF_MEMORY
-    return ExitCode.UNEXPECTED
+    return ExitCode.OUT_OF_MEMORY if is_out_of_memory(error) else ExitCode.UNEXPECTED
 
 
 def peer_lost(error: BaseException) -> bool:

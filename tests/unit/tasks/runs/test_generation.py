@@ -106,3 +106,10 @@ def test_control_characters_are_printed_escaped(run_of, capsys):
     assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--prompt", "c", "--max-new-tokens", "2"]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("a\\x1b[31mb") == 2 and "\x1b" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize(("given", "code"), [(("--prompt", "a\udcff"), 64), (("--max-new-tokens", "1" + "0" * 15), 71)])
+def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, code):
+    run, _ = run_of()
+    assert main(["generate", str(run), "--prompt", "a", *given]) == code
+    assert "Traceback" not in capsys.readouterr().err
