@@ -56,7 +56,7 @@ def keep_likely(
     if top_p is not None and top_p < 1:  # rounded sums reach 1 before the last token
         probabilities = ordered.softmax(dim=0)
         mass_before = probabilities.cumsum(dim=0) - probabilities
-        ordered[mass_before >= top_p] = -torch.inf
+        ordered[1:][mass_before[1:] >= top_p] = -torch.inf  # a tiny top_p is 0 in fp32
     if min_p is not None:
         probabilities = ordered.softmax(dim=0)
         ordered[probabilities < min_p * probabilities[0]] = -torch.inf

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infini_llama.model.generate import Sampling, generate_batch
+from infini_llama.model.generate import Sampling, generate_batch, keep_likely
 from infini_llama.model.infini_attention import InfiniAttention, InfiniState
 from infini_llama.model.llama import Llama
 from support.differences import relative
@@ -237,6 +237,12 @@ def test_generation_records_no_graph_and_leaves_the_mode_as_it_was():
     model(torch.tensor([[1, 2]])).sum().backward()
     assert len(list(tokens)) == 2
     assert recorded == [False, True, False, False]  # the second is the training in between
+
+
+def test_the_likeliest_token_stays_whatever_share_is_kept():
+    logits = torch.randn(20)
+    for kept in ({"top_p": 1e-300}, {"top_p": 1e-9, "min_p": 1.0}, {"top_k": 1, "top_p": 1e-50}):
+        assert keep_likely(logits, **kept).isfinite().nonzero().tolist() == [[int(logits.argmax())]]
 
 
 @pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
