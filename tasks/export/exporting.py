@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 log = logging.getLogger("infini_llama.export")
 INDEX = "model.safetensors.index.json"
 SHARD_SIZE = "5GB"
+SAMPLING = {
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 50,
+    "min_p": None,
+    "typical_p": 1,
+    "top_h": None,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,6 +66,8 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
+    if any(parent.is_file() for parent in output.parents):
+        raise ConfigError(f"--output {output} is below a file; name another folder.")
     output.parent.mkdir(parents=True, exist_ok=True)
     with staged(output) as folder:
         record = write_model(run_dir, folder, checkpoint, dtype, max_shard_size)
@@ -92,7 +105,7 @@ def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_sh
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights = {
-        name: (tensor if hf.is_gate(name) else tensor.to(DTYPES[dtype])).contiguous()
+        name: (tensor if hf.is_gate(name) else _converted(name, tensor, dtype)).contiguous()
         for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
     }
     beyond, end = hf.beyond_llama(model.config), end_of_text_of(run_dir)
@@ -111,6 +124,15 @@ def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_sh
         files=tuple(files),
         custom_code=tuple(beyond),
     )
+
+
+def _converted(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    converted = tensor.to(DTYPES[dtype])
+    if not torch.stack(torch.aminmax(converted)).isfinite().all():
+        raise ConfigError(
+            f"--dtype {dtype}: {name} has values up to {float(tensor.abs().max()):g}, which {dtype} cannot hold; use bfloat16 or float32."
+        )
+    return converted
 
 
 def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> ModelFacts:
@@ -203,7 +225,16 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
     else:
         described = hf.config_to_hf(config)
     _write_json(folder / "config.json", described | ends | types)
-    _write_json(folder / "generation_config.json", kept.generation | texts)
+    _write_json(folder / "generation_config.json", _generation(kept.generation) | texts)
+
+
+def _generation(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Generation settings that transformers also writes again once it has changed them: those of sampling with do_sample alone, and no
+    padding token below 0."""
+    settings = {name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)}
+    if any(settings.get(name) not in (None, default) for name, default in SAMPLING.items()):
+        settings["do_sample"] = True
+    return settings
 
 
 def write_tokenizer(

@@ -99,6 +99,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
+    _no_split_modules = ["Decoder"]  # noqa: RUF012  device_map: its layers are called by other names than forward
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would
     accepts_loss_kwargs = True  # num_items_in_batch: the loss of one micro-batch of several
     _supports_sdpa = True  # accepted, and without effect: the model chooses its own attention

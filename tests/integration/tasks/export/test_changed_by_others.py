@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from accelerate import infer_auto_device_map
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 from infini_llama.model import hf
@@ -49,6 +50,15 @@ def test_sdpa_is_accepted_and_auto_model_gives_hidden_states(folder):
     ids = torch.randint(0, 300, (2, 20))
     with torch.no_grad():
         assert torch.equal(model.lm_head(base(ids).last_hidden_state), model(ids).logits)
+
+
+def test_a_device_map_keeps_the_layers_together(folder):
+    """Each is called by other names than forward, where nothing moves its inputs."""
+    model = opened(folder)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    memory = {0: size // 2, 1: 2 * size}
+    devices = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=model._no_split_modules)
+    assert set(devices.values()) == {1}
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

@@ -263,6 +263,21 @@ def test_a_folder_with_something_in_it_is_not_written_into(run_of, tmp_path):
         exported(run, tmp_path / "full")
 
 
+def test_a_folder_below_a_file_and_a_type_that_is_too_small_are_refused(run_of, tmp_path):
+    run, model = run_of(attention="softmax")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file"):
+        exported(run, tmp_path / "file" / "below" / "out")
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = 1e5
+    state = read_state(committed(run / "checkpoints")[0].path)
+    state.step = 8
+    save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
+    with pytest.raises(ConfigError, match=r"float16.*layers\.0\.mlp\.down_proj.*100000"):
+        exported(run, tmp_path / "out", dtype="float16")
+    assert exported(run, tmp_path / "out", dtype="bfloat16").step == 8
+
+
 def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
     run, _ = run_of()
     folder = run / "checkpoints"
