@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,11 @@ JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
 LARGEST = 2**18  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as its home folder. Where there is no such user it stays as it is, and pathlib raises."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 class _StrictLoader(yaml.SafeLoader):

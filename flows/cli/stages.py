@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.loading import load_config
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
@@ -113,7 +113,7 @@ def preprocess(arguments: Namespace) -> Answer:
 
     config = load_config(arguments.config, arguments.overrides)
     home = config_of_run(config).runtime.home
-    if config.train.init_from and Path(config.train.init_from).expanduser().exists():  # the weights may be elsewhere
+    if config.train.init_from and expanded(config.train.init_from).exists():  # the weights may be elsewhere
         check_start(config_of_run(config))
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
@@ -47,7 +47,7 @@ def folder_of(model: str, revision: str | None) -> Path:
     Raises:
         ConfigError: the Hub has no such model or revision, does not give it to this account, or cannot be reached.
     """
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if folder.exists() or not re.fullmatch(NAME, model):
         if revision is not None:
             raise ConfigError(f"--revision {revision} is for a model of the Hub, but {model} is a folder; remove it.")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.pointers import refuse_pointer
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.model import hf
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import Conversation
@@ -80,9 +80,14 @@ def open_folder(path: Path) -> Folder:
             each other; names key or tensor, and value.
         DataError: a file is missing, damaged, or a pointer to one that was not downloaded.
     """
-    path = path.expanduser().absolute()
-    for file in sorted(path.glob("*.json")):
+    path = expanded(path).absolute()
+    for file in sorted((*path.glob("*.json"), *path.glob("*.safetensors"))):
         refuse_pointer(file)
+        if not file.exists():
+            raise DataError(
+                f"{file} is a link to {file.readlink()}, which is missing; copy the folder with the files behind its links "
+                "(cp -rL), or download it again."
+            )
     if not (path / CONFIG).is_file():
         raise ConfigError(
             f"{path} is not a Hugging Face folder (it has no {CONFIG}); give a folder written by save_pretrained."

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
@@ -41,7 +42,7 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
     if init_from is None:
         return None
     before = lineage.init_from if lineage else None
-    if before and not Path(init_from).expanduser().exists():
+    if before and not expanded(init_from).exists():
         log.warning("train.init_from=%s no longer exists; the run continues from its checkpoints.", init_from)
         return before
     folder = open_folder(Path(init_from))

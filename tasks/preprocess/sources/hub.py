@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.pointers import refuse_pointer
+from infini_llama.configs.reading import expanded
 from infini_llama.tasks.preprocess.sources.columnar import named_column
 from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.texts import TextRecords, Unreadable, as_text
@@ -20,7 +20,7 @@ ANSWERS_WITHIN = 10.0  # seconds
 @cache
 def commit_of(path: str, revision: str | None) -> str | None:
     """The commit of a dataset on the Hub that `revision` names; `revision` itself where the Hub is not reached, or there is none."""
-    if Path(path).expanduser().is_dir():
+    if expanded(path).is_dir():
         return None
     from huggingface_hub import HfApi
 
@@ -94,7 +94,7 @@ def _unbroken(batches: Iterator[dict[str, list[Any]]], source: HubSplit) -> Iter
     except Exception as error:  # of the network, a filesystem, or any of the readers inside `datasets`
         fault = f"breaks off in split '{source.split}' ({_words(error)})"
         # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
-        if _of_the_network(error) or (source.streaming and not Path(source.path).expanduser().is_dir()):
+        if _of_the_network(error) or (source.streaming and not expanded(source.path).is_dir()):
             raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
         raise Unreadable(fault) from None
 
@@ -102,7 +102,7 @@ def _unbroken(batches: Iterator[dict[str, list[Any]]], source: HubSplit) -> Iter
 def _opened(source: HubSplit) -> Any:
     import datasets  # heavy, and needed for this source alone
 
-    split, folder = source.split, Path(source.path).expanduser()
+    split, folder = source.split, expanded(source.path)
     for file in sorted(folder.rglob("[!.]*.*")) if folder.is_dir() else ():
         if format_of(file.name):
             refuse_pointer(file)

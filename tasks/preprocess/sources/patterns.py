@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError, escaped, portable
+from infini_llama.configs.reading import expanded
 from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 from infini_llama.tasks.storage.files import OF_SYSTEMS
@@ -119,9 +120,9 @@ def matching_files(
         if is_remote(pattern):
             begin, (folder, files) = "", _remote(pattern, key, form, not_text)
         else:
-            expanded = str(Path(os.path.expanduser(pattern)))  # noqa: PTH111  pathlib's raises where ~ names no user
-            begin = os.path.realpath(_begin(expanded))
-            folder, files = _local(expanded, key, form, not_text)
+            local = str(expanded(pattern))
+            begin = os.path.realpath(_begin(local))
+            folder, files = _local(local, key, form, not_text)
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
             where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)" if folder else searched

@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.pointers import refuse_pointer
+from infini_llama.configs.reading import expanded
 
 BASE = "https://openaipublic.blob.core.windows.net/encodings"
 LARGEST = 64 * 2**20  # bytes of a rank file
@@ -80,7 +81,7 @@ def rank_file(name: str, path: str | None) -> Path:
     """
     encoding = ENCODINGS[name]
     if path:
-        file = Path(path).expanduser()
+        file = expanded(path)
         refuse_pointer(file)
         try:
             checksum = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from infini_llama.configs.errors import ConfigError, PipelineError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
+from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
@@ -79,7 +80,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
-    path = rank_file(settings.encoding, settings.path) if settings.encoding else Path(settings.path or "").expanduser()
+    path = rank_file(settings.encoding, settings.path) if settings.encoding else expanded(settings.path or "")
     named = "encoding" if encoding else "path"
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
     file = path / TOKENIZER if path.is_dir() else path
@@ -194,23 +195,23 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
     """
     if not is_given(settings):
         return EOS_ID
-    stated = Path(settings.path or "").expanduser() / "tokenizer_config.json"
-    names = [settings.eos] if settings.eos else []
-    if not names and not settings.encoding:
-        refuse_pointer(stated)
-        names = _stated_end(stated) if stated.is_file() else []
+    folder, names = expanded(settings.path or ""), [settings.eos] if settings.eos else []
+    for stated in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        if not names and not settings.encoding:
+            refuse_pointer(stated)
+            names = _stated_end(stated) if stated.is_file() else []
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
     added = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
     raise ConfigError(
         f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; set the one "
-        f"that ends a document (its added tokens: {added})."
+        f"that ends a document, or eos_token in the tokenizer_config.json beside it (its added tokens: {added})."
     )
 
 
 def _stated_end(file: Path) -> list[str]:
-    """The end-of-text token that a tokenizer_config.json names, if any.
+    """The end-of-text token that a tokenizer_config.json or special_tokens_map.json names, if any.
 
     Raises:
         ConfigError: the file is damaged.

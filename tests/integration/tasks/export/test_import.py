@@ -19,7 +19,7 @@ from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingCon
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.export.importing import open_model, write_configuration
+from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.heads import HeadScores
@@ -189,6 +189,11 @@ def test_a_malformed_index_is_named(theirs, weight_map):
         open_folder(path)
 
 
+def test_the_home_folder_of_nobody_is_no_folder():
+    with pytest.raises(ConfigError, match="~nobody-here"):
+        open_folder(folder_of("~nobody-here/model", None))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -345,7 +350,7 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     (path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": {"content": last}})
     )
-    generation = {"do_sample": True, "temperature": 0.6, "eos_token_id": [words[last], 9]}
+    generation = {"temperature": 0.6, "eos_token_id": [words[last], 9], "pad_token_id": -1}
     (path / "generation_config.json").write_text(json.dumps(generation))
     folder = RunFolder(run_of(attention="softmax")[0])
     folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
@@ -357,3 +362,5 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     kept = GenerationConfig.from_pretrained(tmp_path / "out")
     assert kept.temperature == 0.6 and set(kept.eos_token_id) == {0, 2, words[last], 9}
     assert set(AutoConfig.from_pretrained(tmp_path / "out").eos_token_id) == {0, 2, words[last], 9}
+    kept.max_new_tokens = 20  # as transformers' Trainer, which changes it before it saves
+    kept.save_pretrained(tmp_path / "again")

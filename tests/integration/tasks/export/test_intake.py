@@ -79,6 +79,16 @@ def index(change):
     return changed
 
 
+def dangling(name):
+    """A file as a copy of the Hub's cache has it, whose links lead out of the copy."""
+
+    def change(path):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(f"../../blobs/{name}")
+
+    return change
+
+
 def index_of_one(path):
     stated(INDEX, weight_map=dict.fromkeys(load_file(path / ONE), ONE))(path)
 
@@ -135,6 +145,8 @@ def test_the_same_model_as_in_transformers(folder, fields, changes):
         ({"shard": "20KB"}, lambda path: shutil.copy(next(path.glob("model-*")), path / ONE), "two sets"),
         ({"shard": "20KB"}, lambda path: (path / INDEX).unlink(), "model-00001-of"),
         ({}, lambda path: (path / ONE).rename(path / "model.fp16.safetensors"), "model.fp16.safetensors"),
+        ({}, dangling("config.json"), "config.json is a link"),
+        ({"shard": "20KB"}, dangling("model-00001-of-00013.safetensors"), "model-00001-of-00013.safetensors is a link"),
         ({}, stated("adapter_config.json", peft_type="LORA"), "adapter_config.json"),
         ({}, stated(transformers_weights="other.safetensors"), "transformers_weights='other.safetensors'"),
         ({"shard": "20KB"}, index(lambda files: {key: files[key] for key in files if key != NORM}), f"{NORM}.*no file"),

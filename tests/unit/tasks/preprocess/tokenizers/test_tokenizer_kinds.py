@@ -114,6 +114,14 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
         load(section(path=str(tmp_path), eos="<end>"))
 
 
+@pytest.mark.usefixtures("lossy")
+def test_a_folder_may_name_its_end_of_text_in_special_tokens_map(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
+    given = section(path=str(tmp_path))
+    assert end_of_text(load(given), given) == 1
+
+
 SPECIAL = ["</s>", "[UNK]"]
 LETTERS = [chr(letter) for letter in range(32, 127)]
 
