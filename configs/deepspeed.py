@@ -1,14 +1,13 @@
 """DeepSpeed's JSON beside the run's own keys: values in both must agree, and only settings that no key of the run has are taken from it."""
 
 import json
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.pointers import refuse_pointer
-from infini_llama.configs.reading import JsonObject, dotted
+from infini_llama.configs.reading import JsonObject, dotted, expanded
 from infini_llama.configs.schema import TrainingConfig
 
 # What changes how ZeRO communicates and where it keeps things, but not what is computed (https://www.deepspeed.ai/docs/config-json).
@@ -46,7 +45,7 @@ def read_json(source: str | JsonObject | None) -> JsonObject:
     """
     if not isinstance(source, str):
         return source or {}
-    file = Path(source).expanduser()
+    file = expanded(source)
     refuse_pointer(file)
     try:
         content: JsonValue = json.loads(file.read_bytes())

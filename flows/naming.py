@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError, portable
-from infini_llama.configs.reading import changed
+from infini_llama.configs.reading import changed, expanded
 from infini_llama.configs.schedulers import with_scheduler
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
         due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
     """
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
-    runtime = changed(config.runtime, home=home, name=name, resume=str(Path(config.runtime.resume).expanduser()))
+    runtime = changed(config.runtime, home=home, name=name, resume=str(expanded(config.runtime.resume)))
     environment = with_scheduler(config.environment, os.environ)
     from infini_llama.configs.deepspeed import read_json
 

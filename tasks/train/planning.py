@@ -290,11 +290,8 @@ def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage) -> Lin
 
 def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
     """Changes of the schedule. More steps move a run back to an earlier part of it: the rate rises."""
-    if step >= now.max_steps:
-        log.warning("the run ends at once: it has made %d steps, and its length is now %d", step, now.max_steps)
-        return
     old, new = (start.train.learning_rate * factor(start.train, start.max_steps, step) for start in (before, now))
-    if step and old != new:
+    if 0 < step < now.max_steps and old != new:
         log.warning(
             "the learning rate of step %d is %.3g; with the settings before, it would be %.3g", step + 1, new, old
         )

@@ -59,7 +59,7 @@ def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
     assert [record.args for record in caplog.records] == [(8, 2)]
 
 
-def test_fewer_steps_than_the_run_has_made_are_reported(tmp_path, caplog):
+def test_the_learning_rate_of_a_step_that_never_comes_is_not_reported(tmp_path, caplog):
     def messages(steps: int) -> str:
         caplog.clear()
         bind_run(config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}), DATASET, make_plan())
@@ -68,7 +68,7 @@ def test_fewer_steps_than_the_run_has_made_are_reported(tmp_path, caplog):
     messages(20)
     add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 10)
     assert "learning rate of step 11" in messages(11)
-    assert "10 steps" in (fewer := messages(8)) and "learning rate" not in fewer
+    assert "learning rate" not in messages(8)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)])
