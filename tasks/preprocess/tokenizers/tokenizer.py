@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -59,10 +59,21 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
             trainer = trainers.WordPieceTrainer(**learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix="")
         case "unigram":
             model, trainer = models.Unigram(), trainers.UnigramTrainer(**learned)
+            texts = _at_least_one(texts)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def _at_least_one(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, or a blank where there are none: of nothing, the scores of a unigram model are no numbers."""
+    has_texts = False
+    for text in texts:
+        has_texts = True
+        yield text
+    if not has_texts:
+        yield " "
 
 
 def is_given(settings: TokenizerConfig) -> bool:

@@ -78,6 +78,13 @@ def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_pat
     assert verify(reference, tmp_path, "deep").ok
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_learned_from_no_text(kind):
+    learned = train([], section(kind=kind))
+    assert Tokenizer.from_str(learned.to_str()).get_vocab() == learned.get_vocab()
+    assert encoder_of(learned).decode(encoder_of(learned).encode("any text").ids) == "any text"
+
+
 def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     first = preprocess(data(), tmp_path)
     file = tmp_path / first.path / "tokenizer.json"
