@@ -113,7 +113,7 @@ def _opened(source: HubSplit) -> Any:
             if not isinstance(loaded, datasets.DatasetDict):
                 loaded = dict.fromkeys(("train", str(loaded.split or "train")), loaded)
             if split not in loaded:
-                raise ValueError(f"it has {', '.join(loaded)}")
+                raise ValueError(f"it has {', '.join(map(str, loaded))}")
             return loaded[split]
         place = str(folder) if folder.is_dir() else source.path
         return datasets.load_dataset(
