@@ -262,7 +262,7 @@ def _with_its_head(folder: Folder) -> Folder:
     """The folder with a head of its own where config.json ties it, but the files have one with other values, as in transformers 5.
 
     Raises:
-        ConfigError: that head has another shape than the embedding.
+        ConfigError: that head has another shape than the embedding, or their file is larger than the memory.
     """
     if not (folder.config.tie_word_embeddings and {EMBEDDING, HEAD} <= folder.files.keys()):
         return folder
@@ -338,11 +338,19 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
         framework: "pt", or "numpy" where only names, types and shapes are read: torch cannot map a file larger than the memory.
 
     Raises:
+        ConfigError: it is larger than the memory.
         DataError: it is none, or it was cut short.
     """
     try:
         with safe_open(file, framework=framework) as source:
             yield source
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        raise ConfigError(
+            f"{file} cannot be mapped into the memory of this machine ({file.stat().st_size:,} bytes); use a machine with more, or "
+            "write the model in smaller files with transformers: save_pretrained(…, max_shard_size='5GB')."
+        ) from None
     except SafetensorError as error:
         raise DataError(f"{file} is damaged ({error}); download it again.") from None
     except OSError as error:

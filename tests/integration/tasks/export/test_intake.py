@@ -1,7 +1,10 @@
 """Folders as other programs leave them: transformers and infini-llama load the same model, or the folder is refused by a sentence."""
 
 import json
+import math
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +33,7 @@ SIZES = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 GONE = object()
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @pytest.fixture
@@ -202,6 +206,27 @@ def test_no_tokenizer_is_trained_for_weights_of_another_one(folder, built, data,
     home, reference = built
     given = data(tokenizer={"path": str(home / reference.path)})
     assert preparation_for(PipelineConfig.model_validate(run | {"data": given}))
+
+
+@pytest.mark.skipif(
+    not OVERCOMMIT.exists() or OVERCOMMIT.read_text().strip() == "1", reason="this machine maps files of any size"
+)
+def test_a_file_larger_than_the_memory_is_named(folder):
+    path = folder(tie_word_embeddings=True)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rows, header, end = memory // (4 * SIZES["hidden_size"]), {}, 0
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(path / ONE).items()}
+    shapes |= {name: [rows, SIZES["hidden_size"]] for name in (EMBEDDING, HEAD)}
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    begin = json.dumps(header).encode()
+    with (path / ONE).open("wb") as file:
+        file.write(len(begin).to_bytes(8, "little") + begin)
+        file.truncate(8 + len(begin) + end)  # without blocks on the disk
+    stated(vocab_size=rows)(path)
+    with pytest.raises(ConfigError, match=ONE):
+        open_folder(path)
 
 
 def test_a_head_with_other_values_is_part_of_the_configuration(folder):
