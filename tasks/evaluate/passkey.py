@@ -73,17 +73,14 @@ def last_mention(hidden: list[int], answer: list[int]) -> int | None:
     return next((at for at in places if hidden[at : at + len(answer)] == answer), None)
 
 
-def ask(tokenizer: Tokenizer, length: int, depth: float, key: str, apart: bool = False) -> Asked:
+def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
     """A text of at most `length` tokens with `key` at `depth` of its filler, 0 at its beginning and 1 at its end.
-
-    Args:
-        apart: see `encoded`.
 
     Raises:
         ConfigError: the length has no room for the number and the question.
     """
     statement = Hidden(HIDDEN.format(key=key), QUESTION, key)
-    head, hidden, question, answer = encoded(tokenizer, statement, apart)
+    head, hidden, question, answer = encoded(tokenizer, statement)
     filler = in_text(tokenizer, FILLER)
     least = len(head) + len(hidden) + len(question)
     if length < least:
@@ -97,15 +94,11 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str, apart: bool =
     return Asked(head, filler, before * len(filler), hidden, after, question, answer, tokenizer.get_vocab_size())
 
 
-def encoded(tokenizer: Tokenizer, hidden: Hidden, apart: bool = False) -> list[list[int]]:
-    """The parts of a text as tokens: before the filler, hidden in it, question and answer.
-
-    Args:
-        apart: the answer is encoded by itself, as in training on answers (loss_on), and not as in a text.
-    """
+def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
+    """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
     head, answer = in_text(tokenizer, HEAD + "".join(hidden.others), ""), f" {hidden.answer}"
     parts = [in_text(tokenizer, part) for part in (hidden.statement, hidden.question)]
-    return [head, *parts, in_text(tokenizer, answer, "" if apart else hidden.question)]
+    return [head, *parts, in_text(tokenizer, answer, hidden.question)]
 
 
 def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
@@ -124,20 +117,16 @@ def ask_across(
     statement: Hidden,
     random: Random,
     filler: list[int],
-    apart: bool = False,
 ) -> Asked:
     """A text in which every token of the answer is predicted `ends` segment boundaries after its last mention.
 
     That mention stands whole in one segment, and all tokens from which the answer is predicted in another. Other mentions, and what
     else is hidden, are at least as far. The filler's tokens are repeated as often as needed, from a random one on, and cut anywhere.
 
-    Args:
-        apart: see `encoded`.
-
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
-    head, hidden, question, answer = encoded(tokenizer, statement, apart)
+    head, hidden, question, answer = encoded(tokenizer, statement)
     offset = random.randrange(len(filler))
     filler = [*filler[offset:], *filler[:offset]]
     size = len(answer)
@@ -298,12 +287,8 @@ def passkey(
     depths: Sequence[float],
     samples: int,
     seed: int = 0,
-    apart: bool = False,
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
-
-    Args:
-        apart: see `encoded`.
 
     Raises:
         ConfigError: a length is too short.
@@ -312,7 +297,7 @@ def passkey(
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
-            texts = [ask(tokenizer, length, depth, new_key(random), apart) for _ in range(samples)]
+            texts = [ask(tokenizer, length, depth, new_key(random)) for _ in range(samples)]
             results.append(_measured(model, texts, {"length": length, "depth": depth}))
             _log(f"length {length}, depth {depth:g}", results, len(lengths) * len(depths))
     return results
@@ -326,14 +311,12 @@ def passkey_across(
     form: str,
     filler: list[int],
     seed: int = 0,
-    apart: bool = False,
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval over so many segment boundaries, over `samples` texts each.
 
     Args:
         form: of `FORMS`.
         filler: tokens of the text around what is hidden.
-        apart: see `encoded`.
 
     Raises:
         ConfigError: as `ask_across`.
@@ -341,7 +324,7 @@ def passkey_across(
     results, size = list[dict[str, PasskeyResult]](), model.config.segment_length
     for count in ends:
         random = Random(f"{seed}-{count}")
-        texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler, apart) for _ in range(samples)]
+        texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
         results.append(_measured(model, texts, {"length": max(asked.length for asked in texts), "depth": None}))
         _log(f"{count} segment boundaries", results, len(ends))
     return results

@@ -120,8 +120,7 @@ def find_passkeys(
     """
     row = RunFolder(run_dir).require_lineage().dataset.sequence_length
     lengths = lengths or (row, 2 * row, 4 * row, 8 * row)
-    apart = trained_on_answers(run_dir)
-    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed, apart=apart)
+    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
     return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
 
 
@@ -143,7 +142,7 @@ def find_passkeys_across(
 
     def measure(model: Llama, tokenizer: Tokenizer) -> list[dict[str, PasskeyResult]]:
         tokens = filler_tokens(run_dir, tokenizer, filler)
-        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed, trained_on_answers(run_dir))
+        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed)
 
     settings = {"samples": samples, "seed": seed, "form": form, "filler": filler}
     return _retrieval(run_dir, checkpoint, measure, settings, None)
@@ -159,11 +158,6 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
     random = Random(0)
     text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
     return in_text(tokenizer, text)
-
-
-def trained_on_answers(run_dir: Path) -> bool:
-    """Whether a run's dataset has answers, which are encoded apart from what is before them."""
-    return verified_manifest(dataset_of(run_dir)).content.loss_on == "answer"
 
 
 def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:

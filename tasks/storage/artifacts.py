@@ -36,7 +36,7 @@ MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 EXPORT = "export"
 ROW_TABLES = "chunks"  # their kind, and their folder inside a dataset
-FORMAT_VERSIONS = {"unit": 3, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPORT: 1}
+FORMAT_VERSIONS = {"unit": 4, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPORT: 1}
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # Answers for a file that may be whole.

@@ -102,7 +102,7 @@ class Documents:
         texts: in UTF-8.
         files: how many of them are from each file, in order.
         held_out_share: share of them that is validation text; see `units.is_held_out`.
-        answer_after: ends the prompt of each, which is encoded apart; empty where they have none.
+        answer_after: ends the prompt of each; empty where they have none.
     """
 
     texts: list[bytes]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -340,6 +341,9 @@ def encode_answers(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Ids of several documents, joined, where in them each begins [documents + 1], and the tokens of each one's prompt.
 
+    An answer's tokens are those that follow its prompt's in the whole text: by itself it may have others, as with Llama 2's tokenizer,
+    which puts a space before what it encodes. Where a token would reach from one into the other, both are encoded by themselves.
+
     Args:
         answer_after: ends the prompt. Empty: documents have no prompt, and the third part is None.
 
@@ -348,5 +352,20 @@ def encode_answers(
     """
     if not answer_after:
         return *encode(texts), None
-    ids, offsets = encode([half for text in texts for half in _split_text(text, answer_after)])
-    return ids, offsets[::2], offsets[1::2] - offsets[:-1:2]
+    halves = [_split_text(text, answer_after) for text in texts]
+    whole, prompts = _each(encode(texts)), _each(encode([prompt for prompt, _ in halves]))
+    apart = [
+        number
+        for number, (ids, prompt) in enumerate(zip(whole, prompts, strict=True))
+        if not np.array_equal(ids[: len(prompt)], prompt)
+    ]
+    answers = _each(encode([halves[number][1] for number in apart])) if apart else []
+    for number, answer in zip(apart, answers, strict=True):
+        whole[number] = np.concatenate((prompts[number], answer))
+    return np.concatenate(whole), np.cumsum([0, *map(len, whole)]), np.array([len(prompt) for prompt in prompts])
+
+
+def _each(encoded: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
+    """The ids of each of several documents."""
+    ids, offsets = encoded
+    return [ids[start:end] for start, end in pairwise(offsets.tolist())]

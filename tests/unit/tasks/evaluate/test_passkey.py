@@ -57,8 +57,6 @@ def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with
     text = f"{HEAD}{FILLER}{HIDDEN.format(key='12345')}{FILLER}{QUESTION} 12345"
     assert tokenizer.decode([*one.tokens(), *one.answer]) == text
     assert last_mention(asked.hidden, asked.answer) is not None
-    alone = tokenizer.encode(" 12345", add_special_tokens=False).ids
-    assert ask(tokenizer, 2000, 0.5, "12345", apart=True).answer == alone
 
 
 def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):

@@ -23,6 +23,7 @@ from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
+from support.tokenizer_kinds import of_kind
 
 MARK = "\nAnswer: "
 ANSWERS = {"loss_on": "answer", "answer_after": MARK}
@@ -194,6 +195,33 @@ def test_without_a_mark_the_encoding_is_the_whole_text():
     assert len(ids) == 5 and offsets.tolist() == [0, 3, 5] and prompts is None
     ids, offsets, prompts = encode_answers(encode, [b"a:bc", b"d:e:f"], b":")
     assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mistral", "byte-level bpe"])
+def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
+    tokenizer = of_kind(kind)
+
+    def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        each = [tokenizer.encode(text.decode(), add_special_tokens=False).ids for text in batch]
+        return np.concatenate(each), np.cumsum([0, *map(len, each)])
+
+    texts = [b"two and two: 4", b"a question: an answer"]
+    ids, offsets, prompts = encode_answers(encode, texts, b":")
+    whole = encode(texts)
+    assert ids.tolist() == whole[0].tolist() and offsets.tolist() == whole[1].tolist()
+    sizes = np.diff(encode([text[: text.index(b":") + 1] for text in texts])[1])
+    assert prompts is not None and prompts.tolist() == sizes.tolist()
+
+
+def test_a_token_that_reaches_from_a_prompt_into_its_answer_is_not_used():
+    def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """A token per byte, but one for `:)`."""
+        each = [list(text.replace(b":)", b"\xff")) for text in batch]
+        return np.array([token for ids in each for token in ids], np.uint16), np.cumsum([0, *map(len, each)])
+
+    ids, offsets, prompts = encode_answers(encode, [b"a:)", b"b:c"], b":")
+    assert ids.tolist() == list(b"a:)b:c") and ids.dtype == np.uint16
+    assert offsets.tolist() == [0, 3, 6] and prompts is not None and prompts.tolist() == [2, 2]
 
 
 def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
