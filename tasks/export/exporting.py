@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,16 @@ def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_sh
         name: (tensor if hf.is_gate(name) else _converted(name, tensor, dtype)).contiguous()
         for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
     }
-    beyond, end = hf.beyond_llama(model.config), end_of_text_of(run_dir)
-    initial = RunFolder(run_dir).require_lineage().init_from
-    kept = initial.conversation if initial else Conversation()
+    config, end, kept = model.config, end_of_text_of(run_dir), Conversation()
+    if initial := RunFolder(run_dir).require_lineage().init_from:
+        # A model does not forget longer texts than the rows that it is trained on further.
+        longest = max(config.max_position_embeddings, initial.max_position_embeddings)
+        config, kept = replace(config, max_position_embeddings=longest), initial.conversation
+    beyond = hf.beyond_llama(config)
     files = write_weights(weights, folder, max_shard_size, facts)
-    write_config(folder, model.config, dtype, end, kept)
-    write_tokenizer(folder, dataset_of(run_dir), tokenizer, end, model.config, kept)
-    (folder / "README.md").write_text(model_card(facts, model.config, dtype, beyond), encoding="utf-8")
+    write_config(folder, config, dtype, end, kept)
+    write_tokenizer(folder, dataset_of(run_dir), tokenizer, end, config, kept)
+    (folder / "README.md").write_text(model_card(facts, config, dtype, beyond), encoding="utf-8")
     return Exported(
         path=str(folder),
         run=facts.run,

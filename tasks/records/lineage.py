@@ -58,11 +58,17 @@ class Conversation(Record):
 
 
 class InitialWeights(Record):
-    """The Hugging Face folder that a run starts from. digest: of its configuration and weights."""
+    """The Hugging Face folder that a run starts from.
+
+    Attributes:
+        digest: of its configuration and weights.
+        max_position_embeddings: the length that it reads, which may be more than that of the run's rows; 0: not recorded.
+    """
 
     path: str
     digest: str
     vocab_size: int
+    max_position_embeddings: int = 0
     conversation: Conversation = Conversation()
 
 

@@ -50,6 +50,7 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         path=str(folder.path),
         digest=folder.digest(),
         vocab_size=folder.config.vocab_size,
+        max_position_embeddings=folder.config.max_position_embeddings,
         conversation=conversation_of(folder),
     )
 

@@ -354,8 +354,12 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     (path / "generation_config.json").write_text(json.dumps(generation))
     folder = RunFolder(run_of(attention="softmax")[0])
     folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    longest = json.loads((path / "config.json").read_text())["max_position_embeddings"]
+    assert longest > folder.require_lineage().dataset.sequence_length
     shutil.rmtree(path)  # it is no longer needed
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
+    assert AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == longest
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == longest
     messages = [{"role": "user", "content": "green sky"}]
     said = AutoTokenizer.from_pretrained(tmp_path / "out").apply_chat_template(messages, tokenize=False)
     assert said == f"{first}green sky{last}"
