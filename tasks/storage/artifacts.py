@@ -239,12 +239,16 @@ def _fields_of(file: Path) -> JsonObject:
         text = file.read_bytes()
     try:
         fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.keys() != Manifest.model_fields.keys():
+        if not isinstance(fields, dict) or SELF_CHECKSUM not in fields:
             raise Damaged(f"{file} is not a manifest.")
         checksum = checksum_of({key: value for key, value in fields.items() if key != SELF_CHECKSUM})
         # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
         if fields[SELF_CHECKSUM] != checksum or _serialized(fields) != text:
             raise Damaged(f"{file} does not match its own checksum.")
+        if fields.keys() != Manifest.model_fields.keys():
+            raise OtherVersion(
+                f"{file} has fields of another version of infini-llama; use the version that wrote it, or build it again."
+            )
     except (ValueError, RecursionError):
         raise Damaged(f"{file} is not JSON.") from None
     return fields

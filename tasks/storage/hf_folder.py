@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.errors import ConfigError, DataError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.model import hf
@@ -298,7 +298,9 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
         raise ConfigError(f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}.")
     try:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # `tokenizers` raises nothing narrower
+    except BaseException as error:  # `tokenizers` raises nothing narrower, and panics
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise DataError(f"{file} is not a tokenizer ({error}).") from None
     rows = folder.config.vocab_size
     vocabulary = tokenizer.get_vocab()

@@ -17,6 +17,7 @@ from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import (
     MANIFEST,
     Damaged,
+    OtherVersion,
     check,
     commit,
     file_checksum,
@@ -172,6 +173,13 @@ def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
     with pytest.raises(Damaged, match=re.escape(named)):
         check(tmp_path / "data", "dataset", checksums=False)
     assert not has_all_files(tmp_path / "data", "dataset")
+
+
+def test_a_manifest_with_fields_of_a_later_version_is_not_damaged(tmp_path):
+    make(tmp_path / "data")
+    forge(tmp_path / "data", signed_by="somebody")
+    with pytest.raises(OtherVersion, match="data"):
+        check(tmp_path / "data", "dataset", checksums=False)
 
 
 def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
