@@ -96,7 +96,7 @@ class TextConfig(Section):
     answer_after: str = fixed(
         default="",
         description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
-        "last occurrence is the answer. Prompt and answer are tokenized separately. Every document must contain it.",
+        "last occurrence is the answer. Every document must contain it.",
     )
 
     @model_validator(mode="after")
