@@ -104,10 +104,10 @@ def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
 def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
     """Tokens of a text that follows another one: Llama 2's tokenizer, for example, puts a space before what it encodes."""
     with tokenizer_faults():
-        first, both, alone = (
+        first, both, by_itself = (
             tokenizer.encode(each, add_special_tokens=False).ids for each in (before, before + text, text)
         )
-    return both[len(first) :] if both[: len(first)] == first else alone
+    return both[len(first) :] if both[: len(first)] == first else by_itself
 
 
 def ask_across(
