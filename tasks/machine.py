@@ -96,7 +96,7 @@ def memory(machine: Machine) -> Memory:
     # Not on macOS, which reports only the installed memory.
     total = int(fields["MemTotal"]) * 1024 if fields else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # WSL 1 has no MemAvailable.
-    available, limit_of = int(fields.get("MemAvailable", fields["MemFree"])) * 1024 if fields else total, "machine"
+    available, limit_of = int(fields.get("MemAvailable") or fields["MemFree"]) * 1024 if fields else total, "machine"
     for folder in _control_groups("memory", machine):
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")

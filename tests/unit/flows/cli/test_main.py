@@ -124,13 +124,14 @@ def test_a_home_without_runs(command, texts):
     assert json.loads(command("runs", "--json").stdout)["runs"] == []
 
 
-def test_unexpected_errors_show_a_traceback_only_with_verbose(command, texts):
+def test_errors_show_a_traceback_only_with_verbose(command, texts):
     (texts / "home").mkdir()
     (texts / "home" / "locks").write_text("a file where a folder should be")
     quiet, verbose = (command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"]))
-    assert quiet.returncode == verbose.returncode == 70
-    assert "unexpected FileExistsError" in output(quiet)
+    assert quiet.returncode == verbose.returncode == 64
+    assert str(texts / "home" / "locks") in output(quiet) and "Traceback" not in output(quiet)
     assert "Traceback" in verbose.stderr
+    assert explain(ZeroDivisionError("0"))[0] == 70
 
 
 def test_an_interruption_after_a_saved_checkpoint():
