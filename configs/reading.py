@@ -20,7 +20,7 @@ LARGEST = 2**18  # bytes of a file, and values that it writes out; PyYAML reads 
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ as its home folder. Where there is no such user it stays as it is, and pathlib raises."""
+    """The path with ~ as its home folder. Where there is no such user it stays as it is, where pathlib raises an error."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.section import Section, free
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
@@ -15,7 +16,7 @@ RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 
 def default_home() -> Path:
     """$INFINI_LLAMA_HOME; ./workspace where it is not set, or empty."""
-    return Path(os.environ.get("INFINI_LLAMA_HOME") or "workspace").expanduser()
+    return expanded(os.environ.get("INFINI_LLAMA_HOME") or "workspace")
 
 
 class RuntimeConfig(Section):

@@ -111,12 +111,7 @@ def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
 
 
 def ask_across(
-    tokenizer: Tokenizer,
-    segment_length: int,
-    ends: int,
-    statement: Hidden,
-    random: Random,
-    filler: list[int],
+    tokenizer: Tokenizer, segment_length: int, ends: int, statement: Hidden, random: Random, filler: list[int]
 ) -> Asked:
     """A text in which every token of the answer is predicted `ends` segment boundaries after its last mention.
 
@@ -281,12 +276,7 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
 
 
 def passkey(
-    model: Llama,
-    tokenizer: Tokenizer,
-    lengths: Sequence[int],
-    depths: Sequence[float],
-    samples: int,
-    seed: int = 0,
+    model: Llama, tokenizer: Tokenizer, lengths: Sequence[int], depths: Sequence[float], samples: int, seed: int = 0
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
 
@@ -304,13 +294,7 @@ def passkey(
 
 
 def passkey_across(
-    model: Llama,
-    tokenizer: Tokenizer,
-    ends: list[int],
-    samples: int,
-    form: str,
-    filler: list[int],
-    seed: int = 0,
+    model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, form: str, filler: list[int], seed: int = 0
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval over so many segment boundaries, over `samples` texts each.
 

@@ -36,6 +36,7 @@ from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 log = logging.getLogger("infini_llama.export")
 INDEX = "model.safetensors.index.json"
 SHARD_SIZE = "5GB"
+# Settings of transformers that count with do_sample alone, and their defaults.
 SAMPLING = {
     "temperature": 1,
     "top_p": 1,

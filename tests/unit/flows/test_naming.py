@@ -105,3 +105,6 @@ def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
     assert (runtime.home, runtime.resume) == (tmp_path / "mine", str(tmp_path / "checkpoint"))
     monkeypatch.setenv("INFINI_LLAMA_HOME", "~/other")
     assert home_folder() == config_of_run(parse_config(data)).runtime.home == tmp_path / "other"
+    monkeypatch.setenv("INFINI_LLAMA_HOME", "~no-such-user/other")
+    with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
+        home_folder()
