@@ -63,6 +63,7 @@ class InitialWeights(Record):
     Attributes:
         digest: of its configuration and weights.
         max_position_embeddings: the length that it reads, which may be more than that of the run's rows; 0: not recorded.
+        memory: whether they have learned to use a memory, so that a run goes on with the whole jitter.
     """
 
     path: str
@@ -70,6 +71,7 @@ class InitialWeights(Record):
     vocab_size: int
     max_position_embeddings: int = 0
     conversation: Conversation = Conversation()
+    memory: bool = False
 
 
 class Lineage(Record):

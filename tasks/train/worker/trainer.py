@@ -152,7 +152,10 @@ class Trainer:
         # Everything random in a step depends on seed, step and rank alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
-        self._set_write_jitter(state.step)
+        learned = (initial := self.attempt.lineage.init_from) is not None and initial.memory
+        self._set_write_jitter(
+            write_jitter(self.attempt.model.memory_write_jitter, self.attempt.max_steps, state.step, learned)
+        )
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
 
@@ -180,12 +183,11 @@ class Trainer:
         DeepSpeed, which discards gradients by an update of rate 0 and zeroes the moments after it, would lose what was loaded.
         """
         train, strategy = self.attempt.config.train, self.strategy
-
-        self._set_write_jitter(0)
         samples, number = self.batches.first_with_targets()
 
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
+            self._set_write_jitter(1.0)  # compiled code draws other factors than eager code
             first = list(self.batches.micro_batches(samples, self.ranks.device))[number : number + 1]
             return strategy.accumulate(first, max(1, self.batches.targets(samples))).item()
 
@@ -223,9 +225,9 @@ class Trainer:
             run.write(run.result, result)
         self.ranks.barrier()
 
-    def _set_write_jitter(self, step: int) -> None:
-        if (most := self.attempt.model.memory_write_jitter) > 1:
-            self.strategy.model.set_write_jitter(write_jitter(most, self.attempt.max_steps, step))
+    def _set_write_jitter(self, most: float) -> None:
+        if self.attempt.model.memory_write_jitter > 1:
+            self.strategy.model.set_write_jitter(most)
 
     def _following(self, samples: int) -> int:
         """Samples consumed before the step after the one that starts at `samples`."""

@@ -40,11 +40,14 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
             return 1.0
 
 
-def write_jitter(most: float, max_steps: int, step: int) -> float:
+def write_jitter(most: float, max_steps: int, step: int, learned: bool = False) -> float:
     """The largest factor on the memory's writes in the step after `step` completed ones, `most` being `model.memory_write_jitter`.
 
-    1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over half of them; then `most`.
+    1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over half of them; then `most`. Weights
+    that have `learned` to use a memory forget long distances while it is small, so for them it is `most` throughout.
     """
+    if learned:
+        return most
     return most ** min(1.0, max(0.0, (step / max_steps - 0.2) / 0.5))
 
 

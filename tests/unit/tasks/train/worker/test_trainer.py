@@ -30,8 +30,10 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
     """train(name, losses, stop_after): one attempt from the newest checkpoint, whose validations measure `losses` by step."""
     home, reference = built
 
-    def attempt(name: str, losses: dict[int, float], stop_after: int | None = None, **changes: object) -> RunFolder:
-        given = {"data": data(), "model": SIZES, "train": SHORT | changes}
+    def attempt(
+        name: str, losses: dict[int, float], stop_after: int | None = None, model: dict = SIZES, **changes: object
+    ) -> RunFolder:
+        given = {"data": data(), "model": model, "train": SHORT | changes}
         config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
         run = RunFolder(home / "runs" / name)
         dataset, plan = reference, make_plan()
@@ -110,6 +112,30 @@ def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_
     assert RunReader(run.path).results.best_validation_loss == 6.0
     assert next(iter(headline(RunReader(run.path)).items())) == ("validation loss before the first step", "1.0000")
     assert all(line.step for line in RunReader(run.path.with_name("one")).validated)
+
+
+def test_weights_with_a_memory_are_trained_with_the_whole_jitter_from_the_first_step(train, tmp_path):
+    def first_losses(name: str, **changes: object) -> list[float]:
+        lines = read_metrics(train(name, {0: 7.0, 3: 7.0}, max_steps=3, **changes))
+        return [line.loss for line in lines if isinstance(line, TrainLine)]
+
+    losses = {}
+    with_memory = SIZES | {"attention": "infini", "segment_length": 4}
+    for attention, model in {"softmax": SIZES, "infini": with_memory}.items():
+        export(
+            train(f"from-{attention}", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}, model=model).path,
+            tmp_path / attention,
+            "latest",
+            "float32",
+            "5GB",
+        )
+        given = {"init_from": str(tmp_path / attention), "init_gate": 0}
+        for jitter in (1, 2**20):
+            losses[attention, jitter] = first_losses(
+                f"{attention}-{jitter}", model=with_memory | {"memory_write_jitter": jitter}, **given
+            )
+    assert losses["softmax", 1][0] == losses["softmax", 2**20][0]
+    assert losses["infini", 1][0] != losses["infini", 2**20][0]
 
 
 @pytest.mark.parametrize("lost", ["removed", "damaged"])
