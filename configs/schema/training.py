@@ -41,7 +41,7 @@ class TrainingConfig(Section):
     )
     eval_tokens: Count | None = free(
         default=None,
-        description="Validation tokens per evaluation, for example 1M; the same each time. Default: 64 sequences.",
+        description="Validation tokens per evaluation, for example 1M; the same each time, drawn from all. Default: 64 sequences.",
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] | None = free(
         default=None,

@@ -203,7 +203,7 @@ COMMANDS = {
         CHECKPOINT,
         option("--files PATH", "text to evaluate on, as in data.files", repeated=True),
         option("--split", "of the dataset, without --files (default: validation)", choices=["validation", "train"]),
-        option("--sequences N", "only the first N sequences of the split", type=POSITIVE),
+        option("--sequences N", "only N sequences, drawn from the whole split", type=POSITIVE),
         option("--stream", "read each file as one text with constant memory (not softmax)"),
         option("--passkey", "instead of perplexity: retrieval of hidden numbers by length and depth"),
         option(

@@ -23,6 +23,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.train.worker.data.loader import to_batch
+from infini_llama.tasks.train.worker.data.order import representative_rows
 
 log = logging.getLogger("infini_llama.evaluate")
 BATCH = 8  # rows
@@ -94,16 +95,17 @@ def part_of(model: Llama, length: int) -> int:
 def over_rows(
     model: Llama, reader: TokenReader, token_bytes: np.ndarray, sequences: int | None, isolate: bool
 ) -> Measured:
-    """The first `sequences` rows of a split (None: all), each read as in training; bytes are those of the targets."""
+    """So many `representative_rows` of a split (None: all), each read as in training; bytes are those of the targets."""
     count = len(reader) if sequences is None else min(sequences, len(reader))
+    chosen = representative_rows(reader, count)
     total = Measured(by_place=np.zeros((3, reader.sequence_length)))
     for start in range(0, count, BATCH):
-        rows = np.arange(start, min(start + BATCH, count), dtype=np.int64)
+        rows = chosen[start : start + BATCH]
         tokens, mask = reader.gather(rows), reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
         inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)
         total.add(model(inputs, *rest), labels, token_bytes[tokens[:, 1:]])
-        _report(int(rows[-1]) + 1, count, "rows")
+        _report(start + len(rows), count, "rows")
     total.text_bytes = int(total.by_place[2].sum())
     return total
 

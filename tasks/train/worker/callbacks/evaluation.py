@@ -20,7 +20,7 @@ from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interva
 from infini_llama.tasks.train.worker.callbacks.gates import MemoryNorms
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
-from infini_llama.tasks.train.worker.data.order import mixed_rows, weighted_sources
+from infini_llama.tasks.train.worker.data.order import representative_rows
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
@@ -41,7 +41,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The first `sequences` rows of the validation split (`validation_rows`), all if it has fewer.
+    """So many `representative_rows` of the validation split, all if it has fewer.
 
     Attributes:
         token_bytes: int64 [vocabulary], UTF-8 bytes of each token.
@@ -62,7 +62,7 @@ class ValidationSet:
         one that does not count.
         """
         sequences, step = min(self.sequences, len(self.reader)), ranks.data_world_size
-        rows = validation_rows(self.reader, sequences)[ranks.data_rank :: step]
+        rows = representative_rows(self.reader, sequences)[ranks.data_rank :: step]
         bytes_of = torch.from_numpy(self.token_bytes)
         loss_sum, target_bytes, targets = 0.0, 0, 0
         module.eval()
@@ -89,18 +89,10 @@ class ValidationSet:
         )
 
 
-def validation_rows(reader: TokenReader, number: int) -> np.ndarray:
-    """The first so many rows, int64; of several sources, whose rows follow each other, of each in the share that it has of all rows."""
-    sources = [source for source in reader.sources if source.rows]
-    if len(sources) < 2:
-        return np.arange(number, dtype=np.int64)
-    return mixed_rows(0, number, weighted_sources(sources, {source.name: source.rows for source in sources}), seed=0)
-
-
 def rows_with(reader: TokenReader, tokens: int) -> int:
-    """How many of the first `validation_rows` have `tokens` targets between them; all of them if they have fewer."""
+    """How many of the `representative_rows` have `tokens` targets between them; all of them if they have fewer."""
     low, high = 1, len(reader)
-    rows = validation_rows(reader, high)
+    rows = representative_rows(reader, high)
     while low < high:
         middle = (low + high) // 2
         if reader.count_targets(rows[:middle]) < tokens:

@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.manifest import SourceRows
 
@@ -134,6 +135,17 @@ def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: 
         rows[places[chosen]] = source.first + _rows_of(numbers, source.rows, _derived(seed, source.name))
         places, begin, left = places[~chosen], begin - before, left - source.weight
     return rows
+
+
+def representative_rows(reader: TokenReader, number: int) -> np.ndarray:
+    """`number` rows of a split, int64, drawn from all of it, since its first ones may be of one file, topic or language.
+
+    Of several sources there are of each in the share that it has of all rows. More rows begin with the fewer ones.
+    """
+    if not reader.sources:
+        return rows_of_samples(0, number, len(reader), seed=0)
+    sources = [source for source in reader.sources if source.rows]
+    return mixed_rows(0, number, weighted_sources(sources, {source.name: source.rows for source in sources}), seed=0)
 
 
 def _derived(seed: int, name: str) -> int:

@@ -22,8 +22,8 @@ from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.planning import bind_run
-from infini_llama.tasks.train.worker.callbacks.evaluation import validation_rows
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.order import representative_rows
 from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_plan
 from support.stages import survey
@@ -176,14 +176,27 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     assert 49_500 < trained < 50_500
 
 
-def test_few_validation_rows_are_of_all_sources_in_their_shares(mixture, tmp_path):
+def test_few_representative_rows_are_of_all_files(data, tmp_path):
+    for letter in "abcd":
+        lines = [json.dumps({"text": f"{letter * 3} {number} " * 20}) for number in range(200)]
+        (tmp_path / f"{letter}.jsonl").write_text("\n".join(lines))
+    reference = preprocess(data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5), tmp_path / "home")
+    reader = TokenReader(tmp_path / "home" / reference.path, reference.row_table, "validation")
+    rows = representative_rows(reader, len(reader))
+    assert sorted(rows.tolist()) == list(range(len(reader))) and len(reader) > 200
+    quarters = representative_rows(reader, 40) * 4 // len(reader)
+    assert np.bincount(quarters, minlength=4).min() >= 4
+    assert representative_rows(reader, 40).tolist() == rows[:40].tolist()
+
+
+def test_few_representative_rows_are_of_all_sources_in_their_shares(mixture, tmp_path):
     reference = preprocess(mixture(), tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "validation")
-    rows, (first, _) = validation_rows(reader, len(reader)), reader.sources
+    rows, (first, _) = representative_rows(reader, len(reader)), reader.sources
     assert sorted(rows.tolist()) == list(range(len(reader)))
     share = first.rows / len(reader)
     assert 0.1 < share < 0.9
     for number in range(1, len(reader)):
-        chosen = validation_rows(reader, number)
+        chosen = representative_rows(reader, number)
         assert chosen.tolist() == rows[:number].tolist()
         assert abs((chosen < first.rows).sum() - share * number) <= 1
