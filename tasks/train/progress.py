@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+from pathlib import Path
 
 from infini_llama.tasks.formatting import in_time
 from infini_llama.tasks.progress import Reached
@@ -12,19 +14,43 @@ from infini_llama.tasks.storage.record_files import parse_line
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
+WARNING = re.compile(rb"\S+ \S+ WARNING infini_llama\.[\w.]+: (.+)")  # a line that worker/__main__.py logs
+
+
+class NewLines:
+    """The whole lines that are added to a file which may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[bytes]:
+        """Those since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.splitlines()
 
 
 class Progress:
-    """Follows metrics.jsonl and the checkpoints; polled a few times a second."""
+    """Follows metrics.jsonl, the checkpoints and the warnings of rank 0; polled a few times a second."""
 
-    def __init__(self, run: RunFolder, max_steps: int, logging_steps: int) -> None:
+    def __init__(self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int) -> None:
         self.run, self.max_steps, self.logging_steps = run, max_steps, logging_steps
-        self.offset = run.metrics.stat().st_size if run.metrics.exists() else 0
+        # Rank 0 logs all that settings, data and model cause; the other ranks log the same.
+        self.metrics, self.rank_log = NewLines(run.metrics), NewLines(attempt_dir / "rank-0.log")
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
         self.run_id = run.read_id()
 
     def poll(self) -> None:
+        for line in self.rank_log.read():
+            if match := WARNING.fullmatch(line):
+                log.warning("%s", match[1].decode(errors="replace"))
         for line in self._new_lines():
             if isinstance(line, TrainLine):
                 self._report(line)
@@ -63,14 +89,7 @@ class Progress:
             log.info("%s remaining at the speed of step %d", in_time(left), line.step)
 
     def _new_lines(self) -> list[MetricsLine]:
-        if not self.run.metrics.exists():
-            return []
-        with self.run.metrics.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        lines = (parse_line(line, METRICS_LINE, self.run_id) for line in whole.splitlines())
+        lines = (parse_line(line, METRICS_LINE, self.run_id) for line in self.metrics.read())
         return [line for line in lines if line is not None]
 
     def _new_checkpoint(self) -> None:

@@ -27,7 +27,7 @@ def progress(tmp_path, caplog):
 
 def test_the_second_step_logs_the_expected_duration(progress):
     run, write, messages = progress
-    progress = Progress(run, max_steps=721, logging_steps=100)
+    progress = Progress(run, run.path, max_steps=721, logging_steps=100)
     write(1, seconds=900)
     progress.poll()
     assert messages() == []
@@ -40,7 +40,7 @@ def test_the_second_step_logs_the_expected_duration(progress):
 def test_a_resumed_run_reports_what_remains(progress):
     run, write, messages = progress
     write(*range(1, 51), seconds=10)
-    progress = Progress(run, max_steps=100, logging_steps=100)
+    progress = Progress(run, run.path, max_steps=100, logging_steps=100)
     write(51, 52, seconds=10)
     progress.poll()
     assert messages() == ["8 min remaining at the speed of step 52"]
@@ -48,7 +48,7 @@ def test_a_resumed_run_reports_what_remains(progress):
 
 def test_a_short_run_needs_no_announcement(progress):
     run, write, messages = progress
-    progress = Progress(run, max_steps=20, logging_steps=100)
+    progress = Progress(run, run.path, max_steps=20, logging_steps=100)
     write(*range(1, 20), seconds=0.1)
     progress.poll()
     assert messages() == []
@@ -58,16 +58,34 @@ def test_a_checkpoint_that_was_moved_aside_is_not_announced(progress):
     run, _, words = progress
     run.checkpoints.mkdir()
     (run.checkpoints / "step-00000016.damaged-1").mkdir()
-    Progress(run, 16, 1).poll()
+    Progress(run, run.path, 16, 1).poll()
     assert words() == []
 
 
 def test_each_logged_step_has_loss_learning_rate_and_throughput(progress, capsys):
     run, write, _ = progress
     with console.shown_log(quiet=False, verbose=False):
-        progress = Progress(run, max_steps=22, logging_steps=5)
+        progress = Progress(run, run.path, max_steps=22, logging_steps=5)
         write(*range(1, 23), seconds=0.001)
         progress.poll()
     lines = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert [line[2] for line in lines] == ["5/22", "10/22", "15/22", "20/22", "22/22"]
     assert all(line[3:8] == ["loss", "2.0000", "lr", "3e-05", "10"] for line in lines)
+
+
+def test_a_warning_of_rank_0_is_logged_as_one(progress, caplog):
+    run, _, messages = progress
+    progress = Progress(run, run.path, max_steps=20, logging_steps=100)
+    progress.poll()  # before the rank has a log
+    log = run.path / "rank-0.log"
+    head = "2026-01-01 00:00:00,000"
+    log.write_bytes(
+        f"{head} INFO infini_llama.worker: fine\n{head} WARNING torch.other: not ours\nUserWarning: nor this\n"
+        f"{head} WARNING infini_llama.worker: train.compile=block is turned off\n{head} WARNING infini_llama.wor".encode()
+    )
+    progress.poll()
+    with log.open("ab") as file:
+        file.write(b"ker: gates \xff\n")
+    progress.poll()
+    assert messages() == ["train.compile=block is turned off", "gates \ufffd"]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
