@@ -17,8 +17,8 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     cosine: r + (1 - r) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5, one period).
     linear: 1 - (1 - r) p.        polynomial: r + (1 - r) (1 - p)^2.
     constant: 1.                  inverse_sqrt: sqrt(w / (step + 1)), w the warm-up, at least r (Vaswani et al. 2017, section 5.3).
-    wsd: 1, and over the last fifth of all steps down to r, linearly (warm-up, stable, decay: Hu et al. 2024, arXiv
-        2404.06395, section 4; linear as in Haegele et al. 2024, arXiv 2405.18392).
+    wsd: 1, and over the last fifth of all steps, or what the warm-up leaves of it, down to r, linearly (warm-up, stable, decay: Hu et al.
+        2024, arXiv 2404.06395, section 4; linear as in Haegele et al. 2024, arXiv 2405.18392).
     """
     warmup, total, low = train.warmup_steps, max_steps, train.min_learning_rate_ratio
     if step < warmup:
@@ -34,8 +34,8 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
         case "inverse_sqrt":
             return max(low, math.sqrt(max(1, warmup) / (step + 1)))
         case "wsd":
-            decay = max(1, round(DECAY * total))
-            return 1 - (1 - low) * min(1.0, max(0, step - (total - decay)) / decay)
+            start = max(warmup, total - max(1, round(DECAY * total)))
+            return 1 - (1 - low) * min(1.0, max(0, step - start) / max(1, total - start))
         case "constant":
             return 1.0
 

@@ -37,6 +37,12 @@ def test_by_hand(schedule, points):
     )
 
 
+def test_wsd_decays_from_the_peak_after_a_warm_up_that_reaches_into_the_last_fifth():
+    late = settings("wsd", warmup=100)
+    for step, expected in {99: 1.0, 100: 1.0, 101: 0.91, 105: 0.55, 110: 0.1}.items():
+        assert factor(late, 110, step) == pytest.approx(expected), step
+
+
 @given(
     schedule=st.sampled_from(SCHEDULES),
     warmup=st.integers(0, 50),
