@@ -76,7 +76,8 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     starts = [attempt.start for attempt in begun] + ([] if now is None else [now])
     spent["down"] = sum(max(0.0, after - attempt.end) for attempt, after in zip(begun, starts[1:], strict=False))
     end = now if now is not None else max((attempt.end for attempt in begun), default=0.0)
-    return _of_parts(spent, end - starts[0] if starts else 0.0)
+    # The sum is larger where the clock went back between two attempts.
+    return _of_parts(spent, max(sum(spent.values()), end - starts[0] if starts else 0.0))
 
 
 def _of_parts(spent: dict[str, float], wall: float) -> Goodput:

@@ -159,7 +159,7 @@ def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome, st
         invocation=attempt.invocation,
         from_step=attempt.from_step,
         checkpoint_step=step,
-        seconds=time.time() - attempt.started.wall,
+        seconds=time.monotonic() - attempt.started.monotonic,
         kind=outcome.kind,
         code=outcome.code,
         message=outcome.message,

@@ -96,6 +96,14 @@ def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
     assert goodput(run, from_step=0, now=7.0).lost_work == 5.0
 
 
+def test_a_clock_that_goes_back_between_attempts_leaves_no_wall_time_below_its_parts(tmp_path):
+    run = RunFolder(tmp_path)
+    story(run, 1, 100.0, 0, [line(0, 105.0, start=1.0, compute=4.0)], 6.0, "preempted")
+    story(run, 2, 60.0, 1, [line(1, 70.0, start=2.0, compute=8.0)], 10.0, "done")
+    found = goodput(run)
+    assert found.wall == sum(found.parts().values()) == 16.0 and found.share == 12.0 / 16.0
+
+
 def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     before = Goodput(training=5.0, lost_work=2.0, wall=9.0)
     began = StartTime(wall=1000.0, monotonic=time.monotonic() - 3.0, machine=this_machine())
