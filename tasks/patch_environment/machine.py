@@ -34,6 +34,15 @@ PACKAGES = (
 )
 # How threads of OpenMP wait for each other.
 THREAD_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+# Which freed memory glibc keeps, and how torch divides a GPU's.
+GLIBC_MEMORY = (
+    "GLIBC_TUNABLES",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+)
+CUDA_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Where flock may not reach other machines, and renames and listings may lag.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
            "fuse.s3fs", "afs")  # fmt: skip

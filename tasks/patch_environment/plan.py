@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from infini_llama.configs.errors import ConfigError
@@ -11,7 +11,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import flops_per_token
 from infini_llama.tasks.patch_environment import footprint
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
-from infini_llama.tasks.patch_environment.machine import THREAD_WAITING
+from infini_llama.tasks.patch_environment.machine import CUDA_MEMORY, GLIBC_MEMORY, THREAD_WAITING
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.machine import MachineFacts
@@ -405,9 +405,11 @@ class Planner:
 
     def allocator(self, device: Device) -> str:
         """glibc, set to keep freed memory, or system; only a CPU's memory comes from it."""
-        glibc = bool(self.facts.glibc)
+        glibc, mine = bool(self.facts.glibc), set_by_user(GLIBC_MEMORY, self.config, self.facts)
 
         def rule() -> tuple[str, str]:
+            if device == "cpu" and glibc and mine:
+                return "system", f"{mine} is set, and is not replaced"
             if device == "cpu" and glibc:
                 return "glibc", "glibc's, which keeps freed memory instead of returning it to the kernel"
             return "system", "training runs on a GPU" if device == "cuda" else "this system has no glibc"
@@ -494,12 +496,16 @@ class Planner:
         return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
 
 
+def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFacts) -> str:
+    """The first of these variables that is in `environment.env` or exported; "" where none is."""
+    return next((name for name in names if name in config.environment.env or name in facts.exported), "")
+
+
 def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> dict[str, str]:
     """Variables of every worker of this plan."""
     threads = str(plan.threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-    chosen = set(facts.thread_waiting) | (config.environment.env.keys() & set(THREAD_WAITING))
-    if plan.device == "cpu" and plan.threads > 1 and not chosen:
+    if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
         # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: beside busy
         # neighbours, steps took several times as long as with threads that sleep at once. Without neighbours, spinning saves some
         # percent, and a spin of some 100 microseconds saved as much. Seen once on two cores; no result is stored.
@@ -509,7 +515,8 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         # The user's: programs may not be loaded from the disk of the home folder (noexec), or it may be a slow one.
         variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
     if plan.device == "cuda":
-        variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        if not set_by_user(CUDA_MEMORY, config, facts):
+            variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         if len(plan.gpus) < len(facts.gpus):
             names = facts.visible_gpus.split(",") if facts.visible_gpus else list(map(str, range(len(facts.gpus))))
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number].strip() for number in plan.gpus)
@@ -536,6 +543,8 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
     if plan.device == "cpu" and facts.gpus:
         sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
         warnings.append(finding("device", "cpu", "note", sentence))
+    if plan.device == "cuda" and (name := set_by_user(CUDA_MEMORY, config, facts)):
+        warnings.append(finding(name, "set", "note", "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."))
     if plan.device == "cuda" and (unused := _unused_gpus(config, plan, facts)):
         warnings.append(unused)
     if busy := [number for number in plan.gpus if facts.gpus[number].is_busy]:

@@ -111,7 +111,7 @@ class MachineFacts(GpuFacts):
         occupied_port: environment.master_port, where another program listens there.
         loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.
-        thread_waiting: names of variables of this process that set how threads of OpenMP wait.
+        exported: names of variables of this process that a plan does not replace.
         versions: of installed packages, by name.
     """
 
@@ -131,6 +131,6 @@ class MachineFacts(GpuFacts):
     occupied_port: int | None = None
     loopback_fault: str = ""
     visible_gpus: str = ""
-    thread_waiting: tuple[str, ...] = ()
+    exported: tuple[str, ...] = ()
     compilers: Compilers = Compilers()
     versions: dict[str, str]

@@ -359,8 +359,33 @@ def test_how_threads_wait_is_the_users_where_they_say_it(laptop, tmp_path, name,
     mine = plan_environment(settings({"env": {name: "active"}}), changed(laptop, load=load)).env
     assert {key: value for key, value in mine.items() if key in waiting} == {name: "active"}
     exported = probe(tmp_path, machine=Machine(environ={name: "active"}, gpu_probe=("-c", "raise SystemExit(1)")))
-    facts = changed(laptop, load=load, thread_waiting=exported.thread_waiting)
+    facts = changed(laptop, load=load, exported=exported.exported)
     assert not waiting & plan_environment(settings(), facts).env.keys()
+
+
+def exporting(facts, tmp_path, name):
+    machine = Machine(environ={name: "mine"}, gpu_probe=("-c", "raise SystemExit(1)"))
+    return changed(facts, exported=probe(tmp_path, machine=machine).exported)
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"])
+def test_how_glibc_keeps_memory_is_the_users_where_they_say_it(laptop, tmp_path, name):
+    exported = exporting(laptop, tmp_path, name)
+    for plan in (plan_environment(settings(), exported), plan_environment(settings({"env": {name: "mine"}}), laptop)):
+        assert plan.allocator == "system" and plan.env.get("GLIBC_TUNABLES", "mine") == "mine"
+        assert [choice.reason for choice in plan.choices if choice.setting == "allocator"] == [
+            f"{name} is set, and is not replaced"
+        ]
+    assert plan_environment(settings({"allocator": "glibc"}), exported).env["GLIBC_TUNABLES"] != "mine"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_how_torch_divides_a_gpus_memory_is_the_users_where_they_say_it(laptop, tmp_path, name):
+    gpus = with_gpus(laptop, [H100])
+    exported = plan_environment(settings(), exporting(gpus, tmp_path, name))
+    mine = plan_environment(settings({"env": {name: "mine"}}), gpus)
+    assert "PYTORCH_ALLOC_CONF" not in exported.env and mine.env.get("PYTORCH_ALLOC_CONF", "mine") == "mine"
+    assert all(findings(plan)[name].severity == "note" for plan in (exported, mine))
 
 
 def test_a_driver_that_torch_cannot_use_is_named(laptop):
