@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception): \S")
 SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
 
@@ -189,10 +191,16 @@ class TorchrunWorkers:
         return [pid for pid in pids if is_rank(pid, self.attempt_dir)]
 
     def hint(self) -> str:
-        """Why no rank may have started."""
-        if "EADDRINUSE" in self.log():
+        """Why no rank may have started: a known cause, else the last exception that torchrun.log has, or its last line."""
+        log = self.log()
+        if "EADDRINUSE" in log:
             return "another program has taken the port of the rendezvous; end it, or change environment.master_port (auto: a free one)"
-        return "" if self.nnodes == 1 else f"not all nodes joined within {JOIN_TIMEOUT} s"
+        if self.nnodes > 1 and (not log or "Rendezvous" in log):
+            return f"not all nodes joined within {JOIN_TIMEOUT} s"
+        lines = [
+            line.strip() for line in log.splitlines() if re.search(r"\w", line)
+        ]  # without the frame of torchrun's summary
+        return ([line for line in lines if EXCEPTION.match(line)] or lines or [""])[-1]
 
     def log(self) -> str:
         """What torchrun printed."""

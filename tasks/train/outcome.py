@@ -97,7 +97,7 @@ def _reported(evidence: Evidence) -> Outcome:
     if silent and returncode < 0:
         message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
     elif silent and not written:
-        hint = f": {evidence.hint}" if evidence.hint else ""
+        hint = f": {evidence.hint.rstrip('.')}" if evidence.hint else ""
         message = f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
     elif silent:
         ranks = ", ".join(map(str, silent))

@@ -49,6 +49,21 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
     assert "master_port" in TorchrunWorkers(process, tmp_path, 2).hint()
 
 
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("  raise error\nValueError: no such log: x, see\nall, aot\n\n", "ValueError: no such log: x, see"),
+        ("a.b.ChildFailedError: \n====\n traceback : Signal 4 (SIGILL)\n====\n", "traceback : Signal 4 (SIGILL)"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_cause_for_which_no_worker_started_is_what_torchrun_printed(tmp_path, log, cause):
+    (tmp_path / "torchrun.log").write_text(log)
+    workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1)
+    workers.process.wait()
+    assert workers.hint() == cause
+
+
 @pytest.mark.skipif(not can_make_hosts(), reason="needs user namespaces, iproute2 and util-linux")
 def test_torchrun_does_not_look_up_the_name_of_its_host(tmp_path):
     start(tmp_path, on_nameless_host(tmp_path, command_of(tmp_path), hosts="::1 localhost\n"), {})
