@@ -113,8 +113,8 @@ def validation_set(
 class Evaluation(Callback):
     """Measures the validation loss every `train.eval_steps` and after the last step, into the train state and the metrics.
 
-    A run that starts from the weights of a model also measures them before its first step, into the metrics alone: they are no
-    checkpoint of this run.
+    Two cases are measured before any step, into the metrics alone: the weights of a model that a run starts from, which are no
+    checkpoint of this run, and a run that resumes beyond its end, since train.max_steps was lowered.
 
     Attributes:
         last_step: the last one after which was evaluated.
@@ -135,11 +135,13 @@ class Evaluation(Callback):
         self.interval, self.last_step = Interval(train.eval_steps, ranks), -1
 
     def on_train_start(self, state: TrainState) -> None:
-        if self.train.init_from and state.step == 0:
+        if (self.train.init_from and state.step == 0) or state.is_finished(
+            self.max_steps, self.train.early_stopping_patience
+        ):
             # An earlier attempt may have measured it.
-            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation()
+            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation(state.step)
             if not self.ranks.sum(float(is_measured))[0]:
-                self._measure(0)
+                self._measure(state.step)
         self.interval.start(state)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:

@@ -195,9 +195,9 @@ class MetricsWriter:
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
-    def has_validation(self) -> bool:
-        """Whether metrics.jsonl has a validation; reads all of it."""
-        return any(isinstance(line, ValidationLine) for line in read_metrics(self.run))
+    def has_validation(self, step: int) -> bool:
+        """Whether metrics.jsonl has the validation after `step`; reads all of it."""
+        return any(isinstance(line, ValidationLine) and line.step == step for line in read_metrics(self.run))
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)
