@@ -21,7 +21,8 @@ from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
-EXCEPTION = re.compile(r"[\w.]+(Error|Exception): \S")
+# An exception and the first line of its message, but not torchrun's own about a worker, which a summary follows.
+EXCEPTION = re.compile(r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE)
 SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
 
 
@@ -197,10 +198,8 @@ class TorchrunWorkers:
             return "another program has taken the port of the rendezvous; end it, or change environment.master_port (auto: a free one)"
         if self.nnodes > 1 and (not log or "Rendezvous" in log):
             return f"not all nodes joined within {JOIN_TIMEOUT} s"
-        lines = [
-            line.strip() for line in log.splitlines() if re.search(r"\w", line)
-        ]  # without the frame of torchrun's summary
-        return ([line for line in lines if EXCEPTION.match(line)] or lines or [""])[-1]
+        lines = re.findall(r".*\w.*", log)  # without the frame of torchrun's summary
+        return " ".join((EXCEPTION.findall(log) or lines or [""])[-1].split())
 
     def log(self) -> str:
         """What torchrun printed."""

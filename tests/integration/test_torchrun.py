@@ -52,7 +52,7 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        ("  raise error\nValueError: no such log: x, see\nall, aot\n\n", "ValueError: no such log: x, see"),
+        ("  raise error\nValueError: \nno such log: x, see\nall, aot\n\n", "ValueError: no such log: x, see"),
         ("a.b.ChildFailedError: \n====\n traceback : Signal 4 (SIGILL)\n====\n", "traceback : Signal 4 (SIGILL)"),
         ("", ""),
     ],
