@@ -46,13 +46,14 @@ def api_for_run(home: Path) -> Iterator[None]:
     """Inside, flows can be called: on the user's server, or on an embedded one without a UI.
 
     Raises:
-        ConfigError: PREFECT_API_URL is not an address.
+        ConfigError: PREFECT_API_URL is not an address, or a setting of Prefect is wrong.
         PipelineError: the server does not start, or no longer responds.
     """
     prepare_client(home)
     if has_api():
         os.environ.update(HEARTBEATS | os.environ)
         with _user_api():
+            _check_result_storage()
             yield
         return
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a server on this machine that is gone does not come back
@@ -61,6 +62,7 @@ def api_for_run(home: Path) -> Iterator[None]:
         port = probe.getsockname()[1]
     server = Server(home, "127.0.0.1", port, EMBEDDED)
     with _unreachable_explained(f"its log is {server.log}"), server.running():
+        _check_result_storage()
         yield
 
 
@@ -169,15 +171,20 @@ def client_settings() -> "Settings":
         ConfigError: one of them is wrong, from wherever Prefect has it.
     """
     try:
-        from prefect.settings import get_current_settings
+        from prefect.settings import get_current_settings, load_profiles
 
-        settings = get_current_settings()
+        settings, profiles = get_current_settings(), load_profiles()
     except ValueError as error:  # also of files that are no TOML, or no UTF-8
         fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise ConfigError(
             f"a setting of Prefect is wrong ({fault}); correct it where it is set: in the environment, in .env, prefect.toml or "
             f"pyproject.toml of this folder, or in {_profiles()}."
         ) from error
+    if (profile := os.environ.get("PREFECT_PROFILE", profiles.active_name)) not in profiles.names:
+        raise ConfigError(
+            f"the Prefect profile {profile} does not exist; correct or unset PREFECT_PROFILE, or name one of "
+            f"{', '.join(sorted(profiles.names))} as active in {_profiles()}."
+        )
     certificates = None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
     try:
         ssl.create_default_context(cafile=certificates)
@@ -187,6 +194,21 @@ def client_settings() -> "Settings":
             "Prefect's client needs it for every server. Correct or unset the variable."
         ) from error
     return settings
+
+
+def _check_result_storage() -> None:
+    """Raise a ConfigError if the server lacks the block that PREFECT_DEFAULT_RESULT_STORAGE_BLOCK names; each run loads it."""
+    if (block := client_settings().results.default_storage_block) is None:
+        return
+    from prefect.results import resolve_result_storage
+
+    try:
+        resolve_result_storage(block, _sync=True)
+    except ValueError as error:
+        raise ConfigError(
+            f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block} is no block of the Prefect server ({error}); create it there, or unset the "
+            "variable: results are then files of PREFECT_HOME."
+        ) from error
 
 
 def _profiles() -> Path:

@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import prefect
 import psutil
 import pytest
 from prefect.context import refresh_global_settings_context
@@ -170,15 +172,13 @@ def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, si
         assert raised.value.exit_code == 70
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "code"),
-    [(200, "<html>", 64), (200, '"2.20.3"', 64), (401, "{}", 64), (403, "{}", 64), (404, "{}", 70), (500, "", 70)],
-)
-def test_a_server_that_is_not_usable_is_reported(no_prefect, monkeypatch, tmp_path, status, body, code):
-    """A page, another major version of Prefect, a wrong password, another service, and a fault."""
+@contextlib.contextmanager
+def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
+    """Inside, a server of the address that this yields answers with the status and body that `answer` has for a path."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            status, body = answer(self.path)
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body.encode())
@@ -188,17 +188,47 @@ def test_a_server_that_is_not_usable_is_reported(no_prefect, monkeypatch, tmp_pa
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@127.0.0.1:{server.server_port}/api")
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [(200, "<html>", 64), (200, '"2.20.3"', 64), (401, "{}", 64), (403, "{}", 64), (404, "{}", 70), (500, "", 70)],
+)
+def test_a_server_that_is_not_usable_is_reported(no_prefect, monkeypatch, tmp_path, status, body, code):
+    """A page, another major version of Prefect, a wrong password, another service, and a fault."""
+
+    with answering(lambda _: (status, body)) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@{place}/api")
         refresh_global_settings_context()
         for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0), api_for_deploy(tmp_path)):
             with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
                 raise AssertionError("it was taken for Prefect's API")
             assert raised.value.exit_code == code and "secret" not in str(raised.value)
-        server.shutdown()
+
+
+@pytest.mark.parametrize("block", ["local-file-system/missing", "missing"])
+def test_a_result_storage_block_that_the_server_lacks_is_named(no_prefect, monkeypatch, tmp_path, block):
+    def answer(path: str) -> tuple[int, str]:
+        return (200, f'"{prefect.__version__}"') if path.endswith("/version") else (404, "{}")
+
+    with answering(answer) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://{place}/api")
+        monkeypatch.setenv("PREFECT_DEFAULT_RESULT_STORAGE_BLOCK", block)
+        refresh_global_settings_context()
+        with pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"), api_for_run(tmp_path):
+            raise AssertionError("every run would load the block")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("PREFECT_CLIENT_MAX_RETRIES", "many"), ("SSL_CERT_FILE", "missing.pem"), ("prefect.toml", "=")]
+    ("name", "value"),
+    [
+        ("PREFECT_CLIENT_MAX_RETRIES", "many"),
+        ("PREFECT_PROFILE", "nobody"),
+        ("SSL_CERT_FILE", "missing.pem"),
+        ("prefect.toml", "="),
+    ],
 )
 def test_a_wrong_setting_of_prefect_is_named(no_prefect, tmp_path, name, value):
     environment = {"PREFECT_HOME": str(tmp_path / "prefect")}
