@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
 
-from infini_llama.configs.errors import escaped, portable
-from infini_llama.configs.reading import changed
+from infini_llama.configs.errors import ConfigError, escaped, portable
+from infini_llama.configs.reading import changed, expanded
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.runtime import default_home
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
@@ -151,6 +151,7 @@ def files_of(
         not_text: counts the files that are left out; None: those of the default home.
 
     Raises:
+        ConfigError: a folder has no revisions.
         DataError: nothing matches.
     """
     column, place, form = section.text_column, f"data.sources.{name}" if name else "data", section.format
@@ -164,6 +165,10 @@ def files_of(
 
     if section.source == "huggingface":
         splits = [section.dataset_split, *([section.validation_split] if section.validation_split else [])]
+        if section.revision is not None and expanded(section.dataset).is_dir():
+            raise ConfigError(
+                f"{place}.revision={section.revision} is for a dataset of the Hub, but {section.dataset} is a folder; remove it."
+            )
         revision = commit_of(section.dataset, section.revision)
         named = [
             TextFile(

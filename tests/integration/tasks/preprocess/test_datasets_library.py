@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
@@ -45,6 +45,8 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
         survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))
+    with pytest.raises(ConfigError, match=r"data\.revision=v1\.0 .*remove it"):
+        survey(DataConfig.model_validate(given | {"revision": "v1.0"}))
     datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(str(tmp_path / "test"))
     for folder, split in (("saved", "train[:50%]"), ("saved", "test"), ("several", "train[:50%]"), ("test", "dev")):
         with pytest.raises(DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "):
