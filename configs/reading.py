@@ -136,8 +136,16 @@ def parse_json(text: str) -> JsonValue:
     Raises:
         ValueError: what is wrong, with the line where it is known.
     """
+
+    def integer(digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:  # Python refuses to convert thousands of digits
+            line = text.count("\n", 0, text.index(digits)) + 1
+            raise ValueError(f"line {line}: a number has too many digits") from None
+
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_int=_integer)
+        return json.loads(text, object_pairs_hook=_once, parse_int=integer)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not valid JSON: {error.msg}") from None
     except RecursionError:
@@ -150,13 +158,6 @@ def dotted(section: JsonObject, before: str = "") -> JsonObject:
     for key, value in section.items():
         flat |= dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
     return flat
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("a number has too many digits") from None
 
 
 def _once(pairs: list[tuple[str, JsonValue]]) -> JsonObject:

@@ -22,11 +22,13 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 LINE_END = ord("\n")
+# Numbers are no text, and Python refuses to convert one of thousands of digits.
+DECODER = json.JSONDecoder(parse_int=lambda _: 0)
 
 
 def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
     """An array of records, one record, or one after the other; decoded value by value."""
-    decode = json.JSONDecoder().raw_decode
+    decode = DECODER.raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8")
     buffer, position, number, characters, depth, ended = "", 0, 0, texts.BLOCK, 0, False
     try:
@@ -168,7 +170,7 @@ def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fau
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        value = json.loads(line.decode())
+        value = DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
     except (ValueError, RecursionError):

@@ -87,6 +87,8 @@ def test_a_json_configuration_is_read(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
+    with pytest.raises(ConfigError, match="line 2: a number has too many digits"):
+        load_config(write(tmp_path, f'{{"data":\n{"9" * 5000}}}', "long.json"))
 
 
 def test_plain_values_are_what_they_look_like(tmp_path):

@@ -254,6 +254,14 @@ def test_the_text_of_a_line_is_that_of_the_standard_parser(tmp_path):
     assert list(read(tmp_path / "x.jsonl", "text")) == [json.loads(line)["text"] for line in lines]
 
 
+def test_numbers_of_any_length_are_no_text(tmp_path):
+    number = "9" * 5000
+    (tmp_path / "x.jsonl").write_text(f'{{"n": {number}, "text": "a"}}\n{{"text": {number}}}')
+    assert list(read(tmp_path / "x.jsonl", "text")) == ["a", Fault("has int instead of text in line 2")]
+    (tmp_path / "x.json").write_text(f'[{{"n": {number}, "text": "a"}}, {number}]')
+    assert list(read(tmp_path / "x.json", "text")) == ["a", Fault("has int instead of text in value 2")]
+
+
 def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
     """One record batch per text."""
     sink, schema = io.BytesIO(), pa.schema({"text": pa.string()})
