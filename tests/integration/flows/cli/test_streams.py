@@ -48,3 +48,9 @@ def test_a_folder_that_was_removed_is_named(tmp_path):
     command = f"cd {tmp_path / 'gone'} && rmdir ../gone && exec {COMMAND} runs"
     ended = subprocess.run(["sh", "-c", command], env=own_environment(tmp_path), capture_output=True, text=True)
     assert ended.returncode == 64 and "folder" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_charts_are_drawn_whatever_the_backend_for_windows(tmp_path):
+    check = "from infini_llama.flows.cli.main import main; assert main(['runs']) == 0; import matplotlib.figure"
+    environment = os.environ | {"MPLBACKEND": "nonsense", "INFINI_LLAMA_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", check], env=environment, check=True)
