@@ -1,9 +1,11 @@
 """A model's text for prompts in words: encoding, decoding as it is written, and where it stops."""
 
 import json
+import logging
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -12,18 +14,36 @@ from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 GREEDY = Sampling(temperature=0.0)
 BROKEN = "\ufffd"  # what decoders write for bytes that are no character
+log = logging.getLogger("infini_llama.generate")
 
 
 def generate(run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY) -> list[str]:
     """Continue each prompt with the model of `run`, as loaded by `load_run`; the texts come without their prompts."""
     end_of_text = end_of_text_of(run.checkpoint.parents[1])
     writer = Writer(run.model, run.tokenizer, prompts, end_of_text)
+    warn_beyond_trained_length(run.checkpoint.parents[1], writer, max_new_tokens)
     for _ in writer.write(max_new_tokens, sampling):
         pass
     return writer.texts
+
+
+def warn_beyond_trained_length(run_dir: Path, writer: "Writer", max_new_tokens: int) -> None:
+    """Log one line if full attention may read more tokens than in training; other attention reads no more at once than its segment."""
+    initial, config = RunFolder(run_dir).require_lineage().init_from, writer.model.config
+    trained = max(config.max_position_embeddings, initial.max_position_embeddings if initial else 0)
+    longest = max(map(len, writer.prompts), default=0)
+    if config.attention == "softmax" and longest + max_new_tokens > trained:
+        log.warning(
+            "the prompt's %d tokens and up to %d new ones are more than the %d that the model was trained on; text beyond them may be "
+            "poor. Use a shorter prompt or a smaller --max-new-tokens.",
+            longest,
+            max_new_tokens,
+            trained,
+        )
 
 
 class Continuation:

@@ -8,7 +8,7 @@ from infini_llama.flows.cli.main import main
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.runs.generation import Writer
+from infini_llama.tasks.runs.generation import Writer, warn_beyond_trained_length
 
 END = 0
 
@@ -113,3 +113,12 @@ def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, 
     run, _ = run_of()
     assert main(["generate", str(run), "--prompt", "a", *given]) == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("attention", "new", "warned"), [("softmax", 63, 0), ("softmax", 64, 1), ("local", 64, 0)])
+def test_full_attention_beyond_its_trained_length_is_one_warning(run_of, tokenizer, caplog, attention, new, warned):
+    run, _ = run_of()
+    model = Llama(LlamaConfig(300, 8, 8, 1, 1, 1, 64, attention=attention))
+    warn_beyond_trained_length(run, Writer(model, tokenizer, ["a", "a"], END), new)
+    records = [record for record in caplog.records if record.name == "infini_llama.generate"]
+    assert [record.message.count("64") for record in records] == [2] * warned
