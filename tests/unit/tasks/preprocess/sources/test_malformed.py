@@ -78,7 +78,7 @@ RECORDS = {
     "struct.parquet": (parquet({"a": 1}), "has dict instead of text in row 1", 0, 1),
     "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
     "deep-and-whole.jsonl": (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
-    "digits.jsonl": (GOOD + b'{"text": ' + b"9" * 6000 + b"}\n", "has a line 2 that is not JSON", 1, 1),
+    "digits.jsonl": (GOOD + b'{"text": ' + b"9" * 6000 + b"}\n", "has int instead of text in line 2", 1, 1),
     "list.jsonl": (GOOD + b'["a"]\n', "has list instead of text in line 2", 1, 1),
     "no-field.jsonl": (GOOD + b'{"body": "a"}\n', "has no field 'text' in line 2", 1, 1),
     "latin.jsonl": (GOOD + b'{"text": "caf\xe9"}\n', "is not UTF-8 in line 2 (byte 13 of it)", 1, 1),
