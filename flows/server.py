@@ -203,7 +203,7 @@ def _check_result_storage() -> None:
     from prefect.results import resolve_result_storage
 
     try:
-        resolve_result_storage(block, _sync=True)
+        resolve_result_storage(block, _sync=True)  # pyright: ignore[reportCallIssue]  # its decorator's, for callers inside an event loop
     except ValueError as error:
         raise ConfigError(
             f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block} is no block of the Prefect server ({error}); create it there, or unset the "
