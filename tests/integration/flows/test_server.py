@@ -55,6 +55,9 @@ def no_prefect(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
+    yield
+    monkeypatch.undo()
+    refresh_global_settings_context()  # Prefect keeps the settings that a test has made it read
 
 
 def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path):
