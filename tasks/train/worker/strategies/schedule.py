@@ -44,7 +44,7 @@ def write_jitter(most: float, max_steps: int, step: int, learned: bool = False) 
     """The largest factor on the memory's writes in the step after `step` completed ones, `most` being `model.memory_write_jitter`.
 
     1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over half of them; then `most`. Weights
-    that have `learned` to use a memory forget long distances while it is small, so for them it is `most` throughout.
+    that have `learned` to use a memory need no such beginning: for them it is `most` throughout.
     """
     if learned:
         return most
