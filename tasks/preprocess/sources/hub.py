@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from infini_llama.configs.errors import PipelineError
@@ -15,6 +16,11 @@ from infini_llama.tasks.preprocess.sources.texts import TextRecords, Unreadable,
 
 AT_ONCE = 256  # rows
 ANSWERS_WITHIN = 10.0  # seconds
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether save_to_disk wrote the folder: one dataset, or its splits."""
+    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
 
 
 @cache
@@ -107,7 +113,7 @@ def _opened(source: HubSplit) -> Any:
         if format_of(file.name):
             refuse_pointer(file)
     try:
-        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+        if is_saved(folder):
             loaded: Any = datasets.load_from_disk(str(folder))
             # By itself, it is the default split, and the one that it was.
             if not isinstance(loaded, datasets.DatasetDict):

@@ -151,7 +151,7 @@ def files_of(
         not_text: counts the files that are left out; None: those of the default home.
 
     Raises:
-        ConfigError: a folder has no revisions.
+        ConfigError: a folder has no revisions, and one of save_to_disk no configurations.
         DataError: nothing matches.
     """
     column, place, form = section.text_column, f"data.sources.{name}" if name else "data", section.format
@@ -168,6 +168,11 @@ def files_of(
         if section.revision is not None and expanded(section.dataset).is_dir():
             raise ConfigError(
                 f"{place}.revision={section.revision} is for a dataset of the Hub, but {section.dataset} is a folder; remove it."
+            )
+        if section.dataset_config is not None and hub.is_saved(expanded(section.dataset)):
+            raise ConfigError(
+                f"{place}.dataset_config={section.dataset_config} is for a dataset with several configurations, but {section.dataset} is "
+                "a folder of save_to_disk, which has none; remove it."
             )
         revision = commit_of(section.dataset, section.revision)
         named = [

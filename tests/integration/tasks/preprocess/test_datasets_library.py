@@ -47,6 +47,9 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))
     with pytest.raises(ConfigError, match=r"data\.revision=v1\.0 .*remove it"):
         survey(DataConfig.model_validate(given | {"revision": "v1.0"}))
+    for folder in ("saved", "several"):
+        with pytest.raises(ConfigError, match=rf"data\.dataset_config=english .*{folder} .*remove it"):
+            survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / folder), "dataset_config": "english"}))
     datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(str(tmp_path / "test"))
     for folder, split in (("saved", "train[:50%]"), ("saved", "test"), ("several", "train[:50%]"), ("test", "dev")):
         with pytest.raises(DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "):
