@@ -113,6 +113,8 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
                 f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a deployment cannot contain "
                 f"{' or '.join(unusable)}; rename the file."
             )
+        if name.endswith(".py"):  # Prefect would leave it out of the deployment's name
+            raise ConfigError(f"{file}: the name of a deployment cannot end with .py; rename the file.")
         if name in named:
             raise ConfigError(
                 f"{named[name]} and {file} have the same name, and would both be the deployment {pretrain.name}/{name}; rename one of them."

@@ -108,7 +108,7 @@ def test_two_files_of_one_name_are_refused(file, tmp_path):
         read_deployments([str(file), str(file)])
 
 
-@pytest.mark.parametrize("name", ["50%", "a&b", "a<b>", "a?b", "a#b"])
+@pytest.mark.parametrize("name", ["50%", "a&b", "a<b>", "a?b", "a#b", "a.py"])
 def test_a_file_whose_name_no_deployment_can_have_is_refused(file, name):
     with pytest.raises(ConfigError, match="rename"):
         read_deployments([str(file.rename(file.with_name(f"{name}.yaml")))])
