@@ -77,12 +77,13 @@ def api_for_serve(home: Path, host: str, port: int, names: Sequence[str] = ()) -
         the server that was started here; None: it is the user's.
 
     Raises:
-        ConfigError: the address is taken, or other machines reach it and it has no password.
+        ConfigError: the address is taken, other machines reach it and it has no password, or a setting of Prefect is wrong.
         PipelineError: the server does not start, or no longer responds.
     """
     prepare_client(home)
     if has_api():
         with _user_api():
+            _check_result_storage()
             yield None
         return
     server = Server(home, host, port, SERVED | {ALLOWED: ",".join((host, *names))})
@@ -93,6 +94,7 @@ def api_for_serve(home: Path, host: str, port: int, names: Sequence[str] = ()) -
         )
     server.refuse_taken_address()
     with server.running():
+        _check_result_storage()
         yield server
 
 

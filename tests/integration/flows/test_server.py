@@ -220,8 +220,9 @@ def test_a_result_storage_block_that_the_server_lacks_is_named(no_prefect, monke
         monkeypatch.setenv("PREFECT_API_URL", f"http://{place}/api")
         monkeypatch.setenv("PREFECT_DEFAULT_RESULT_STORAGE_BLOCK", block)
         refresh_global_settings_context()
-        with pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"), api_for_run(tmp_path):
-            raise AssertionError("every run would load the block")
+        for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0)):
+            with pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"), api:
+                raise AssertionError("every run would load the block")
 
 
 @pytest.mark.parametrize(
