@@ -91,10 +91,9 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
-    path = rank_file(settings.encoding, settings.path) if settings.encoding else expanded(settings.path or "")
+    file = rank_file(settings.encoding, settings.path) if settings.encoding else _file_of(settings)
     named = "encoding" if encoding else "path"
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
-    file = path / TOKENIZER if path.is_dir() else path
     refuse_pointer(file)
     try:
         if encoding:
@@ -116,6 +115,11 @@ def load(settings: TokenizerConfig) -> Tokenizer:
             raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
         raise
     return _with_special_end(tokenizer, end_of_text(tokenizer, settings))
+
+
+def _file_of(settings: TokenizerConfig) -> Path:
+    path = expanded(settings.path or "")
+    return path / TOKENIZER if path.is_dir() else path
 
 
 def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
@@ -206,9 +210,10 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
     """
     if not is_given(settings):
         return EOS_ID
-    folder, names = expanded(settings.path or ""), [settings.eos] if settings.eos else []
-    for stated in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
-        if not names and not settings.encoding:
+    file, names = _file_of(settings), [settings.eos] if settings.eos else []
+    is_rank_file = settings.encoding or file.suffix == ".tiktoken"
+    for stated in (file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")):
+        if not names and not is_rank_file:
             refuse_pointer(stated)
             names = _stated_end(stated) if stated.is_file() else []
     for name in names or USUAL_ENDS:

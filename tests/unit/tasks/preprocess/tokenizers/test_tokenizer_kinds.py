@@ -122,10 +122,12 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
 
 
 @pytest.mark.usefixtures("lossy")
-def test_a_folder_may_name_its_end_of_text_in_special_tokens_map(tmp_path):
+@pytest.mark.parametrize("named", [".", "tokenizer.json"])
+@pytest.mark.parametrize("stating", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stating):
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
-    given = section(path=str(tmp_path))
+    (tmp_path / stating).write_text(json.dumps({"eos_token": "[END]"}))
+    given = section(path=str(tmp_path / named))
     assert end_of_text(load(given), given) == 1
 
 
