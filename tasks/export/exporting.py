@@ -248,20 +248,22 @@ def write_tokenizer(
     """tokenizer.json as the dataset has it, and the files beside it that Hugging Face's classes read.
 
     Args:
-        kept: of the model that the run started from: chat template, and the tokens that it may name.
+        kept: of the model that the run started from: chat templates, and the tokens that they may name.
     """
     (folder / TOKENIZER).write_bytes(read_file(dataset, TOKENIZER))
     end = tokenizer.id_to_token(end_of_text)
     special = {"bos_token": end, "eos_token": end} | kept.special_tokens
-    if kept.chat_template is not None:
+    if isinstance(kept.chat_template, str):
         (folder / "chat_template.jinja").write_text(kept.chat_template, encoding="utf-8")
-    about = {
+    about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         # Infini-attention reads texts of any length
         "model_max_length": config.max_position_embeddings if config.attention == "softmax" else 10**30,
     }
+    if isinstance(kept.chat_template, dict):
+        about["chat_template"] = [{"name": name, "template": text} for name, text in kept.chat_template.items()]
     _write_json(folder / "tokenizer_config.json", special | about)
     _write_json(folder / "special_tokens_map.json", special)
 

@@ -37,7 +37,7 @@ NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # OWNER/NAME
 # Weights, configuration and tokenizer; never code or pickles.
 FILES = [
     *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer*.json", "tokenizer.model", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("tokenizer*.json", "tokenizer.model", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
 ]
 
 

@@ -48,12 +48,13 @@ class Conversation(Record):
     Attributes:
         end_tokens: IDs that end a text, of its config.json and generation_config.json.
         generation: its generation_config.json.
+        chat_template: or several, by their names.
         special_tokens: of its tokenizer_config.json, where it has a chat template, which may name them.
     """
 
     end_tokens: tuple[int, ...] = ()
     generation: JsonObject = Field(default_factory=dict)
-    chat_template: str | None = None
+    chat_template: str | dict[str, str] | None = None
     special_tokens: dict[str, str] = Field(default_factory=dict)
 
 

@@ -24,6 +24,8 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates/*.jinja"
+READ = ("*.json", "*.safetensors", "*.jinja", TEMPLATES)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack")
 OTHER_TOKENIZERS = (
@@ -81,7 +83,7 @@ def open_folder(path: Path) -> Folder:
         DataError: a file is missing, damaged, or a pointer to one that was not downloaded.
     """
     path = expanded(path).absolute()
-    for file in sorted((*path.glob("*.json"), *path.glob("*.safetensors"))):
+    for file in sorted(file for pattern in READ for file in path.glob(pattern)):
         refuse_pointer(file)
         if not file.exists():
             raise DataError(
@@ -125,7 +127,7 @@ def open_folder(path: Path) -> Folder:
 
 
 def conversation_of(folder: Folder) -> Conversation:
-    """Chat template, generation settings and end tokens in the files beside the weights.
+    """Chat templates, generation settings and end tokens in the files beside the weights.
 
     Raises:
         DataError: a file is damaged.
@@ -135,11 +137,7 @@ def conversation_of(folder: Folder) -> Conversation:
     ends: list[int] = []
     for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
         ends += [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)]
-    file = folder.path / "chat_template.jinja"
-    try:
-        template = file.read_text(encoding="utf-8") if file.is_file() else _template(tokens.get("chat_template"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 (byte {error.start}); convert it, or remove it.") from None
+    template = _template(folder.path, tokens.get("chat_template"))
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     special = {name: token for name in names if isinstance(token := _content(tokens.get(name)), str)}
     kept = {
@@ -153,11 +151,31 @@ def conversation_of(folder: Folder) -> Conversation:
     )
 
 
-def _template(stated: object) -> str | None:
-    """The chat template; of several with names the one that transformers uses."""
-    if isinstance(stated, list):
-        stated = {each.get("name"): each.get("template") for each in stated if isinstance(each, dict)}.get("default")
-    return stated if isinstance(stated, str) else None
+def _template(path: Path, stated: object) -> str | dict[str, str] | None:
+    """The chat template, or several by their names: those in files of their own, without any the `stated` of tokenizer_config.json."""
+    files = {"default": path / "chat_template.jinja"} if (path / "chat_template.jinja").is_file() else {}
+    files |= {file.stem: file for file in sorted(path.glob(TEMPLATES))}
+    if files:
+        stated = [{"name": name, "template": _text(file)} for name, file in files.items()]
+    if not isinstance(stated, list):
+        return stated if isinstance(stated, str) else None
+    templates = dict[str, str]()
+    for each in stated:
+        match each:
+            case {"name": str(name), "template": str(template)}:
+                templates[name] = template
+            case _:
+                pass
+    return templates["default"] if templates.keys() == {"default"} else templates or None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 (byte {error.start}); convert it, or remove it.") from None
 
 
 def _content(token: object) -> object:

@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.hf_folder import open_folder
+from infini_llama.tasks.storage.hf_folder import conversation_of, open_folder
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
@@ -368,3 +368,22 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     assert set(AutoConfig.from_pretrained(tmp_path / "out").eos_token_id) == {0, 2, words[last], 9}
     kept.max_new_tokens = 20  # as transformers' Trainer, which changes it before it saves
     kept.save_pretrained(tmp_path / "again")
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "additional_chat_templates"])
+def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
+    path, _ = theirs()
+    templates = {"default": "chat: {{ messages[0].content }}", "tool_use": "tools: {{ messages[0].content }}"}
+    if where == "tokenizer_config.json":
+        stated = [{"name": name, "template": text} for name, text in templates.items()]
+        (path / where).write_text(json.dumps({"chat_template": stated}))
+    else:
+        (path / where).mkdir()
+        (path / "chat_template.jinja").write_text(templates["default"])
+        (path / where / "tool_use.jinja").write_text(templates["tool_use"])
+    folder = RunFolder(run_of(attention="softmax")[0])
+    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == templates
+    again = conversation_of(open_folder(tmp_path / "out"))
+    assert again.chat_template == templates
