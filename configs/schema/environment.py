@@ -47,7 +47,7 @@ class EnvironmentConfig(Section):
     allocator: Literal["auto", "system", "glibc"] = inexact(
         default="auto",
         description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
-        "has it and none of its variables is set, otherwise system.",
+        "has it and no variable sets the same, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto", description="CPU threads per worker. auto: the usable cores divided by the workers."

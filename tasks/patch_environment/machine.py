@@ -43,6 +43,7 @@ GLIBC_MEMORY = (
     "MALLOC_TOP_PAD_",
 )
 CUDA_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+MEMORY_TUNABLE = re.compile(r"\bglibc\.malloc\.(mmap_max|mmap_threshold|trim_threshold|top_pad)=")
 # Where flock may not reach other machines, and renames and listings may lag.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
            "fuse.s3fs", "afs")  # fmt: skip
@@ -68,6 +69,14 @@ def load(machine: Machine) -> float:
     if len(words) < 4:
         return 0.0
     return min(float(words[0]), float(words[3].split("/")[0]) - 1)
+
+
+def exported(machine: Machine) -> tuple[str, ...]:
+    """Names of exported variables that a plan does not replace. Other settings of GLIBC_TUNABLES stand beside the plan's."""
+    names = [name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ]
+    if not MEMORY_TUNABLE.search(machine.environ.get("GLIBC_TUNABLES", "")):
+        names = [name for name in names if name != "GLIBC_TUNABLES"]
+    return tuple(names)
 
 
 def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:

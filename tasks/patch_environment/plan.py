@@ -520,8 +520,8 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         if len(plan.gpus) < len(facts.gpus):
             names = facts.visible_gpus.split(",") if facts.visible_gpus else list(map(str, range(len(facts.gpus))))
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number].strip() for number in plan.gpus)
-    if plan.allocator == "glibc":
-        variables["GLIBC_TUNABLES"] = GLIBC_TUNABLES
+    if plan.allocator == "glibc":  # the last value of a tunable holds
+        variables["GLIBC_TUNABLES"] = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES)))
     return variables
 
 
@@ -545,6 +545,10 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
         warnings.append(finding("device", "cpu", "note", sentence))
     if plan.device == "cuda" and (name := set_by_user(CUDA_MEMORY, config, facts)):
         warnings.append(finding(name, "set", "note", "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."))
+    overruled = plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
+    if overruled and (name := set_by_user(GLIBC_MEMORY, config, facts)):
+        sentence = "The run's allocator=glibc overrules what it sets; use environment.allocator=system to keep it."
+        warn(name, "set", sentence)
     if plan.device == "cuda" and (unused := _unused_gpus(config, plan, facts)):
         warnings.append(unused)
     if busy := [number for number in plan.gpus if facts.gpus[number].is_busy]:

@@ -13,13 +13,11 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
 from infini_llama.tasks.patch_environment.machine import (
-    CUDA_MEMORY,
-    GLIBC_MEMORY,
-    THREAD_WAITING,
     address_space,
     compilers,
     cpu,
     disk,
+    exported,
     folders,
     free_bytes,
     is_port_free,
@@ -60,7 +58,7 @@ def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | N
         occupied_port=None if port == "auto" or is_port_free(port) else port,
         loopback_fault=loopback_fault(),
         visible_gpus=machine.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        exported=tuple(name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ),
+        exported=exported(machine),
         compilers=compilers(machine),
         versions=versions(),
         **dict(gpus(machine)),

@@ -13,7 +13,7 @@ from infini_llama.model.config import parameters
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.footprint import bytes_needed, checkpoint_bytes, model_of
-from infini_llama.tasks.patch_environment.plan import plan_environment
+from infini_llama.tasks.patch_environment.plan import GLIBC_TUNABLES, plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
 from support.machines import H100, T4, in_home, reason_of, settings
@@ -363,20 +363,46 @@ def test_how_threads_wait_is_the_users_where_they_say_it(laptop, tmp_path, name,
     assert not waiting & plan_environment(settings(), facts).env.keys()
 
 
-def exporting(facts, tmp_path, name):
-    machine = Machine(environ={name: "mine"}, gpu_probe=("-c", "raise SystemExit(1)"))
+def exporting(facts, tmp_path, name, value="mine"):
+    machine = Machine(environ={name: value}, gpu_probe=("-c", "raise SystemExit(1)"))
     return changed(facts, exported=probe(tmp_path, machine=machine).exported)
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"])
 def test_how_glibc_keeps_memory_is_the_users_where_they_say_it(laptop, tmp_path, name):
-    exported = exporting(laptop, tmp_path, name)
-    for plan in (plan_environment(settings(), exported), plan_environment(settings({"env": {name: "mine"}}), laptop)):
-        assert plan.allocator == "system" and plan.env.get("GLIBC_TUNABLES", "mine") == "mine"
+    mine = "glibc.pthread.rseq=0:glibc.malloc.top_pad=4096" if name == "GLIBC_TUNABLES" else "4096"
+    exported = exporting(laptop, tmp_path, name, mine)
+    for plan in (plan_environment(settings(), exported), plan_environment(settings({"env": {name: mine}}), laptop)):
+        assert plan.allocator == "system" and plan.env.get("GLIBC_TUNABLES", mine) == mine
         assert [choice.reason for choice in plan.choices if choice.setting == "allocator"] == [
             f"{name} is set, and is not replaced"
         ]
-    assert plan_environment(settings({"allocator": "glibc"}), exported).env["GLIBC_TUNABLES"] != "mine"
+
+
+def test_a_variable_that_the_runs_allocator_overrules_is_warned(laptop, tmp_path, monkeypatch):
+    mine = "glibc.malloc.top_pad=4096:glibc.malloc.arena_max=2"
+    monkeypatch.setenv("GLIBC_TUNABLES", mine)
+    exported = exporting(laptop, tmp_path, "GLIBC_TUNABLES", mine)
+    first = plan_environment(settings(), laptop)
+    explicit = plan_environment(settings({"allocator": "glibc"}), exported)
+    pinned = plan_environment(settings(), exported, first.pinned())
+    for plan in (explicit, pinned):
+        assert plan.env["GLIBC_TUNABLES"] == f"{mine}:{GLIBC_TUNABLES}"
+        assert findings(plan)["GLIBC_TUNABLES"].severity == "warning"
+    env = {"GLIBC_TUNABLES": "glibc.malloc.top_pad=1"}
+    replaced = plan_environment(settings({"allocator": "glibc", "env": env}), exported)
+    assert (
+        findings(replaced).keys() == {"environment.env.GLIBC_TUNABLES"}
+        and replaced.env["GLIBC_TUNABLES"] == env["GLIBC_TUNABLES"]
+    )
+
+
+@pytest.mark.parametrize("mine", ["glibc.pthread.rseq=0", "glibc.malloc.arena_max=2", ""])
+def test_exported_tunables_of_other_things_stand_beside_the_plans(laptop, tmp_path, monkeypatch, mine):
+    monkeypatch.setenv("GLIBC_TUNABLES", mine)
+    plan = plan_environment(settings(), exporting(laptop, tmp_path, "GLIBC_TUNABLES", mine))
+    assert plan.allocator == "glibc" and not plan.findings
+    assert plan.env["GLIBC_TUNABLES"] == f"{mine}:{GLIBC_TUNABLES}".removeprefix(":")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
