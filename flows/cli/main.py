@@ -76,7 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
     open_streams()
     parsed = parse(arguments)
     name_home()
-    os.environ["MPLBACKEND"] = "agg"  # charts go into files; matplotlib cannot be imported where this names no backend
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()

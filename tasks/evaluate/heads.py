@@ -18,6 +18,7 @@ from infini_llama.tasks.evaluate.passkey import Asked, ask, encoded
 from infini_llama.tasks.preprocess.sources.passkey import HIDDEN, QUESTION, Hidden, new_key
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.heads import HeadScores, Scores
+from infini_llama.tasks.report.charts import import_matplotlib
 from infini_llama.tasks.storage.hf_folder import Folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
@@ -84,6 +85,7 @@ def _rounded(scores: torch.Tensor) -> Scores:
 
 def save_picture(scores: HeadScores, target: Path) -> None:
     """A PNG or SVG, by its name's end: retrieval and induction beside each other, layers by heads; dots mark `for_memory`."""
+    import_matplotlib()
     from matplotlib.figure import Figure
 
     layers, heads = len(scores.retrieval), len(scores.retrieval[0])

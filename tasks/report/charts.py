@@ -1,11 +1,15 @@
 """Curves as SVG inside a page, drawn by matplotlib; their colours are the page's own, so that they follow its light or dark ground."""
 
+import contextlib
 import html
 import io
 import math
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,19 @@ SERIES = tuple(f"#0301{number:02x}" for number in range(1, len(LIGHT) + 1))
 VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)}
 
 
+def import_matplotlib() -> ModuleType:
+    """matplotlib, which cannot be imported where MPLBACKEND names no backend; pictures for files need none."""
+    is_first, backend = "matplotlib" not in sys.modules, os.environ.pop("MPLBACKEND", None)
+    import matplotlib
+
+    if backend is not None:
+        os.environ["MPLBACKEND"] = backend
+        if is_first:  # a notebook's own pictures are drawn by it
+            with contextlib.suppress(ValueError):
+                matplotlib.rcParams["backend"] = backend
+    return matplotlib
+
+
 def figure(chart: Chart) -> str:
     key = ""
     if len(chart.curves) > 1:
@@ -40,9 +57,9 @@ def figure(chart: Chart) -> str:
 
 def svg(chart: Chart) -> str:
     """The chart as an <svg> element, the same bytes for the same values."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "infini-llama", "font.family": "sans-serif"}):
+    with import_matplotlib().rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "infini-llama", "font.family": "sans-serif"}
+    ):
         target, figure = io.StringIO(), _draw(chart, SERIES, INK, LINE)
         figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         values = _values_under_the_pointer(chart, figure)
@@ -116,6 +133,7 @@ def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 def _draw(
     chart: Chart, series: Sequence[str], ink: str, line: str, inches: tuple[float, float] = INCHES, beside: float = 0.0
 ) -> Any:
+    import_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -51,7 +51,13 @@ def test_a_folder_that_was_removed_is_named(tmp_path):
     assert ended.returncode == 64 and "folder" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_charts_are_drawn_whatever_the_backend_for_windows(tmp_path):
-    check = "from infini_llama.flows.cli.main import main; assert main(['runs']) == 0; import matplotlib.figure"
-    environment = os.environ | {"MPLBACKEND": "nonsense", "INFINI_LLAMA_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", check], env=environment, check=True)
+@pytest.mark.parametrize(("backend", "kept"), [("nonsense", "None"), ("tkagg", "tkagg")])
+def test_charts_are_drawn_whatever_the_backend_for_windows(backend, kept):
+    check = (
+        "import os, sys; from infini_llama.tasks.document import Chart, Curve; from infini_llama.tasks.report.charts import svg; "
+        "svg(Chart('loss', [Curve('a', [1, 2], [3.0, 1.0])])); import matplotlib; "
+        "print(os.environ['MPLBACKEND'], matplotlib.rcParams._get_backend_or_none())"
+    )
+    environment = os.environ | {"MPLBACKEND": backend}
+    drawn = subprocess.run([sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True)
+    assert drawn.stdout.split() == [backend, kept]
