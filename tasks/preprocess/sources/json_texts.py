@@ -42,7 +42,9 @@ def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
                 value, end = decode(buffer, position)
                 if end == len(buffer) and not ended and not isinstance(value, dict | str):
                     raise ValueError  # a number may continue
-            except (ValueError, RecursionError):
+            except RecursionError:
+                raise Unreadable(f"is nested too deeply after its value {number}") from None
+            except ValueError:
                 buffer, position = buffer[position:], 0
                 if ended and not buffer and depth == 0:
                     return
@@ -173,7 +175,9 @@ def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fau
         value = DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         return Fault(f"is not UTF-8 in {name()} (byte {error.start} of it)")
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return Fault(f"has a {name()} that is nested too deeply")
+    except ValueError:
         return Fault(f"has a {name()} that is not JSON")
     text = text_of(value, text_column, "this line")
     return text if isinstance(text, str) else text_of(value, text_column, name())

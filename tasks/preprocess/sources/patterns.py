@@ -113,7 +113,7 @@ def matching_files(
         not_text: what is left out, and counted there.
 
     Raises:
-        DataError: a pattern matches none, or a folder cannot be read.
+        DataError: a pattern matches none or names what is no file, or a folder cannot be read.
     """
     seen, real = set[str | RemoteFile](), RealPaths()
     for pattern in patterns:
@@ -121,6 +121,10 @@ def matching_files(
             begin, (folder, files) = "", _remote(pattern, key, form, not_text)
         else:
             local = str(expanded(pattern))
+            if Path(local).exists() and not (Path(local).is_file() or Path(local).is_dir()):
+                raise DataError(
+                    f"{key}: '{pattern}' is a pipe, device or socket; write its text to a file, and name that."
+                )
             begin = os.path.realpath(_begin(local))
             folder, files = _local(local, key, form, not_text)
         if not files:

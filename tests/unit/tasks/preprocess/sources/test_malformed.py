@@ -55,7 +55,10 @@ FILES = {
     "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:-9], "is damaged (Compressed file ended before"),
     "wrong-column.parquet": (parquet("x").replace(b"text", b"body"), "has no column 'text' (it has body)"),
     "deep.json": (b"[" * 200_000, "is not JSON after its value 0"),
-    "deep-and-whole.json": (b'{"text": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "is not JSON after its value 0"),
+    "deep-and-whole.json": (
+        b'{"text": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+        "is nested too deeply after its value 0",
+    ),
     "cut.json": (b'[{"text": "good"}, ', "is not JSON after its value 1"),
     "latin.txt": (b"caf\xe9", "is not UTF-8 (byte 3: 0xe9)"),
     "column.csv": (
@@ -76,8 +79,13 @@ RECORDS = {
     "nan.parquet": (parquet(float("nan")), "has float instead of text in row 1", 0, 1),
     "bytes.parquet": (parquet(b"\xff", b"ok", kind=pa.binary()), "has bytes instead of text in row 1", 0, 2),
     "struct.parquet": (parquet({"a": 1}), "has dict instead of text in row 1", 0, 1),
-    "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
-    "deep-and-whole.jsonl": (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "has a line 2 that is not JSON", 1, 1),
+    "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 10**5 + b"\n", "has a line 2 that is nested too deeply", 1, 1),
+    "deep-and-whole.jsonl": (
+        GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n",
+        "has a line 2 that is nested too deeply",
+        1,
+        1,
+    ),
     "digits.jsonl": (GOOD + b'{"text": ' + b"9" * 6000 + b"}\n", "has int instead of text in line 2", 1, 1),
     "list.jsonl": (GOOD + b'["a"]\n', "has list instead of text in line 2", 1, 1),
     "no-field.jsonl": (GOOD + b'{"body": "a"}\n', "has no field 'text' in line 2", 1, 1),

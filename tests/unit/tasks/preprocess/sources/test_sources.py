@@ -84,6 +84,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         read(tmp_path / "*.txt")
 
 
+def test_a_pipe_or_device_is_named_as_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path / "pipe.txt", Path("/dev/null")):
+        with pytest.raises(DataError, match=rf"'{path}' is a pipe, device or socket"):
+            read(path)
+
+
 def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path):
     training, held_out = files_of(DataConfig(source="python-stdlib"))
     assert not held_out and sum(source.size() for source in training) > 5_000_000
