@@ -208,7 +208,8 @@ def supervise(
 def watch(attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
     config, environment = attempt.config, attempt.plan
-    progress = Progress(RunFolder(attempt.run_dir), attempt_dir, attempt.max_steps, config.train.logging_steps)
+    run, ranks = RunFolder(attempt.run_dir), environment.nproc_per_node
+    progress = Progress(run, attempt_dir, attempt.max_steps, config.train.logging_steps, ranks)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = environment.nnodes > 1 or not config.environment.has_local_workers
     hangs = HangDetector(attempt_dir, environment.world_size, config.runtime.hang_timeout, after_rendezvous=waits)

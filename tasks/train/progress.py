@@ -37,19 +37,24 @@ class NewLines:
 
 
 class Progress:
-    """Follows metrics.jsonl, the checkpoints and the warnings of rank 0; polled a few times a second."""
+    """Follows metrics.jsonl, the checkpoints and the warnings of the first `ranks` ranks; polled a few times a second.
 
-    def __init__(self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int) -> None:
+    What settings, data and model cause is logged by every rank: equal warnings of an attempt are reported once.
+    """
+
+    def __init__(self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int, ranks: int = 1) -> None:
         self.run, self.max_steps, self.logging_steps = run, max_steps, logging_steps
-        # Rank 0 logs all that settings, data and model cause; the other ranks log the same.
-        self.metrics, self.rank_log = NewLines(run.metrics), NewLines(attempt_dir / "rank-0.log")
+        self.metrics = NewLines(run.metrics)
+        self.rank_logs = [NewLines(attempt_dir / f"rank-{rank}.log") for rank in range(ranks)]
+        self.warnings = set[bytes]()
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
         self.run_id = run.read_id()
 
     def poll(self) -> None:
-        for line in self.rank_log.read():
-            if match := WARNING.fullmatch(line):
+        for line in (line for rank_log in self.rank_logs for line in rank_log.read()):
+            if (match := WARNING.fullmatch(line)) and match[1] not in self.warnings:
+                self.warnings.add(match[1])
                 log.warning("%s", match[1].decode(errors="replace"))
         for line in self._new_lines():
             if isinstance(line, TrainLine):

@@ -89,3 +89,14 @@ def test_a_warning_of_rank_0_is_logged_as_one(progress, caplog):
     progress.poll()
     assert messages() == ["train.compile=block is turned off", "gates \ufffd"]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_warning_of_another_rank_is_logged_and_equal_ones_once(progress):
+    run, _, messages = progress
+    progress = Progress(run, run.path, max_steps=20, logging_steps=100, ranks=3)
+    head = "2026-01-01 00:00:00,000 WARNING infini_llama.worker:"
+    for rank, own in enumerate(("", "", f"{head} the profile failed\n")):
+        (run.path / f"rank-{rank}.log").write_text(f"{head} train.compile=block is turned off\n{own}")
+    progress.poll()
+    progress.poll()
+    assert messages() == ["train.compile=block is turned off", "the profile failed"]
