@@ -91,7 +91,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (
         configuration,
-        as_text(_plan_and_choices(plan, choices)),
+        as_text(_plan_and_choices(plan, choices) | ({"findings": plan["findings"]} if plan["findings"] else {})),
         estimate_text(estimated),
         as_text({"cached": cached}),
     )

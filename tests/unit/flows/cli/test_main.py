@@ -164,6 +164,13 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
 
 
+def test_a_dry_run_shows_the_plans_warnings(texts, capsys, monkeypatch):
+    monkeypatch.chdir(texts)
+    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
+    assert main(["run", "run.yaml", "--dry-run", "environment.device=cpu", "environment.threads=9999"]) == 0
+    assert "use fewer workers or" in capsys.readouterr().out
+
+
 def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkeypatch):
     monkeypatch.chdir(texts)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
