@@ -239,7 +239,7 @@ def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: s
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     code = server.run([*command, str(program), *arguments], environment, log, seconds=850)
-    assert code == 0, log.read_text()[-4000:]
+    assert code == 0, log.read_text()[-16000:]
 
 
 # A `sitecustomize` for the workers, put on their path by the configuration's own environment.env: BODY replaces functions of

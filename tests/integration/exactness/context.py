@@ -1,5 +1,6 @@
 """What torchrun starts for test_context_parallel.py: ranks that share rows against one process that has them whole (fp64)."""
 
+import faulthandler
 import json
 import os
 import sys
@@ -76,6 +77,7 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
 
 
 def main() -> None:
+    faulthandler.enable()  # the other ranks report a lost connection only
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {2: dist.new_subgroups(2)[0], 4: dist.new_subgroups(4)[0]}

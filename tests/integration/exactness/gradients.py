@@ -1,5 +1,6 @@
 """What torchrun starts for test_gradients.py: gradients of four ranks under every strategy against those of the whole batch."""
 
+import faulthandler
 import json
 import os
 import sys
@@ -84,6 +85,7 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
 
 
 def main() -> None:
+    faulthandler.enable()  # the other ranks report a lost connection only
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     cells = [
