@@ -4,7 +4,7 @@ Configuration, files, tensors and tokenizer agree, and transformers would load t
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -327,13 +327,26 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
             f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: {beyond[0][1]!r} has the ID {beyond[0][0]}; "
             "they do not belong to the same model, or the embedding has to be enlarged with transformers: resize_token_embeddings."
         )
-    for token, number, other in _added_tokens(folder.path):
+    refuse_other_added_tokens(folder.path, vocabulary)
+    return tokenizer
+
+
+def refuse_other_added_tokens(path: Path, vocabulary: Mapping[str, int]) -> None:
+    """The files beside a tokenizer.json give its added tokens the same IDs, and add none: transformers would add theirs to it.
+
+    Args:
+        vocabulary: IDs of the tokenizer's tokens, added ones too.
+
+    Raises:
+        ConfigError: they disagree about a token.
+        DataError: one of them is damaged.
+    """
+    for token, number, other in _added_tokens(path):
         if vocabulary.get(token) != number:
             raise ConfigError(
-                f"{other} gives {token!r} the ID {number}, and {file.name} {vocabulary.get(token, 'none')}; write one tokenizer with "
+                f"{other} gives {token!r} the ID {number}, and {TOKENIZER} {vocabulary.get(token, 'none')}; write one tokenizer with "
                 f"transformers: {CONVERT_TOKENIZER}."
             )
-    return tokenizer
 
 
 def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:

@@ -17,6 +17,7 @@ from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
+from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
 
 EOS = "<|endoftext|>"
 EOS_ID = 0
@@ -87,8 +88,8 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     It is used as it is, but for dropout, truncation and padding, which are off, and the end-of-text token, which is a special one.
 
     Raises:
-        ConfigError: it is not there or not readable, or its IDs are ambiguous or have gaps.
-        DataError: it is a pointer to a file that was not downloaded.
+        ConfigError: it is not there or not readable, its IDs are ambiguous or have gaps, or files beside it give other ones.
+        DataError: it is a pointer to a file that was not downloaded, or a file beside it is damaged.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
     file = rank_file(settings.encoding, settings.path) if settings.encoding else _file_of(settings)
@@ -114,7 +115,10 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         if isinstance(error, Exception) or is_panic(error):
             raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
         raise
-    return _with_special_end(tokenizer, end_of_text(tokenizer, settings))
+    tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
+    if file.name == TOKENIZER:
+        refuse_other_added_tokens(file.parent, tokenizer.get_vocab())
+    return tokenizer
 
 
 def _file_of(settings: TokenizerConfig) -> Path:
@@ -248,7 +252,7 @@ def _stated_end(file: Path) -> list[str]:
                 return []
             case _:
                 fault = "it is not a JSON object"
-    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or set data.tokenizer.eos.")
+    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or remove it and set data.tokenizer.eos.")
 
 
 def identity(settings: TokenizerConfig) -> Mapping[str, object]:

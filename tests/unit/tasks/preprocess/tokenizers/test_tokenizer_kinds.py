@@ -131,6 +131,25 @@ def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stat
     assert end_of_text(load(given), given) == 1
 
 
+@pytest.mark.usefixtures("lossy")
+@pytest.mark.parametrize("named", [".", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("beside", "content"),
+    [
+        ("tokenizer_config.json", {"eos_token": "[END]", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}}),
+        ("added_tokens.json", {"<|im_end|>": 5}),
+        ("added_tokens.json", {"[END]": 3}),
+    ],
+)
+def test_added_tokens_that_only_a_file_beside_the_tokenizer_has_are_refused(tmp_path, named, beside, content):
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[END]"}')
+    (tmp_path / beside).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"{beside}.*(im_end|END)"):
+        load(section(path=str(tmp_path / named)))
+    (tmp_path / "other.json").write_bytes((tmp_path / "tokenizer.json").read_bytes())
+    load(section(path=str(tmp_path / "other.json"), eos="[END]"))
+
+
 SPECIAL = ["</s>", "[UNK]"]
 LETTERS = [chr(letter) for letter in range(32, 127)]
 
