@@ -35,4 +35,6 @@ def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted):
     assert os.waitstatus_to_exitcode(status) == 75
     assert not processes_of(f"HANGUP_TEST={number}")
     last = lab.attempts("hung-up")[-1]
-    assert last.code == 75 and last.checkpoint_step == last.step, "saved where it stood: test_kills.py resumes from that"
+    assert last.code == 75 and last.checkpoint_step == last.step, (
+        "saved where it stood: test_kills.py resumes from that"
+    )

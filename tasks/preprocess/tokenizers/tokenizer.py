@@ -252,7 +252,9 @@ def _stated_end(file: Path) -> list[str]:
                 return []
             case _:
                 fault = "it is not a JSON object"
-    raise ConfigError(f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or remove it and set data.tokenizer.eos.")
+    raise ConfigError(
+        f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or remove it and set data.tokenizer.eos."
+    )
 
 
 def identity(settings: TokenizerConfig) -> Mapping[str, object]:
