@@ -167,8 +167,11 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
 def test_a_dry_run_shows_the_plans_warnings(texts, capsys, monkeypatch):
     monkeypatch.chdir(texts)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
-    assert main(["run", "run.yaml", "--dry-run", "environment.device=cpu", "environment.threads=9999"]) == 0
-    assert "use fewer workers or" in capsys.readouterr().out
+    command = ["run", "run.yaml", "--dry-run", "environment.device=cpu", "environment.threads=9999"]
+    assert main([*command, "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["findings"]
+    assert main(command) == 0
+    assert finding["sentence"] in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkeypatch):
