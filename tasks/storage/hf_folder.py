@@ -4,7 +4,7 @@ Configuration, files, tensors and tokenizer agree, and transformers would load t
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -327,25 +327,25 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
             f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: {beyond[0][1]!r} has the ID {beyond[0][0]}; "
             "they do not belong to the same model, or the embedding has to be enlarged with transformers: resize_token_embeddings."
         )
-    refuse_other_added_tokens(folder.path, vocabulary)
+    refuse_other_added_tokens(folder.path, tokenizer)
     return tokenizer
 
 
-def refuse_other_added_tokens(path: Path, vocabulary: Mapping[str, int]) -> None:
+def refuse_other_added_tokens(path: Path, tokenizer: Tokenizer) -> None:
     """The files beside a tokenizer.json give its added tokens the same IDs, and add none: transformers would add theirs to it.
 
     Args:
-        vocabulary: IDs of the tokenizer's tokens, added ones too.
+        path: their folder.
 
     Raises:
         ConfigError: they disagree about a token.
         DataError: one of them is damaged.
     """
     for token, number, other in _added_tokens(path):
-        if vocabulary.get(token) != number:
+        if (stated := tokenizer.token_to_id(token)) != number:
             raise ConfigError(
-                f"{other} gives {token!r} the ID {number}, and {TOKENIZER} {vocabulary.get(token, 'none')}; write one tokenizer with "
-                f"transformers: {CONVERT_TOKENIZER}."
+                f"{other} gives {token!r} the ID {number}, and {TOKENIZER} {'none' if stated is None else stated}; write one tokenizer "
+                f"with transformers: {CONVERT_TOKENIZER}."
             )
 
 

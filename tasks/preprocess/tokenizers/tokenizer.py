@@ -117,7 +117,7 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         raise
     tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
     if file.name == TOKENIZER:
-        refuse_other_added_tokens(file.parent, tokenizer.get_vocab())
+        refuse_other_added_tokens(file.parent, tokenizer)
     return tokenizer
 
 
