@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args
 Attention = Literal["softmax", "local", "infini"]
 MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+# What training leaves as it is: the embedding, a head that is tied to it and the first layers, 0 nothing; or everything but the
+# attention (projections, their norms, gates) of the layers that have a memory.
+FrozenLayers = int | Literal["all_but_memory"]
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "max_position_embeddings", "segment_length", "pad_vocab_to_multiple_of")  # fmt: skip
 
@@ -148,18 +151,43 @@ def parameters(config: LlamaConfig) -> int:
 
 def matrix_parameters(config: LlamaConfig) -> int:
     """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
-    width = config.hidden_size
-    q_width, kv_width = (n * config.head_size for n in (config.num_attention_heads, config.num_key_value_heads))
-    layer = 2 * width * q_width + 2 * width * kv_width + 3 * width * config.intermediate_size
-    return config.num_hidden_layers * layer + config.vocab_size * width
+    return config.num_hidden_layers * layer_matrix_parameters(config) + config.vocab_size * config.hidden_size
 
 
-def trained_parameters(config: LlamaConfig, frozen_layers: int) -> int:
-    """Weights that have a gradient where the embedding, a head tied to it and the first layers are frozen; 0: all weights."""
-    if not frozen_layers:
+def layer_matrix_parameters(config: LlamaConfig) -> int:
+    """Weights of the matrices of one layer."""
+    return _query_key_value(config) + _attention_output(config) + 3 * config.hidden_size * config.intermediate_size
+
+
+def _query_key_value(config: LlamaConfig) -> int:
+    return config.hidden_size * (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_size
+
+
+def _attention_output(config: LlamaConfig) -> int:
+    return config.hidden_size * config.num_attention_heads * config.head_size
+
+
+def first_trained_layer(config: LlamaConfig, frozen: FrozenLayers) -> int:
+    """Number of the layer at which the backward pass ends."""
+    return config.layers_with_memory[0] if frozen == "all_but_memory" else frozen
+
+
+def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
+    """Weights of the layers' matrices that have a gradient."""
+    if frozen == "all_but_memory":
+        return len(config.layers_with_memory) * (_query_key_value(config) + _attention_output(config))
+    return (config.num_hidden_layers - frozen) * layer_matrix_parameters(config)
+
+
+def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
+    """Weights that have a gradient."""
+    if frozen == "all_but_memory":
+        vectors = config.num_attention_heads + (2 * config.head_size if config.qk_norm else 0)
+        return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * vectors
+    if not frozen:
         return parameters(config)
-    rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen_layers, memory_layers=None)
-    gates = len(rest.layers_with_memory) - sum(layer >= frozen_layers for layer in config.layers_with_memory)
+    rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None)
+    gates = len(rest.layers_with_memory) - sum(layer >= frozen for layer in config.layers_with_memory)
     embedding = config.padded_vocab_size * config.hidden_size
     return parameters(rest) - embedding - gates * config.num_attention_heads
 
@@ -187,30 +215,35 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     return layers * local + memories * (read + write)
 
 
-def matrix_flops_per_token(config: LlamaConfig, frozen_layers: int) -> float:
+def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     """Floating-point operations of the matrices per token, forward and backward.
 
-    6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 4 backward). A layer that is frozen, with all
-    layers below it, has no backward pass.
+    6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 2 for the gradient of the input and 2 for that
+    of the weight). Layers below the first that is trained have no backward pass.
     """
-    layer = (matrix_parameters(config) - config.vocab_size * config.hidden_size) / config.num_hidden_layers
-    layers = layer * (6.0 * config.num_hidden_layers - 4.0 * frozen_layers)
-    return layers + head_flops_per_token(config, frozen_layers)
+    layer, layers = layer_matrix_parameters(config), config.num_hidden_layers
+    inputs = (layers - first_trained_layer(config, frozen)) * layer
+    if frozen == "all_but_memory":  # nothing is trained below its first queries, keys and values
+        inputs -= _query_key_value(config)
+    forward_and_backward = 2.0 * (layers * layer + inputs + trained_layer_matrices(config, frozen))
+    return forward_and_backward + head_flops_per_token(config, frozen)
 
 
-def head_flops_per_token(config: LlamaConfig, frozen_layers: int) -> float:
+def head_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     """Floating-point operations of the head per token that has logits, forward and backward.
 
-    A head that is tied to a frozen embedding has no gradient of its weights.
+    A head that is frozen, by itself or with the embedding that it is tied to, has no gradient of its weights.
     """
-    return config.vocab_size * config.hidden_size * (4.0 if frozen_layers and config.tie_word_embeddings else 6.0)
+    still = frozen == "all_but_memory" or (frozen > 0 and config.tie_word_embeddings)
+    return config.vocab_size * config.hidden_size * (4.0 if still else 6.0)
 
 
-def flops_per_token(config: LlamaConfig, sequence_length: int, frozen_layers: int = 0) -> float:
+def flops_per_token(config: LlamaConfig, sequence_length: int, frozen: FrozenLayers = 0) -> float:
     """Floating-point operations per token, forward and backward, in rows of `sequence_length` tokens.
 
-    Those of the matrices, and of the attention three times the forward pass, or once in frozen layers. All tokens have logits here:
-    an upper bound where the loss leaves out tokens without a target, for each of which a step has `head_flops_per_token` less.
+    Those of the matrices, and of the attention three times the forward pass, or once below the first layer that is trained. All
+    tokens have logits here: an upper bound where the loss leaves out tokens without a target, for each of which a step has
+    `head_flops_per_token` less.
     """
-    once, again = (attention_flops(config, sequence_length, first) for first in (0, frozen_layers))
-    return matrix_flops_per_token(config, frozen_layers) + (once + 2.0 * again) / sequence_length
+    once, again = (attention_flops(config, sequence_length, n) for n in (0, first_trained_layer(config, frozen)))
+    return matrix_flops_per_token(config, frozen) + (once + 2.0 * again) / sequence_length

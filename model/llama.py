@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from infini_llama.model.attention import Attention, KeyValues
-from infini_llama.model.config import BY_TOKEN, LlamaConfig
+from infini_llama.model.config import BY_TOKEN, FrozenLayers, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention, SegmentAttention
 from infini_llama.model.layers import MLP, Checkpointing, RMSNorm, checkpointed
@@ -130,11 +130,16 @@ class Llama(nn.Module):
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
-    def freeze(self, layers: int) -> None:
-        """Leave the embedding, a head that is tied to it and the first `layers` layers as they are, without gradients; 0: nothing."""
-        if layers:
-            for frozen in (self.model.embed_tokens, *self.model.layers[:layers]):
-                frozen.requires_grad_(False)
+    def freeze(self, frozen: FrozenLayers) -> None:
+        """Leave weights as they are, without gradients: the embedding, a head that is tied to it and so many layers, 0 nothing; or
+        all but the attention of the layers that have a memory."""
+        if frozen == "all_but_memory":
+            self.requires_grad_(False)
+            for attention in self.memory_layers().values():
+                attention.requires_grad_(True)
+        elif frozen:
+            for part in (self.model.embed_tokens, *self.model.layers[:frozen]):
+                part.requires_grad_(False)
 
     def memory_layers(self) -> dict[int, InfiniAttention]:
         """The attention of each layer that has a memory, by the layer's number."""

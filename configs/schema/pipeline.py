@@ -106,7 +106,13 @@ class PipelineConfig(Section):
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
             )
         problems += gate_problems(self)
-        if (frozen := self.train.frozen_layers) >= self.model.num_hidden_layers:
+        frozen = self.train.frozen_layers
+        if frozen == "all_but_memory" and self.model.attention != "infini":
+            problems.append(
+                f"train.frozen_layers=all_but_memory leaves nothing to train: model.attention={self.model.attention} has no memory; use "
+                "model.attention=infini, or a number of layers"
+            )
+        if isinstance(frozen, int) and frozen >= self.model.num_hidden_layers:
             problems.append(
                 f"train.frozen_layers={frozen} leaves no layer to train; model.num_hidden_layers={self.model.num_hidden_layers}"
             )

@@ -64,10 +64,11 @@ class TrainingConfig(Section):
         " of the memory. A list has an entry per layer with a memory: a value, or a list of one per head. It also sets the gates of "
         "random weights, which otherwise start at 0.",
     )
-    frozen_layers: Annotated[int, Field(ge=0)] = fixed(
+    frozen_layers: Annotated[int, Field(ge=0)] | Literal["all_but_memory"] = fixed(
         default=0,
         description="Leave the first layers of train.init_from as they are, with the embedding and a head that is tied to it. They "
-        "have no gradients and no optimizer state, and the backward pass ends above them. 0: train everything.",
+        "have no gradients and no optimizer state, and the backward pass ends above them. 0: train everything. all_but_memory: train "
+        "the attention (projections and gates) of the layers that have a memory, and nothing else.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = inexact(
         default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."

@@ -5,6 +5,7 @@ from dataclasses import replace
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import (
+    FrozenLayers,
     LlamaConfig,
     flops_per_token,
     matrix_flops_per_token,
@@ -113,10 +114,10 @@ def vocabulary_of(config: PipelineConfig) -> int:
     return tokenizers.load(tokenizer).get_vocab_size() if tokenizers.is_given(tokenizer) else tokenizer.vocab_size
 
 
-def flops_of(model: LlamaConfig, length: int, frozen_layers: int) -> FlopsPerToken:
+def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerToken:
     """FLOPs per token of sequences of `length` tokens."""
-    total = flops_per_token(model, length, frozen_layers)
+    total = flops_per_token(model, length, frozen)
     local = replace(model, attention="local") if model.attention == "infini" else model
-    matrices = matrix_flops_per_token(model, frozen_layers)
-    attention = flops_per_token(local, length, frozen_layers) - matrices
+    matrices = matrix_flops_per_token(model, frozen)
+    attention = flops_per_token(local, length, frozen) - matrices
     return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from infini_llama.configs.optimizers import OPTIMIZERS
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
-from infini_llama.model.config import LlamaConfig, matrix_parameters, parameters, trained_parameters
+from infini_llama.model.config import (
+    LlamaConfig,
+    first_trained_layer,
+    parameters,
+    trained_layer_matrices,
+    trained_parameters,
+)
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Disk, MachineFacts
 from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, Precision, finding
@@ -21,10 +27,7 @@ CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
 
 def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
     """Bytes of the optimizer's moments, of the weights that are trained."""
-    optimizer, layers = OPTIMIZERS[train.optimizer], model.num_hidden_layers
-    matrices = (
-        (matrix_parameters(model) - model.vocab_size * model.hidden_size) // layers * (layers - train.frozen_layers)
-    )
+    optimizer, matrices = OPTIMIZERS[train.optimizer], trained_layer_matrices(model, train.frozen_layers)
     others = trained_parameters(model, train.frozen_layers) - matrices
     return 4 * (optimizer.matrix_moments * matrices + optimizer.moments * others)
 
@@ -81,8 +84,9 @@ def bytes_needed(
     kv_width, copies = model.num_key_value_heads * model.head_size, 0 if half == 4 else 2
     kept_of_memory = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
     kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
-    memories = sum(layer >= train.frozen_layers for layer in model.layers_with_memory)
-    trained_layers = layers - train.frozen_layers
+    first = first_trained_layer(model, train.frozen_layers)
+    memories = sum(layer >= first for layer in model.layers_with_memory)
+    trained_layers = layers - first
     if keeps_attention_weights:  # of half of the pairs, and of half a block of queries
         kept += half * model.num_attention_heads * (attended_tokens(config) // 2 + 32)
     total = 4 * parameters(model)

@@ -46,6 +46,7 @@ def starting(lab, uninterrupted, tmp_path_factory):
 
 
 RETROFIT = ("model.memory_layers=[1]", "train.init_gate=[[1, -9, 0, 2]]", "train.frozen_layers=1")
+MEMORY = (*RETROFIT[:2], "train.frozen_layers=all_but_memory", "train.optimizer=muon", "environment.nproc_per_node=2")
 SHARDED = (*RETROFIT, "train.parallel=fsdp", "environment.nproc_per_node=2", "train.micro_batch_size=1")
 
 
@@ -54,7 +55,9 @@ SHARDED = (*RETROFIT, "train.parallel=fsdp", "environment.nproc_per_node=2", "tr
     [
         pytest.param("started", ("environment.nproc_per_node=1",), marks=pytest.mark.slow),
         ("retrofit", (*RETROFIT, "environment.nproc_per_node=1")),
+        ("memory", (*MEMORY, "train.micro_batch_size=1")),
         pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
+        pytest.param("sharded-memory", (*SHARDED[:2], *SHARDED[3:], MEMORY[2]), marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_from_imported_weights_is_bitwise(starting, name, settings):

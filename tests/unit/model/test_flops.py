@@ -7,6 +7,7 @@ import torch
 
 from infini_llama.model.config import (
     attention_flops,
+    first_trained_layer,
     flops_per_token,
     head_flops_per_token,
     matrix_parameters,
@@ -72,6 +73,8 @@ def test_infini_by_hand(length, pairs, readers, writers):
         ("infini", 0, {}),
         ("infini", 2, {"num_hidden_layers": 3}),
         ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
+        ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [1, 2]}),
+        ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [0, 2], "qk_norm": True}),
     ],
 )
 def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, without_logits):
@@ -86,8 +89,8 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
         model.loss(ids, labels)[0].backward()
     window = 8 if attention == "infini" else length
     causal = 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)  # of a layer
-    layers = settings.num_hidden_layers
-    expected = flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * frozen) * causal
+    layers, below = settings.num_hidden_layers, first_trained_layer(settings, frozen)
+    expected = flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
     assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
 
 

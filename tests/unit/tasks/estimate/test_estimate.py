@@ -89,6 +89,12 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int, keeps_att
         ({"attention": "infini"}, {}, "bf16", "blocked"),
         ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32", "auto"),
         ({"attention": "infini", "memory_layers": [1]}, {"init_from": "folder", "frozen_layers": 1}, "fp32", "auto"),
+        (
+            {"attention": "infini", "memory_layers": [1]},
+            {"init_from": "folder", "frozen_layers": "all_but_memory"},
+            "fp32",
+            "auto",
+        ),
     ],
 )
 def test_the_count_is_that_of_real_tensors(model, train, precision, backend):
