@@ -13,7 +13,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import parameter_norm
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
-from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed, tokens_without_logits
 from support.one_rank import OneRank, single_rank
 
