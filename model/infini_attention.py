@@ -287,6 +287,17 @@ class InfiniAttention(SegmentAttention):
         after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
         state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
 
+    def write(self, x: torch.Tensor, state: KeyValues) -> None:
+        """Read whole segments x [B, n N, hidden_size] whose outputs nobody needs, rows together at the beginning of one, with the
+        memory that `read` leaves."""
+        assert isinstance(state, InfiniState)
+        _, k, v = self.project(x)
+        k, v = (part.unflatten(2, (-1, self.segment_length)).transpose(1, 2) for part in (k, v))
+        with torch.autocast(x.device.type, enabled=False):
+            after = memories(k, v, self.update, state.memory if state.segments[0] else None, None, None)
+        state.memory.M[:], state.memory.z[:] = after.M[:, -1], after.z[:, -1]
+        state.segments = [segments + k.shape[1] for segments in state.segments]
+
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state; without a memory if that is not used."""
         return self._new_state(InfiniState if self.uses_memory else SegmentState, batch)

@@ -307,11 +307,13 @@ class Llama(nn.Module):
         """Read whole segments of which nothing is asked, x [B, n N, hidden_size] of `below_memory`, from the beginning of a segment.
 
         Later tokens read what `read` would have left them: only layers with a memory keep something of a segment that is over, so
-        that the others' states stay as they are, and layers above the last memory are left out.
+        that the others' states stay as they are, and what follows the last memory's keys and values is left out.
         """
         layers, with_memory = self._layers(), self.memory_layers()
-        for number in range(min(with_memory), max(with_memory) + 1):
+        last = max(with_memory)
+        for number in range(min(with_memory), last):
             x = layers[number].read(x, states.rotary, states.layers[number], None)
+        with_memory[last].write(layers[last].normed(x), states.layers[last])
 
     def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, States]:
         """Reads prompts, input_ids [B, T], in the parallel form.
