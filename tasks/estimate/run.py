@@ -7,6 +7,8 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import (
     FrozenLayers,
     LlamaConfig,
+    attention_flops,
+    first_trained_layer,
     flops_per_token,
     matrix_flops_per_token,
     matrix_parameters,
@@ -119,5 +121,6 @@ def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerT
     total = flops_per_token(model, length, frozen)
     local = replace(model, attention="local") if model.attention == "infini" else model
     matrices = matrix_flops_per_token(model, frozen)
-    attention = flops_per_token(local, length, frozen) - matrices
+    forward, backward = (attention_flops(local, length, n) for n in (0, first_trained_layer(model, frozen)))
+    attention = (forward + 2.0 * backward) / length
     return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

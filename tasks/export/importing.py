@@ -74,11 +74,12 @@ def folder_of(model: str, revision: str | None) -> Path:
 
 
 NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
-FAR_SEGMENTS = 12  # of the longest text: fewer give hardly a gradient for what is far away
-TASK_STEPS = 600
+FAR_SEGMENTS = 12  # of the longest text from which it learns to hold a number
+REACHING_SEGMENTS = 5
+LEARNING_STEPS, REACHING_STEPS = 600, 150
+# Far more than the segments of a million tokens, see docs/infini-attention.md
+LEARNING_JITTER, REACHING_JITTER = 4_194_304.0, 16_777_216.0
 KEY = 99_999
-JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
-
 
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}
@@ -120,8 +121,10 @@ def write_configuration(
         ConfigError: `segment_length` is given for a model without segments.
     """
     mapping = configuration_of(folder, attention, segment_length, heads)
-    if "memory_layers" in mapping["model"] and heads is not None:
-        mapping = with_task(mapping, tokenizer_of(folder))
+    if attention == "infini" and folder.config.attention == "infini":
+        mapping = to_reach_farther(mapping, tokenizer_of(folder))
+    elif "memory_layers" in mapping["model"] and heads is not None:
+        mapping = to_learn_a_memory(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
         mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
     config = parse_config({**mapping})
@@ -146,60 +149,87 @@ def key_of_text(config: PipelineConfig) -> str:
     return "files of data.sources" if config.data.sources else "data.files"
 
 
-def with_task(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
+def to_learn_a_memory(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
     """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to
     NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
     language is lost.
 
-    So SmolLM2 learned to find numbers 512 segments back. From texts of up to twelve segments alone, with ordinary text in two steps of five
-    or more, it did not learn to use its memory (docs/infini-attention.md): a sequence of ordinary text has as many targets as a hundred
-    answers. In five steps of six there is none.
+    From texts of up to twelve segments alone, with ordinary text in two steps of five or more, SmolLM2 did not learn to use its memory
+    (docs/infini-attention.md): a sequence of ordinary text has as many targets as a hundred answers. In five steps of six there is none.
     """
+    sources = (
+        numbers(mapping, tokenizer, "near", NEAR_SEGMENTS, 0.22, in_text=False),
+        numbers(mapping, tokenizer, "near-in-text", NEAR_SEGMENTS, 0.18, in_text=True),
+        numbers(mapping, tokenizer, "far", FAR_SEGMENTS, 0.32, in_text=False),
+        numbers(mapping, tokenizer, "far-in-text", FAR_SEGMENTS, 0.26, in_text=True),
+    )
+    train: JsonObject = {"max_steps": LEARNING_STEPS, "learning_rate": 4e-4, "warmup_steps": 20}
+    return with_numbers(mapping, sources, 0.02, FAR_SEGMENTS, LEARNING_JITTER, train)
+
+
+def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
+    """The configuration with what makes a memory that was learned reach a million tokens: short texts, of which more tokens are
+    answers, a wide jitter, and of the weights the attention of the layers with a memory alone. With the layers above trained as
+    well, the language is lost (docs/infini-attention.md)."""
+    sources = (
+        numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.72, in_text=False),
+        numbers(mapping, tokenizer, "near-in-text", REACHING_SEGMENTS, 0.24, in_text=True),
+    )
+    train: JsonObject = {
+        "frozen_layers": "all_but_memory",
+        "optimizer": "muon",
+        "max_steps": REACHING_STEPS,
+        "learning_rate": 2e-3,
+        "warmup_steps": 10,
+    }
+    return with_numbers(mapping, sources, 0.04, REACHING_SEGMENTS, REACHING_JITTER, train)
+
+
+def numbers(
+    mapping: dict[str, JsonObject], tokenizer: Tokenizer, name: str, segments: int, weight: float, in_text: bool
+) -> JsonObject:
+    """A source of texts of at most so many segments with a hidden number, whose answer alone is learned."""
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
     filler, least = (len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around))
-    files = mapping["data"]["files"]
+    most = max(1, (segments * segment - least) // filler)
+    passkey: JsonObject = {"documents": 6000, "repetitions": most}
+    if in_text:  # its words have more tokens
+        passkey |= {"repetitions": max(1, 2 * most // 3), "filler": "files"}
+    text: JsonObject = {"files": mapping["data"]["files"]} if in_text else {}
+    task: JsonObject = {"passkey": passkey, "loss_on": "answer", "answer_after": QUESTION, "weight": weight}
+    return {"name": name, "source": "passkey"} | text | task
 
-    def numbers(name: str, segments: int, weight: float, in_text: bool) -> JsonObject:
-        most = max(1, (segments * segment - least) // filler)
-        passkey: JsonObject = {"documents": 6000, "repetitions": most}
-        if in_text:  # its words have more tokens
-            passkey |= {"repetitions": max(1, 2 * most // 3), "filler": "files"}
-        text: JsonObject = {"files": files} if in_text else {}
-        task: JsonObject = {"passkey": passkey, "loss_on": "answer", "answer_after": QUESTION, "weight": weight}
-        return {"name": name, "source": "passkey"} | text | task
 
-    sources: list[JsonObject] = [
-        numbers("near", NEAR_SEGMENTS, 0.22, in_text=False),
-        numbers("near-in-text", NEAR_SEGMENTS, 0.18, in_text=True),
-        numbers("far", FAR_SEGMENTS, 0.32, in_text=False),
-        numbers("far-in-text", FAR_SEGMENTS, 0.26, in_text=True),
-        {"name": "english", "files": files, "weight": 0.02},
-    ]
+def with_numbers(
+    mapping: dict[str, JsonObject],
+    sources: tuple[JsonObject, ...],
+    of_text: float,
+    segments: int,
+    jitter: float,
+    train: JsonObject,
+) -> dict[str, JsonObject]:
+    """The configuration with these sources of numbers, ordinary text of weight `of_text` beside them, and rows of so many segments."""
+    segment = ModelConfig.model_validate(mapping["model"]).segment_length
+    english: JsonObject = {"name": "english", "files": mapping["data"]["files"], "weight": of_text}
     data: JsonObject = {
-        "sources": [*sources],
-        "sequence_length": FAR_SEGMENTS * segment,
+        "sources": [*sources, english],
+        "sequence_length": segments * segment,
         "packing": "best_fit",
         "tokenizer": mapping["data"]["tokenizer"],
     }
-    train: JsonObject = {
-        "max_steps": TASK_STEPS,
+    both: JsonObject = {
         "global_batch_size": 8,
         "micro_batch_size": 8,
         "document_masking": True,
-        "learning_rate": 4e-4,
         "gate_learning_rate": 0.003,
         "lr_schedule": "wsd",
-        "warmup_steps": 20,
         "eval_steps": 100,
         "eval_tokens": 20_000,  # else of the first source alone, which is the numbers
         "save_steps": 50,
     }
-    return {
-        "data": data,
-        "model": mapping["model"] | {"memory_write_jitter": JITTER},
-        "train": mapping["train"] | train,
-    }
+    model = mapping["model"] | {"memory_write_jitter": jitter}
+    return {"data": data, "model": model, "train": mapping["train"] | both | train}
 
 
 def open_model(path: Path) -> Folder:

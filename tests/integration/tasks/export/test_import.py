@@ -18,6 +18,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.estimate.run import estimate
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
@@ -338,6 +339,21 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     assert [(each.name, each.weight) for each in config.data.sources] == [
         (each.name, each.weight) for each in ours.data.sources
     ]
+
+
+def test_a_model_with_a_memory_gets_what_makes_it_reach_farther(run_of, tmp_path):
+    run, _ = run_of(attention="infini")
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    folder = open_model(tmp_path / "out")
+    write_configuration(folder, tmp_path / "text.yaml")
+    assert not load_config(tmp_path / "text.yaml").data.sources, "only where it is asked for"
+    write_configuration(folder, tmp_path / "reach.yaml", "infini")
+    config = load_config(tmp_path / "reach.yaml")
+    assert config.train.frozen_layers == "all_but_memory" and config.model.memory_write_jitter > 1e7
+    assert config.data.sequence_length == 5 * config.model.segment_length
+    sources = {source.name: source.loss_on for source in config.data.sources}
+    assert sources == {"near": "answer", "near-in-text": "answer", "english": "all"}
+    assert estimate(config).memory["gradients"] < estimate(load_config(tmp_path / "text.yaml")).memory["gradients"] / 2
 
 
 def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(theirs, run_of, tmp_path):
