@@ -16,7 +16,7 @@ from infini_llama.tasks.runs.heartbeat import (
     read_heartbeat,
 )
 from infini_llama.tasks.runs.status import is_here, read_status
-from infini_llama.tasks.train.processes import is_alive, is_rank, is_stopped, send
+from infini_llama.tasks.train.processes import is_alive, is_rank, is_stopped, send, waited_for_processor
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
 # Without a published heartbeat, after which a process on another machine is taken for stopped.
@@ -41,7 +41,8 @@ class HangDetector:
     """Learns how long each phase takes from the ranks' heartbeats, and reports when one takes too long.
 
     A rank's silence is counted from when its newest heartbeat was first read here: ranks may be on other machines, whose clocks
-    have nothing to do with this one's. Only two heartbeats of one rank are compared by the times in them.
+    have nothing to do with this one's. Only two heartbeats of one rank are compared by the times in them. Time in which a rank of
+    this machine waited for a processor that others used does not count, for no rank: they may wait for it.
 
     Args:
         attempt_dir: where the ranks write.
@@ -54,6 +55,7 @@ class HangDetector:
     Attributes:
         longest: seconds that each phase has taken at most.
         newest, silent_since: each rank's newest heartbeat, and when it was first read.
+        waited: seconds that each process of this machine had waited for a processor at the last look.
         published: the newest count that each rank of another machine has published, and when it was first read.
         ended_at: when all ranks were first seen to have ended.
         gone_at: when a rank of this machine was first seen to have died without a status.
@@ -68,6 +70,7 @@ class HangDetector:
     newest: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
     silent_since: dict[int, float] = field(default_factory=dict[int, float])
     published: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    waited: dict[int, float] = field(default_factory=dict[int, float])
     polled_at: float = float("-inf")
     ended_at: float | None = None
     gone_at: float | None = None
@@ -95,7 +98,8 @@ class HangDetector:
 
     def _look(self, now: float) -> str | None:
         gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
-        self.silent_since = {rank: since + gap for rank, since in self.silent_since.items()}
+        starved = self._starved()
+        self.silent_since = {rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()}
         heartbeats: dict[int, HeartbeatRecord] = {}
         overdue, ended = False, 0
         for rank in range(self.world_size):
@@ -135,6 +139,13 @@ class HangDetector:
             self.gone_at = now if self.gone_at is None else self.gone_at + gap
             overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None
+
+    def _starved(self) -> float:
+        """Seconds since the last look in which a rank of this machine waited for a processor."""
+        statuses = [read_status(self.attempt_dir, rank) for rank in self.newest]
+        local = [status.pid for status in statuses if status and status.state == "running" and is_here(status)]
+        before, self.waited = self.waited, {pid: waited_for_processor(pid) for pid in local}
+        return max((seconds - before.get(pid, seconds) for pid, seconds in self.waited.items()), default=0.0)
 
     def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
         """Whether the process of a rank of this machine is gone, although its status says that it runs."""

@@ -34,6 +34,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def waited_for_processor(pid: int) -> float:
+    """Seconds in which the main thread of a process of this machine could have run, but others did; 0 where unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):

@@ -49,6 +49,22 @@ def test_logits_are_those_of_transformers(model):
     torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=0, atol=1e-3)
 
 
+def shorten(written, folder, ranks, parallel):
+    """Let a configuration take minutes: short texts of this project's prose, and 20 steps."""
+    config = yaml.safe_load(written.read_text())
+    for source in config["data"]["sources"]:
+        source |= {"files": [f"{folder}/texts/*.md"]} if "files" in source else {}
+        source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
+    config["data"]["sequence_length"] = 128
+    short = {"max_steps": 20, "global_batch_size": 2, "micro_batch_size": 2 // ranks, "parallel": parallel}
+    config["train"] |= short | {"eval_steps": 10, "eval_tokens": 4000, "save_steps": 5, "warmup_steps": 2}
+    config["train"]["sample_prompts"] = []
+    config["evaluate"] = {"after_training": ["export"]}
+    config["runtime"] = {"hang_timeout": SECONDS}
+    config["environment"] = {"device": "cpu", "nproc_per_node": ranks, "precision": "fp32"}
+    written.write_text(yaml.safe_dump(config))
+
+
 @pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
 def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model, tmp_path, ranks, parallel):
     written = tmp_path / "start.yaml"
@@ -56,22 +72,8 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     shutil.copytree(PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images"))  # which nobody edits meanwhile
     config = yaml.safe_load(written.read_text())
     assert config["model"]["memory_layers"] == [17, 18, 20, 23] and config["train"]["frozen_layers"] == 17
-    for source in config["data"]["sources"]:
-        source |= {"files": [f"{tmp_path}/texts/*.md"]} if "files" in source else {}
-        source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
-    config["data"]["sequence_length"] = 128
-    short = {
-        "max_steps": 20,
-        "global_batch_size": 2,
-        "micro_batch_size": 2 // ranks,
-        "eval_steps": 10,
-        "eval_tokens": 4000,
-    }
-    config["train"] |= short | {"save_steps": 5, "warmup_steps": 2, "sample_prompts": [], "parallel": parallel}
-    config["evaluate"] = {"after_training": ["export"]}
-    config["runtime"] = {"hang_timeout": SECONDS}
-    config["environment"] = {"device": "cpu", "nproc_per_node": ranks, "precision": "fp32"}
-    written.write_text(yaml.safe_dump(config))
+    assert {"far", "english"} < {source["name"] for source in config["data"]["sources"]}
+    shorten(written, tmp_path, ranks, parallel)
     lab = Laboratory(tmp_path, written)
 
     calm = lab.start("calm")
@@ -96,6 +98,16 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     question = [{"role": "user", "content": "What is the pass key?"}]
     said, expected = (each.apply_chat_template(question, tokenize=False) for each in (tokenizer, original))
     assert said == expected
+    farther = tmp_path / "farther.yaml"
+    answer(tmp_path, "import", str(exported), "--output", str(farther), "--attention", "infini")
+    config = yaml.safe_load(farther.read_text())
+    assert config["model"]["memory_layers"] == [17, 18, 20, 23] and "init_gate" not in config["train"]
+    shorten(farther, tmp_path, ranks, "ddp")
+    second = Laboratory(tmp_path, farther).start("farther")
+    assert second.wait(SECONDS) == 0, second.log.read_text()
+    first, farther = (load_run(lab.run_dir(name), "latest")[0].state_dict() for name in ("calm", "farther"))
+    changed = {name.partition(".self_attn.")[0] for name in first if not torch.equal(first[name], farther[name])}
+    assert changed == {f"model.layers.{layer}" for layer in (17, 18, 20, 23)}
     settings = ("--prompt", "The sky is", "--max-new-tokens", "5", "--temperature", "0")
     (text,) = answer(tmp_path, "generate", str(lab.run_dir("calm")), *settings)["texts"]
     assert text["tokens"]

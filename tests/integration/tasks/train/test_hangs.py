@@ -1,11 +1,13 @@
 """When a rank is taken for hung, and which one is named: three ranks as files, a clock that the test moves, and real processes."""
 
 import faulthandler
+import os
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +76,30 @@ def test_a_stopped_process_has_half_the_timeout(watch, clock, sleeper):
     assert all(word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7"))
     sleeper.send_signal(signal.SIGCONT)
     wait_until(lambda: watch.hung() is None)
+
+
+def test_a_process_that_waits_for_a_processor_is_not_hung(tmp_path):
+    """Another program has the processor that this one may run on; without that program it runs, and is silent."""
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count how long processes wait")
+    core = min(os.sched_getaffinity(0))
+    busy, started = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass", list[subprocess.Popen]()
+    try:
+        for command in (["nice", "-n", "19", sys.executable, "-c", busy, str(tmp_path)], [sys.executable, "-c", busy]):
+            started.append(subprocess.Popen(command))
+        write_status(tmp_path, 0, "running", 70)
+        write_fields(status_path(tmp_path, 0), read_fields(status_path(tmp_path, 0)) | {"pid": started[0].pid})
+        place(tmp_path, 0, 7, "compute")
+        watch = HangDetector(tmp_path, 1, timeout=1.0, longest={"compute": 0.5})
+        for _ in range(60):
+            assert watch.hung() is None
+            time.sleep(0.1)
+        started[1].kill()
+        assert "rank 0" in wait_until(watch.hung)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, monkeypatch):
