@@ -113,7 +113,9 @@ class HangDetector:
                 continue
             path = heartbeat_path(self.attempt_dir, rank)
             heartbeat = read_heartbeat(path)
-            if not is_here(status):
+            if is_here(status):
+                self.waited.setdefault(status.pid, waited_for_processor(status.pid))
+            else:
                 count = read_count(path)
                 if count != self.published.get(rank, (None, 0.0))[0]:
                     self.published[rank] = count, now
@@ -142,10 +144,8 @@ class HangDetector:
 
     def _starved(self) -> float:
         """Seconds since the last look in which a rank of this machine waited for a processor."""
-        statuses = [read_status(self.attempt_dir, rank) for rank in self.newest]
-        local = [status.pid for status in statuses if status and status.state == "running" and is_here(status)]
-        before, self.waited = self.waited, {pid: waited_for_processor(pid) for pid in local}
-        return max((seconds - before.get(pid, seconds) for pid, seconds in self.waited.items()), default=0.0)
+        before, self.waited = self.waited, {pid: waited_for_processor(pid) for pid in self.waited}
+        return max((0.0, *(seconds - before[pid] for pid, seconds in self.waited.items())))
 
     def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
         """Whether the process of a rank of this machine is gone, although its status says that it runs."""
