@@ -288,7 +288,7 @@ class InfiniAttention(SegmentAttention):
         state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
 
     def write(self, x: torch.Tensor, state: KeyValues) -> None:
-        """Read whole segments x [B, n N, hidden_size] whose outputs nobody needs, rows together at the beginning of one, with the
+        """Read whole segments x [B, n N, hidden_size] whose outputs are not needed, rows together at the beginning of one, with the
         memory that `read` leaves."""
         assert isinstance(state, InfiniState)
         _, k, v = self.project(x)
