@@ -13,6 +13,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.gates import gate_shares
 from infini_llama.tasks.train.worker.callbacks.step_metrics import parameter_norm
 from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
 from infini_llama.tasks.train.worker.trainer import optimizer_step, step_seed, tokens_without_logits
 from support.one_rank import OneRank, single_rank
 
@@ -92,15 +93,38 @@ def test_tokens_without_logits_of_a_shared_row_are_those_of_each_part():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_a_batch_without_targets_changes_neither_weights_nor_optimizer(optimizer):
+    strategy = single_rank(small_model(), TRAIN.model_copy(update={"optimizer": optimizer}))
+    rows = torch.randint(0, 61, (2, 14))
+    step(strategy, rows)  # so that moments are not zero
+    before = {name: tensor.clone() for name, tensor in strategy.tensors().items()}
+    masked = [(inputs, torch.full_like(labels, -100)) for inputs, labels in batches(rows, 2)]
+    stop = lambda: True  # noqa: E731
+    result = optimizer_step(strategy, GlobalBatch(masked, 0), 1.0, lambda loss: False, stop, OneRank())
+    assert result.skipped and result.stop_requested
+    assert all(torch.equal(tensor, before[name]) for name, tensor in strategy.tensors().items())
+
+
+def test_gates_have_a_group_and_a_rate_of_their_own():
+    optimizer = build_optimizer(small_model(), TRAIN)
+    assert set_learning_rate(optimizer, TRAIN, 110, 4) == 5e-4
+    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert rates == {"decay": (5e-4, 0.1), "no_decay": (5e-4, 0.0), "gates": (5e-3, 0.0)}
+    assert {group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups} == {
+        "decay",
+        "no_decay",
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("frozen", [1, "all_but_memory"])
 def test_frozen_weights_have_neither_updates_nor_optimizer_state(optimizer, frozen):
     model = small_model(memory_layers=[1])
     model.freeze(frozen)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     below = {name for name in before if name.startswith(("model.embed_tokens.", "model.layers.0."))}
-    trained = (
-        {name for name in before if ".1.self_attn." in name} if frozen == "all_but_memory" else before.keys() - below
-    )
+    of_memory = {name for name in before if ".1.self_attn." in name}
+    trained = of_memory if frozen == "all_but_memory" else before.keys() - below
     strategy = single_rank(model, TRAIN.model_copy(update={"optimizer": optimizer, "init_from": "folder"}))
     step(strategy, torch.randint(0, 61, (2, 14)))
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
