@@ -215,6 +215,12 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     return layers * local + memories * (read + write)
 
 
+def attention_flops_per_token(config: LlamaConfig, sequence_length: int, first_trained: int) -> float:
+    """Floating-point operations of the attention per token: three times the forward pass, once in layers below `first_trained`."""
+    once, again = (attention_flops(config, sequence_length, first) for first in (0, first_trained))
+    return (once + 2.0 * again) / sequence_length
+
+
 def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     """Floating-point operations of the matrices per token, forward and backward.
 
@@ -241,9 +247,8 @@ def head_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
 def flops_per_token(config: LlamaConfig, sequence_length: int, frozen: FrozenLayers = 0) -> float:
     """Floating-point operations per token, forward and backward, in rows of `sequence_length` tokens.
 
-    Those of the matrices, and of the attention three times the forward pass, or once below the first layer that is trained. All
-    tokens have logits here: an upper bound where the loss leaves out tokens without a target, for each of which a step has
-    `head_flops_per_token` less.
+    Those of the matrices and of the attention. All tokens have logits here: an upper bound where the loss leaves out tokens without
+    a target, for each of which a step has `head_flops_per_token` less.
     """
-    once, again = (attention_flops(config, sequence_length, n) for n in (0, first_trained_layer(config, frozen)))
-    return matrix_flops_per_token(config, frozen) + (once + 2.0 * again) / sequence_length
+    attention = attention_flops_per_token(config, sequence_length, first_trained_layer(config, frozen))
+    return matrix_flops_per_token(config, frozen) + attention

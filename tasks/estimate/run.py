@@ -7,7 +7,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import (
     FrozenLayers,
     LlamaConfig,
-    attention_flops,
+    attention_flops_per_token,
     first_trained_layer,
     flops_per_token,
     matrix_flops_per_token,
@@ -121,6 +121,5 @@ def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerT
     total = flops_per_token(model, length, frozen)
     local = replace(model, attention="local") if model.attention == "infini" else model
     matrices = matrix_flops_per_token(model, frozen)
-    forward, backward = (attention_flops(local, length, n) for n in (0, first_trained_layer(model, frozen)))
-    attention = (forward + 2.0 * backward) / length
+    attention = attention_flops_per_token(local, length, first_trained_layer(model, frozen))
     return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)

@@ -170,7 +170,7 @@ def to_learn_a_memory(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> d
 def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
     """The configuration with what makes a memory that was learned reach a million tokens: short texts, of which more tokens are
     answers, a wide jitter, and of the weights the attention of the layers with a memory alone. With the layers above trained as
-    well, the language is lost (docs/infini-attention.md)."""
+    well, it cost language (docs/infini-attention.md)."""
     sources = (
         numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.68, in_text=False),
         numbers(mapping, tokenizer, "near-in-text", REACHING_SEGMENTS, 0.24, in_text=True),

@@ -73,7 +73,8 @@ def bytes_needed(
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
     type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with `keeps_attention_weights` the softmax weights;
-    of Infini-attention also features, reads and memories, which are fp32. Frozen layers have weights alone.
+    of Infini-attention also features, reads and memories, which are fp32. Layers below the first that is trained have weights
+    alone.
     """
     model, train = model_of(config), config.train
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
@@ -86,7 +87,7 @@ def bytes_needed(
     kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
     first = first_trained_layer(model, train.frozen_layers)
     memories = sum(layer >= first for layer in model.layers_with_memory)
-    trained_layers = layers - first
+    layers_kept = layers - first  # whose backward pass is computed, also where their own weights are frozen
     if keeps_attention_weights:  # of half of the pairs, and of half a block of queries
         kept += half * model.num_attention_heads * (attended_tokens(config) // 2 + 32)
     total = 4 * parameters(model)
@@ -103,9 +104,9 @@ def bytes_needed(
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
-    activations = tokens * (trained_layers * kept + memories * kept_of_memory)
+    activations = tokens * (layers_kept * kept + memories * kept_of_memory)
     if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
-        activations = tokens * trained_layers * 4 * width + max(
+        activations = tokens * layers_kept * 4 * width + max(
             0, tokens * (kept + (kept_of_memory if memories else 0)) - logits
         )
     return {

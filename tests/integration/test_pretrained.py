@@ -98,16 +98,17 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     question = [{"role": "user", "content": "What is the pass key?"}]
     said, expected = (each.apply_chat_template(question, tokenize=False) for each in (tokenizer, original))
     assert said == expected
-    farther = tmp_path / "farther.yaml"
-    answer(tmp_path, "import", str(exported), "--output", str(farther), "--attention", "infini")
-    config = yaml.safe_load(farther.read_text())
+    written = tmp_path / "farther.yaml"
+    answer(tmp_path, "import", str(exported), "--output", str(written), "--attention", "infini")
+    config = yaml.safe_load(written.read_text())
     assert config["model"]["memory_layers"] == [17, 18, 20, 23] and "init_gate" not in config["train"]
-    shorten(farther, tmp_path, ranks, "ddp")
-    second = Laboratory(tmp_path, farther).start("farther")
+    shorten(written, tmp_path, ranks, "ddp")
+    second = Laboratory(tmp_path, written).start("farther")
     assert second.wait(SECONDS) == 0, second.log.read_text()
-    first, farther = (load_run(lab.run_dir(name), "latest")[0].state_dict() for name in ("calm", "farther"))
-    changed = {name.partition(".self_attn.")[0] for name in first if not torch.equal(first[name], farther[name])}
-    assert changed == {f"model.layers.{layer}" for layer in (17, 18, 20, 23)}
+    farther, _, _ = load_run(lab.run_dir("farther"), "latest")
+    learned, changed = ours.state_dict(), farther.state_dict()
+    places = {name.partition(".self_attn.")[0] for name in learned if not torch.equal(learned[name], changed[name])}
+    assert places == {f"model.layers.{layer}" for layer in (17, 18, 20, 23)}
     settings = ("--prompt", "The sky is", "--max-new-tokens", "5", "--temperature", "0")
     (text,) = answer(tmp_path, "generate", str(lab.run_dir("calm")), *settings)["texts"]
     assert text["tokens"]

@@ -48,6 +48,25 @@ def test_no_rule_is_reported_about_a_value_that_was_not_given():
     assert len(message({"data": {"file": ["a.txt"]}}).splitlines()) == 1, "data.file meant data.files"
 
 
+@pytest.mark.parametrize(
+    ("attention", "frozen", "named"),
+    [
+        ("softmax", "all_but_memory", True),
+        ("local", "all_but_memory", True),
+        ("infini", "all_but_memory", False),
+        ("softmax", 4, True),
+        ("softmax", 3, False),
+    ],
+)
+def test_what_is_frozen_leaves_something_to_train(attention, frozen, named):
+    model = {"attention": attention, "num_hidden_layers": 4, "segment_length": 32}
+    mapping = GOOD | {"model": model, "train": {"init_from": "folder", "frozen_layers": frozen}}
+    if named:
+        assert "train.frozen_layers" in message(mapping) and len(message(mapping).splitlines()) == 1
+    else:
+        parse_config(mapping)
+
+
 def test_every_item_of_a_list_or_table_is_named():
     text = message({"data": {"files": ["a", 3, 4]}, "environment": {"env": {"9x": "b", "A": 1}}})
     assert "data.files.1: 3" in text and "data.files.2: 4" in text
