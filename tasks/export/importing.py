@@ -76,7 +76,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
 FAR_SEGMENTS = 12  # of the longest text from which it learns to hold a number
 REACHING_SEGMENTS = 5
-LEARNING_STEPS, REACHING_STEPS = 600, 300
+LEARNING_STEPS, REACHING_STEPS = 600, 150
 # Far more than the segments of a million tokens, see docs/infini-attention.md
 LEARNING_JITTER, REACHING_JITTER = 4_194_304.0, 16_777_216.0
 KEY = 99_999
@@ -172,7 +172,7 @@ def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> di
     answers, a wide jitter, and of the weights the attention of the layers with a memory alone. With the layers above trained as
     well, it cost language (docs/infini-attention.md)."""
     sources = (
-        numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.68, in_text=False),
+        numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.72, in_text=False),
         numbers(mapping, tokenizer, "near-in-text", REACHING_SEGMENTS, 0.24, in_text=True),
     )
     train: JsonObject = {
@@ -182,7 +182,7 @@ def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> di
         "learning_rate": 2e-3,
         "warmup_steps": 10,
     }
-    return with_numbers(mapping, sources, 0.08, REACHING_SEGMENTS, REACHING_JITTER, train)
+    return with_numbers(mapping, sources, 0.04, REACHING_SEGMENTS, REACHING_JITTER, train)
 
 
 def numbers(

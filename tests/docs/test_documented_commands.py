@@ -33,7 +33,7 @@ ELSEWHERE = {
     r"infini-llama join\b|environment\.nnodes=2": "tests/integration/test_nodes.py",
     r"environment\.nproc_per_node=8|configs/gpu\.yaml": "tests/gpu/test_cuda.py",
     r"infini-llama (init\b|run (my|llama)\.yaml|(report|generate|export) (my|llama)\b)": "tests/docs/test_first_hour.py",
-    r"SmolLM2-135M-Instruct|remember|(language|reach)\.yaml": "tests/integration/test_pretrained.py",
+    r"SmolLM2-135M-Instruct|remember|(language|reach)(-2|\.yaml)": "tests/integration/test_pretrained.py",
     r"evaluate \S+ --passkey --segments": "tests/unit/tasks/evaluate/test_passkey.py",
     r"infini-llama import meta-llama/": "tests/integration/tasks/export/test_hub.py",
 }
