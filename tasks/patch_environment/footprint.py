@@ -73,8 +73,7 @@ def bytes_needed(
     layers, or all where they are kept after the forward pass), and the largest gradient before it is split. Activations are what a layer
     keeps per token for its backward pass: its two inputs and norms in fp32, queries, keys, values and the products inside the MLP in the
     type computed in (after Korthikanti et al. 2022, arXiv 2205.05198, eq. 1), with `keeps_attention_weights` the softmax weights;
-    of Infini-attention also features, reads and memories, which are fp32. Layers below the first that is trained have weights
-    alone.
+    of Infini-attention also features, reads and memories, which are fp32. Layers below the first trained one have weights alone.
     """
     model, train = model_of(config), config.train
     width, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
