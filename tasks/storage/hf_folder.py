@@ -352,14 +352,17 @@ def refuse_other_added_tokens(path: Path, tokenizer: Tokenizer) -> None:
 def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
     """Added tokens with their IDs, as the files beside tokenizer.json have them, which transformers adds to it."""
     found: list[tuple[str, int, Path]] = []
-    if (file := path / "tokenizer_config.json").is_file():
-        added = _json(file).get("added_tokens_decoder")
+    settings, tokens = path / "tokenizer_config.json", path / "added_tokens.json"
+    for file in (settings, tokens):
+        refuse_pointer(file)
+    if settings.is_file():
+        added = _json(settings).get("added_tokens_decoder")
         for number, token in added.items() if isinstance(added, dict) else ():
             content = token.get("content") if isinstance(token, dict) else None
             if number.isdecimal() and isinstance(content, str):
-                found.append((content, int(number), file))
-    if (file := path / "added_tokens.json").is_file():
-        found += [(token, number, file) for token, number in _json(file).items() if isinstance(number, int)]
+                found.append((content, int(number), settings))
+    if tokens.is_file():
+        found += [(token, number, tokens) for token, number in _json(tokens).items() if isinstance(number, int)]
     return found
 
 

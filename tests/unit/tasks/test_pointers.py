@@ -79,7 +79,9 @@ def test_a_compressed_pointer_and_a_link_without_its_file_are_refused(data, tmp_
 
 
 @pytest.mark.parametrize("annexed", [False, True])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"]
+)
 def test_a_model_folder_and_a_tokenizer_with_one_are_refused(tmp_path, name, annexed):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     train_bpe([], 257).save(str(tmp_path / "tokenizer.json"))
@@ -91,7 +93,7 @@ def test_a_model_folder_and_a_tokenizer_with_one_are_refused(tmp_path, name, ann
     sentence = rf"{name} .*{'git annex get' if annexed else 'git lfs pull'}"
     with pytest.raises(DataError, match=sentence):
         open_folder(tmp_path)
-    if "tokenizer" in name:
+    if "token" in name:
         with pytest.raises(DataError, match=sentence):
             load(TokenizerConfig(path=str(tmp_path)))
 
