@@ -101,6 +101,20 @@ class Lock:
                     "locks (for NFS local_lock=flock, for Lustre localflock)."
                 ) from error
 
+    def check(self) -> None:
+        """Raises Busy once the file has another place or none: whoever comes next would lock another file, and work beside this process."""
+        try:
+            is_there = os.path.samestat(os.fstat(self.fd), self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            is_there = False
+        except OSError:  # the disk does not answer just now
+            return
+        if not is_there:
+            raise Busy(
+                f"{self.path} was moved or removed while this process was working in {self.path.parent}; it must not continue here. Stop a "
+                "command before moving or removing its folder."
+            )
+
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 

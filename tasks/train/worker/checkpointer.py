@@ -1,6 +1,7 @@
 """When a checkpoint is due, what is in it, and saving while training continues: the state is copied, and a thread commits the copy."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+import errno
 import json
 import logging
 import time
@@ -203,6 +204,10 @@ class BackgroundSave:
     def _write(self, step: int, tensors: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
         self.before_commit()
+        if (
+            self.ranks.is_rank0 and not self.folder.is_dir()
+        ):  # not made again: whoever moved it may begin another run of this name
+            raise FileNotFoundError(errno.ENOENT, "the folder of the run was moved or removed", str(self.folder))
         target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
             checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)

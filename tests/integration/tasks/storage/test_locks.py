@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -95,6 +96,24 @@ def test_the_umask_decides_whether_others_of_a_group_may_lock(tmp_path):
             assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o664
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("change", ["moved", "removed", "replaced"])
+def test_a_holder_detects_that_others_would_lock_another_file(tmp_path, change):
+    folder = tmp_path / "run"
+    with Lock(folder / "lock") as lock:
+        lock.check()
+        folder.rename(tmp_path / "moved")
+        if change == "removed":
+            shutil.rmtree(tmp_path / "moved")
+        if change == "replaced":
+            with Lock(folder / "lock"), pytest.raises(Busy, match=f"{folder}/lock"):
+                lock.check()
+        with pytest.raises(Busy, match=f"{folder}/lock"):
+            lock.check()
+        if change == "moved":
+            (tmp_path / "moved").rename(folder)
+            lock.check()
 
 
 QUICK = {"renew": 0.1, "expired": 0.6}
