@@ -61,22 +61,22 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     """
     config = config_of_run(config)
     refuse_blocks(config)
-    return run_stages(config, WITHOUT_PREFECT).to_json()
+    return run_stages(config, WITHOUT_PREFECT, new_invocation()).to_json()
 
 
-def run_stages(config: PipelineConfig, stages: Stages) -> PipelineResult:
-    """The whole pipeline; `config` is that of one run, see `config_of_run`."""
+def run_stages(config: PipelineConfig, stages: Stages, invocation: str) -> PipelineResult:
+    """The whole pipeline; `config` is that of one run, see `config_of_run`. invocation: see `train`."""
     check_requirements(config)
-    return verify_and_train(config, stages.preprocess(preparation_for(config)), stages)
+    return verify_and_train(config, stages.preprocess(preparation_for(config)), stages, invocation)
 
 
-def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages) -> PipelineResult:
+def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages, invocation: str) -> PipelineResult:
     """The stages after preprocess, which returned `dataset`."""
     report = stages.verify(dataset, config.runtime.home, config.verify.level)
     restore_run(config)
     environment = stages.patch_environment(config, dataset.vocab_size)
     with mirrored(config, dataset):
-        summary = stages.train(config, dataset, environment, new_invocation(), report.verify_on_read)
+        summary = stages.train(config, dataset, environment, invocation, report.verify_on_read)
         folder, after = summary.paths.run, config.evaluate
         evaluations = stages.evaluate(folder, after) if after.measurements else None
         return finish(summary, evaluations, stages.export(folder) if after.exports else None)

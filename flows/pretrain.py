@@ -89,7 +89,8 @@ def pretrain(
     name = config.runtime.name
     page = RunPage(name, deployment.name or name)
     with api_logs(), confirmed_suspension(), lasting_suspension():
-        return run_stages(config, _tasks(page)).to_json()
+        # One ID for all executions of a flow run: after Resume or Retry, runtime.resume has been followed already.
+        return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()
 
 
 def _tasks(page: RunPage) -> Stages:

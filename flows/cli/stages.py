@@ -188,6 +188,7 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.rows.references import reference_for
     from infini_llama.tasks.preprocess.stage import lookup
+    from infini_llama.tasks.train.attempt import new_invocation
 
     config = config_of_run(load_config(arguments.config, arguments.overrides))
     if joined := _joins(config):
@@ -203,7 +204,7 @@ def train(arguments: Namespace) -> Answer:
             f"the dataset of {arguments.config} is not built yet; name one with --dataset, or run: "
             f"infini-llama preprocess {shlex.quote(arguments.config)}"
         )
-    summary = verify_and_train(config, reference, WITHOUT_PREFECT)
+    summary = verify_and_train(config, reference, WITHOUT_PREFECT, new_invocation())
     return summary.to_json(), summary_text(summary)
 
 

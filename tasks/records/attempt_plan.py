@@ -23,7 +23,7 @@ class AttemptPlan(Record):
         config: as the user wrote it.
         lineage: what the run is bound to, and what failures have changed; a copy of lineage.json.
         verify_on_read: check each shard's checksum when it is first opened.
-        invocation: unique ID of one command; all its attempts share it.
+        invocation: unique ID of one command, or of one flow run; all its attempts share it.
         resume_from: checkpoint folder; None: start from step 0.
         goodput: of the attempts before this one.
         grace_period: seconds that workers may take to save and end.

@@ -58,7 +58,7 @@ class AttemptRecord(Record):
     """A line of attempts.jsonl: one attempt that has ended.
 
     Attributes:
-        invocation: unique ID of one command; all its attempts share it. None: the command itself was killed.
+        invocation: unique ID of one command, or of one flow run; all its attempts share it. None: the plan of the attempt was damaged.
         checkpoint_step: of the newest checkpoint at the end; seconds: from start to end.
         code: an ExitCode; step: last completed one, if known.
     """

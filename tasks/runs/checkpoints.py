@@ -25,6 +25,8 @@ from infini_llama.tasks.storage.artifacts import (
 KIND = "checkpoint"
 STATE_FILE = "train_state.json"
 NAME = re.compile(r"step-[0-9]{8,}")
+RULES = ("auto", "must", "never", "best")  # of runtime.resume; anything else is a path
+POINTERS = ("latest", "best")
 log = logging.getLogger("infini_llama.train")
 
 
@@ -169,7 +171,7 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 def point(folder: Path) -> None:
     """Makes the pointers `latest` and `best` name the checkpoints that are so now; one that would name none is removed."""
     checkpoints = committed(folder)
-    for name, path in (("latest", checkpoints[0].path if checkpoints else None), ("best", best_of(checkpoints))):
+    for name, path in zip(POINTERS, (checkpoints[0].path if checkpoints else None, best_of(checkpoints)), strict=True):
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
@@ -191,9 +193,9 @@ def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | No
     """
     if resume == "never":
         return refuse_any(folder)
-    if resume not in ("auto", "must", "best"):
+    if resume not in RULES:
         if resume == resumed_before:
-            is_own = Path(resume).resolve().parent == folder.resolve()
+            is_own = Path(resume).parent.resolve() == folder.resolve()
             if (carried_on := newest_with_damaged_moved_aside(folder)) or (
                 is_own and not Path(resume).exists()
             ):  # a rollback went before it
@@ -221,7 +223,9 @@ def refuse_any(folder: Path) -> None:
 
 
 def _explicit(folder: Path, path: Path) -> Path:
-    path = path.resolve()
+    path = path.parent.resolve() / path.name  # not further: a checkpoint that was moved has a link in its place
+    if path.name in POINTERS and path.is_symlink():
+        path = path.parent / path.readlink()
     if not path.is_dir():
         raise ConfigError(
             f"runtime.resume={path} is not a folder; give auto, must, never, best or a checkpoint's path."

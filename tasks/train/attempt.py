@@ -136,13 +136,13 @@ def record_killed_attempts(run: RunFolder) -> int:
     for folder in attempt_folders(run):
         if number_of(folder) in recorded:
             continue
-        from_step: int | None = None
+        plan: AttemptPlan | None = None
         with suppress(Damaged):
-            from_step = read_attempt_plan(folder).from_step
+            plan = read_attempt_plan(folder)
         killed = AttemptRecord(
             attempt=number_of(folder),
-            invocation=None,
-            from_step=from_step,
+            invocation=plan and plan.invocation,
+            from_step=plan and plan.from_step,
             kind="failed",
             code=ExitCode.UNEXPECTED,
             message=message,

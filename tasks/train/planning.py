@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping
 from fractions import Fraction
@@ -82,6 +83,11 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     _warn_of_unused_profile(run, lineage)
     _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
+    if not os.access(run.checkpoints, os.W_OK | os.X_OK):  # else the first save would find out
+        raise ConfigError(
+            f"{run.checkpoints} cannot be written by this user; make it yours (chown -R), or set runtime.home to a folder that you may "
+            "write."
+        )
     run.write(run.lineage, lineage)
     settings = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
     run.write_config(settings | {"train": lineage.train.model_dump(mode="json")})
@@ -106,11 +112,11 @@ def plan_attempt(
     """
     run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
-    if resume in ("must", "never", "best") and not is_first_of_command(run, invocation):
+    if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
         resume = "auto"  # the rule holds for the first attempt of a command
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
-    if resume not in ("auto", "must", "never", "best"):  # a path holds until the run has a checkpoint of its own since
+    if resume not in checkpoints.RULES:  # a path holds until the run has a checkpoint of its own since
         lineage = changed(lineage, resumed_from=resume)
     if chosen and from_step >= lineage.max_steps:
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
@@ -139,6 +145,11 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
     return plan_attempt(
         before.config, before.dataset, before.plan, lineage or before.lineage, before.invocation, before.verify_on_read
     )
+
+
+def goes_back(resume: str, lineage: Lineage) -> bool:
+    """Whether `runtime.resume` names a checkpoint that the run has not started from yet, so that also a finished run has steps left."""
+    return resume not in checkpoints.RULES and resume != lineage.resumed_from
 
 
 def is_first_of_command(run: RunFolder, invocation: str) -> bool:

@@ -22,7 +22,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import LockedRun, run_attempt
 from infini_llama.tasks.train.outcome import error_of
-from infini_llama.tasks.train.planning import bind_run, is_first_of_command, plan_attempt
+from infini_llama.tasks.train.planning import bind_run, goes_back, is_first_of_command, plan_attempt
 from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.stopping import grace_period
 
@@ -44,7 +44,8 @@ def train(
 
     Args:
         environment: the plan, and the record that is written here.
-        invocation: ID of this command, from `attempt.new_invocation`; `runtime.resume` applies to a command's first attempt only.
+        invocation: ID of this command, from `attempt.new_invocation`, or of the flow run; `runtime.resume` applies to its first attempt
+            only.
         verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
         each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
 
@@ -64,7 +65,7 @@ def train(
         reader = RunReader(run.path)
         if reader.result is None or reader.environment is None:  # of a finished run, what it was trained in stays
             run.write(run.environment, environment.record)
-        if reader.result:
+        if reader.result and not goes_back(config.runtime.resume, lineage):
             if config.runtime.resume == "never" and is_first_of_command(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)
@@ -78,7 +79,9 @@ def train(
 
 @contextmanager
 def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]) -> Generator[LockedRun]:
-    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease, whose loss `poll` raises as Busy).
+    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
+
+    `poll` raises Busy once either is lost.
 
     Raises:
         Busy: another one does.
@@ -92,6 +95,7 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
     ):
 
         def poll() -> None:
+            lock.check()
             lease.check()
             each_poll()
 

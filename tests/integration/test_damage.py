@@ -86,11 +86,29 @@ def test_two_commands_of_one_run(lab, uninterrupted):
 def test_resume_rules(lab, finished):
     run_dir = finished("rules")
     refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=never"), 64, "runtime.resume=never")
-    (run_dir / "result.json").unlink()
     refused(lab.start("rules-new", *SOFTMAX_2, "runtime.resume=must"), 64, "runtime.resume=must")
-    back = f"runtime.resume={run_dir}/checkpoints/step-00000040"
-    started = lab.start("rules", *SOFTMAX_2, back)
-    assert started.wait() == 0, started.log.read_text()
-    assert "step-00000040" in started.log.read_text()
+    refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=/no/checkpoint"), 64, "runtime.resume=/no/checkpoint")
+    chosen = run_dir / "checkpoints/step-00000040"
+    chosen.rename(lab.home / chosen.name)
+    chosen.symlink_to(lab.home / chosen.name)  # on another disk
+    for attempts in (2, 2):  # the same command again finds the run finished
+        started = lab.start("rules", *SOFTMAX_2, f"runtime.resume={chosen}")
+        assert started.wait() == 0, started.log.read_text()
+        assert len(lab.attempts("rules")) == attempts
+    assert lab.attempts("rules")[-1].from_step == 40
     assert (run_dir / "checkpoints/abandoned/step-00000060").is_dir()
     lab.assert_same("rules", "calm-softmax-2")
+
+
+def test_a_run_whose_folder_is_moved_ends_and_the_next_one_of_its_name_begins_anew(lab, uninterrupted):
+    calm = uninterrupted("softmax", 2)
+    first = lab.start("moved", *SOFTMAX_2)
+    lab.wait_for_step("moved", 5, first)
+    lab.run_dir("moved").rename(lab.run_dir("moved-away"))
+    refused(first, 70, f"{lab.run_dir('moved')}/lock was moved or removed")
+    assert not list(lab.run_dir("moved").glob("checkpoints/*"))
+    lab.finish("moved", *SOFTMAX_2)
+    assert lab.attempts("moved")[0].from_step == 0
+    lab.assert_same("moved", calm)
+    lab.finish("moved-away", *SOFTMAX_2)
+    lab.assert_same("moved-away", calm)

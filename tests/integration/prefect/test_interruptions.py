@@ -103,7 +103,7 @@ def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
 
 
 def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
-    run = house.submit("suspended", *LONG)
+    run = house.submit("suspended", *LONG, "runtime.resume=never")
     house.wait_for_step("suspended", 20)
     later = datetime.now(UTC) + timedelta(days=1)
     house.suspend(run)

@@ -13,7 +13,7 @@ import pytest
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.status import AttemptRecord, RankError
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_attempt_plan
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
@@ -261,9 +261,10 @@ def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, 
 def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
+    write_attempt_plan(run.path / "logs/attempt-04", make_attempt(run.path))
     append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))
     assert record_killed_attempts(run) == 4
-    assert [record.attempt for record in read_attempts(run)] == [2, 4]
+    assert [(record.attempt, record.invocation) for record in read_attempts(run)] == [(2, None), (4, "mine")]
     assert record_killed_attempts(run) == 4 and len(read_attempts(run)) == 2
 
 
