@@ -48,9 +48,9 @@ keep_slots()  # in each process that executes the flow: a worker of Prefect's lo
 
 def _name() -> str:
     config = with_schedule(flow_run.parameters["config"], flow_run.parameters.get("schedules") or {})
-    changes = flow_run.parameters.get("changes") or {}
-    name = changes.get("name") or config.runtime.name
-    return run_name(name, due(name))
+    with contextlib.suppress(ConfigError):  # of changes that are refused, which the flow itself says
+        config = with_changes(config, flow_run.parameters.get("changes") or {})
+    return run_name(config.runtime.name, due(config.runtime.name))
 
 
 def tags_of(config: PipelineConfig) -> list[str]:

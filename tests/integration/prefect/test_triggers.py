@@ -32,7 +32,7 @@ def test_a_rule_between_keys_fails_the_run_with_its_sentence(house):
 
 
 def test_prefects_own_command_runs_it(house):
-    changes = {"name": "commanded", "train": {"seed": 7}}
+    changes = {"runtime": {"name": "commanded"}, "train": {"seed": 7}}  # as in a file
     house.cli("deployment", "run", "pretrain/small", "-p", f"changes={json.dumps(changes)}")
     (run,) = house.runs(
         flow_runs={"deployment_id": {"any_": [house.deployment()["id"]]}}, sort="START_TIME_DESC", limit=1
