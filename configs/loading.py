@@ -1,17 +1,18 @@
 """A YAML or JSON file and `key=value` overrides become a PipelineConfig, or one ConfigError that lists every problem."""
 
 import re
+import types
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import JsonValue
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import place
 from infini_llama.configs.problems import shown, validate
-from infini_llama.configs.reading import JsonObject, parse_yaml, read_mapping
+from infini_llama.configs.reading import NULLS, JsonObject, parse_yaml, read_mapping
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
 
 MOST_LINES = 50  # of a message that lists problems
@@ -21,7 +22,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     """The run that `path` describes, with dotted `key=value` overrides on top, named after the file unless it names itself.
 
     A path that does not exist here but names a configuration that comes with the program (`configs/tiny.yaml`, `tiny.yaml`,
-    `tiny`) is that one. The value of an override is YAML, or, where the key holds text, the text itself.
+    `tiny`) is that one. The value of an override is YAML, or, where the key holds text, the text itself. Where null is allowed
+    too, an empty value, `null` and `~` are null.
 
     Raises:
         ConfigError: every problem, one line per problem.
@@ -107,7 +109,7 @@ def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonOb
         problems.append(f"{key.strip()}: name one variable, for example {key.strip()}.NAME=value")
         return mapping
     try:
-        value = _text(text) if _holds_text(allowed) else parse_yaml(text)
+        value = _text(text, allowed) if _holds_text(allowed) else parse_yaml(text)
     except ValueError as error:
         problems.append(f"{key.strip()}: the value {shown(text)} is not valid YAML ({error}); put it in quotes")
         return mapping
@@ -134,13 +136,24 @@ def _with(mapping: JsonObject, steps: tuple[str, ...], value: JsonValue) -> Json
 
 
 def _holds_text(allowed: Any) -> bool:
-    if get_origin(allowed) is Annotated:
-        return _holds_text(get_args(allowed)[0])
-    return allowed in (str, Path) or get_origin(allowed) is Literal
+    """Whether every value that is allowed is text, or null."""
+    origin, arguments = get_origin(allowed), get_args(allowed)
+    if origin is Annotated:
+        return _holds_text(arguments[0])
+    if origin in (Union, types.UnionType):
+        return all(_holds_text(argument) for argument in arguments if argument is not type(None))
+    return allowed in (str, Path) or (origin is Literal and all(isinstance(choice, str) for choice in arguments))
 
 
-def _text(text: str) -> str:
-    """The text that was written, without the quotes if it was quoted as YAML."""
+def _may_be_null(allowed: Any) -> bool:
+    arguments = get_args(allowed)
+    return _may_be_null(arguments[0]) if get_origin(allowed) is Annotated else type(None) in arguments
+
+
+def _text(text: str, allowed: Any) -> str | None:
+    """The text that was written, without the quotes if it was quoted as YAML; None for null, where that is allowed."""
+    if text.strip() in NULLS and _may_be_null(allowed):
+        return None
     if text[:1] in ("'", '"') and len(text) > 1 and text[-1] == text[0]:
         value = parse_yaml(text)
         if isinstance(value, str):

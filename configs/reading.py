@@ -16,6 +16,7 @@ from infini_llama.configs.pointers import refuse_pointer
 JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
+NULLS = ("", "~", "null", "Null", "NULL")
 LARGEST = 2**18  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
 
 
@@ -84,7 +85,7 @@ _StrictLoader.add_constructor(TAG + "seq", _sequence)
 _StrictLoader.add_constructor(TAG + "int", _whole_number)
 _StrictLoader.add_constructor(TAG + "float", _number)
 for _kind, _pattern in {
-    "null": r"~|null|Null|NULL|",
+    "null": "|".join(NULLS),
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",

@@ -36,6 +36,9 @@ On the command line, `section.key=value` overrides the file:
 infini-llama run configs/tiny.yaml train.max_steps=500
 ```
 
+The value is YAML. Where the key holds text, it is the text itself, with any characters. Where such a key can be null, an empty value,
+`null` and `~` are null.
+
 `infini-llama run CONFIG --dry-run` prints the configuration with all defaults, the plan for this machine, the number of
 parameters, and which results are already on disk.
 

@@ -49,6 +49,29 @@ def test_an_override_of_a_text_is_taken_as_written(tmp_path):
     assert config.environment.env == {"N": "1"} and str(config.runtime.home) == "a b"
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("#end", "#end"),
+        ("a # b", "a # b"),
+        ("[SEP]", "[SEP]"),
+        ("<|end: of|>", "<|end: of|>"),
+        ("2022", "2022"),
+        ('"#end"', "#end"),
+        ('"null"', "null"),
+        ("null", None),
+        ("~", None),
+        ("", None),
+    ],
+)
+def test_an_override_of_a_text_or_null_is_taken_as_written_unless_it_is_null(tmp_path, written, value):
+    path = write(tmp_path, "data: {source: python-stdlib, tokenizer: {eos: </s>}}\n")
+    keys = ["data.tokenizer.eos", "data.tokenizer.path", "data.dataset_config", "storage.mirror"]
+    config = load_config(path, [f"{key}={written}" for key in keys])
+    tokenizer = config.data.tokenizer
+    assert [tokenizer.eos, tokenizer.path, config.data.dataset_config, config.storage.mirror] == [value] * 4
+
+
 def test_an_override_changes_one_place_where_an_alias_shares_it(tmp_path):
     text = "data: {source: python-stdlib, tokenizer: &t {}}\nmodel: *t\ntrain:\nverify: *t\n"
     config = load_config(write(tmp_path, text), ["verify.level=deep"])
