@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.reading import changed
@@ -47,6 +47,13 @@ class Stages:
     train: Callable[[PipelineConfig, DatasetRef, PlannedEnvironment, str, bool], RunSummary]
     evaluate: Callable[[Path, EvaluationConfig], Evaluations]
     export: Callable[[Path], Path]
+
+
+class DatasetOfRun(NamedTuple):
+    """The complete dataset of a run that has begun, whose text has the same settings still."""
+
+    reference: DatasetRef
+    is_finished: bool
 
 
 def run(config: PipelineConfig) -> dict[str, Any]:
@@ -118,13 +125,14 @@ WITHOUT_PREFECT = Stages(Preparation.build, verify, patch_environment, train_wit
 def preparation_for(config: PipelineConfig) -> Preparation:
     """The preparation of a run's dataset: of today's text, or for a run that continues, of the text that it began with.
 
-    Text that was added or changed between a failure, a stop or a suspension and the next attempt does not end the run.
+    Text that was added, changed or removed between a failure, a stop or a suspension and the next attempt does not end the run, and a
+    finished run does not need its text.
 
     Raises:
         ConfigError, DataError: the weights that the run is to start from cannot be used.
     """
     check_start(config)
-    preparation, kept = Preparation(config.data, config.runtime.home), dataset_to_continue(config)
+    preparation, kept = Preparation(config.data, config.runtime.home), dataset_of_run(config)
     if kept is None:
         restore_dataset(config, preparation.plan)
     elif fault := _differs(preparation, kept):
@@ -132,39 +140,55 @@ def preparation_for(config: PipelineConfig) -> Preparation:
             "%s since run %s began; the run continues with its dataset %s. Another runtime.name trains on today's text.",
             fault,
             config.runtime.name,
-            kept.name,
+            kept.reference.name,
         )
-        preparation.of_unfinished_run = kept
+        preparation.of_run = kept.reference
     return preparation
 
 
-def _differs(preparation: Preparation, kept: DatasetRef) -> str | None:
-    """Why today's text is not that of the dataset `kept`; None: it is. Text whose files have new times is read to find out."""
+def dataset_to_train_on(config: PipelineConfig) -> DatasetRef | None:
+    """The dataset that `preparation_for` leads to, if it is complete; None also if only reading the text would show it. No text is read."""
+    kept = dataset_of_run(config)
+    if kept and not kept.is_finished:
+        return kept.reference
     try:
-        return None if f"datasets/{preparation.plan().name}" == kept.path else "the text has changed"
+        return lookup(config.data, config.runtime.home)
+    except PipelineError:
+        if kept is None:
+            raise
+        return kept.reference
+
+
+def _differs(preparation: Preparation, kept: DatasetOfRun) -> str | None:
+    """Why the run uses the dataset `kept` instead of today's text. Text whose files have new times is read to find out.
+
+    None: it is that of today's text, or the run has finished; training refuses other text under its name.
+    """
+    try:
+        is_same = f"datasets/{preparation.plan().name}" == kept.reference.path
     except PipelineError as fault:
         return f"the text cannot be read as before ({str(fault).rstrip('.')})"
+    return None if is_same or kept.is_finished else "the text has changed"
 
 
-def dataset_to_continue(config: PipelineConfig) -> DatasetRef | None:
-    """The dataset of the run, which is complete, if it has begun and not finished and the settings of its text are still the same."""
+def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
+    """The dataset of the run, if it has begun, the dataset is complete and the settings of its text are still the same."""
     run = RunFolder.of(config.runtime)
     if not run.lineage.exists():
         return None
     try:
         record = RunReader(run.path)
-        if record.result is not None or _without_free(record.config.get("data")) != _without_free(
-            config.data.model_dump(mode="json")
-        ):
+        if _without_free(record.config.get("data")) != _without_free(config.data.model_dump(mode="json")):
             return None
         folder = config.runtime.home / record.lineage.dataset.path
         dataset = changed(reference_for(config.data, folder, config.runtime.home), text=record.lineage.text)
-        whole = has_all_files(folder, "dataset") and all(
+        is_whole = has_all_files(folder, "dataset") and all(
             has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in dataset.row_tables
         )
+        kept = DatasetOfRun(dataset, is_finished=record.result is not None)
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
         return None
-    return dataset if whole and dataset.digest == record.lineage.dataset.digest else None
+    return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
 
 
 def _without_free(data: object) -> object:
@@ -172,7 +196,7 @@ def _without_free(data: object) -> object:
 
 
 def has_finished(config: PipelineConfig) -> bool:
-    """Whether the run has finished with this very configuration, which is resolved, and its dataset is the one of today's text."""
+    """Whether the run has finished with this very configuration, which is resolved, and its text is the same or cannot be read."""
     run = RunFolder.of(config.runtime)
     if not run.lineage.exists():
         return False
@@ -182,7 +206,7 @@ def has_finished(config: PipelineConfig) -> bool:
             mode="json", exclude={"deployment"}
         ):
             return False
-        dataset = lookup(config.data, config.runtime.home)
+        dataset = dataset_to_train_on(config)
         return dataset is not None and dataset.path == record.lineage.dataset.path
     except Damaged:  # the run itself reports and repairs it
         return False

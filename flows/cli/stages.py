@@ -52,21 +52,18 @@ def dry_run(config: PipelineConfig) -> Answer:
     import yaml
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.pipeline import dataset_to_continue
+    from infini_llama.flows.pipeline import dataset_to_train_on
     from infini_llama.tasks.estimate.run import estimate as estimate_run
     from infini_llama.tasks.estimate.run import plan_of
-    from infini_llama.tasks.preprocess.stage import Preparation
+    from infini_llama.tasks.preprocess.corpus import Corpus
     from infini_llama.tasks.records.plan import EnvironmentRecord
     from infini_llama.tasks.runs.run_reader import RunReader
 
     home = config.runtime.home
     run_folder = RunFolder.of(config.runtime)
-    dataset, chosen = dataset_to_continue(config), list[Choice]()
-    if dataset is None:
-        preparation = Preparation(config.data, home)
-        dataset = preparation.lookup()
-        if dataset is None and (workers := preparation.corpus.choose_workers().choice):
-            chosen = [workers]
+    dataset, chosen = dataset_to_train_on(config), list[Choice]()
+    if dataset is None and (workers := Corpus(config.data, home).choose_workers().choice):
+        chosen = [workers]
     reader = None if run_folder.read_lineage() is None else RunReader(run_folder.path)
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -184,10 +181,9 @@ def estimate(arguments: Namespace) -> Answer:
 
 
 def train(arguments: Namespace) -> Answer:
-    from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_continue, verify_and_train
+    from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_train_on, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.rows.references import reference_for
-    from infini_llama.tasks.preprocess.stage import lookup
     from infini_llama.tasks.train.attempt import new_invocation
 
     config = config_of_run(load_config(arguments.config, arguments.overrides))
@@ -198,7 +194,7 @@ def train(arguments: Namespace) -> Answer:
     if arguments.dataset is not None:
         reference = reference_for(config.data, find(arguments.dataset, "datasets"), config.runtime.home)
     else:
-        reference = dataset_to_continue(config) or lookup(config.data, config.runtime.home)
+        reference = dataset_to_train_on(config)
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; name one with --dataset, or run: "

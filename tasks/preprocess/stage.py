@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,20 +92,23 @@ class Preparation:
     """The dataset of a text.
 
     Attributes:
-        listing_key: see `Corpus.listing_key`.
-        of_unfinished_run: the dataset of a run that has begun and not finished, to use instead of today's text.
+        of_run: the dataset of a run that has begun, to use instead of today's text.
         aside: where `build` has moved a damaged dataset, whose row tables may be whole.
-
-    Raises:
-        DataError: no text.
     """
 
     def __init__(self, data: DataConfig, home: Path) -> None:
         self.data, self.home = data, home
-        self.of_unfinished_run: DatasetRef | None = None
+        self.of_run: DatasetRef | None = None
         self.aside: Path | None = None
-        self.corpus = Corpus(data, home)
-        self.listing_key = self.corpus.listing_key()
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Today's text, listed when it is first used.
+
+        Raises:
+            DataError: no text.
+        """
+        return Corpus(self.data, self.home)
 
     def plan(self) -> DatasetPlan:
         """The dataset that `build` would build. Text that is not known is read, and not tokenized.
@@ -117,8 +121,6 @@ class Preparation:
 
     def lookup(self) -> DatasetRef | None:
         """The reference of the complete dataset; None if it is incomplete, or if only reading the text would show it. No text is read."""
-        if self.of_unfinished_run is not None:
-            return self.of_unfinished_run
         if not self.corpus.recall():
             return None
         planned = self._planned()
@@ -144,23 +146,9 @@ class Preparation:
         """
         require_folder(self.home)
         require_temporary_folder()
-        datasets, locks = self.home / "datasets", self.home / "locks"
-        with (
-            disk_full_as(f"the dataset in {datasets}"),
-            _locked(locks / f"prepare-{self.listing_key[:12]}.lock"),
-            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`; see also `_tokenize`
-        ):
-            if repair:
-                planned = self.plan()
-                with self._locked_dataset(planned):
-                    self._set_damaged_aside(planned)
-            reference = self.lookup()
-            if reference is None:
-                require_device(self.data.device)  # before the work
-                tokenized = self._tokenize(repair)
-                planned = self._planned()
-                with self._locked_dataset(planned):
-                    reference = self._reference(planned, self._build_missing(planned, tokenized))
+        datasets = self.home / "datasets"
+        with disk_full_as(f"the dataset in {datasets}"):
+            reference = self.of_run or self._build(repair)
             set_pointer(datasets, "latest", reference.name)
         log_left_out(reference.text.left_out)
         lost = read_dataset(self.home / reference.path).meta.inexpressible
@@ -172,6 +160,25 @@ class Preparation:
             "dataset %s: %s", reference.name, "built " + " and ".join(built) if built else "complete, nothing to do"
         )
         return reference
+
+    def _build(self, repair: bool) -> DatasetRef:
+        """The dataset of today's text, complete."""
+        locks = self.home / "locks"
+        with (
+            _locked(locks / f"prepare-{self.corpus.listing_key()[:12]}.lock"),
+            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`; see also `_tokenize`
+        ):
+            if repair:
+                planned = self.plan()
+                with self._locked_dataset(planned):
+                    self._set_damaged_aside(planned)
+            if (reference := self.lookup()) is not None:
+                return reference
+            require_device(self.data.device)  # before the work
+            tokenized = self._tokenize(repair)
+            planned = self._planned()
+            with self._locked_dataset(planned):
+                return self._reference(planned, self._build_missing(planned, tokenized))
 
     def _locked_dataset(self, planned: DatasetPlan) -> AbstractContextManager[None]:
         """The lock of the dataset's folder: the same text at other places has the same dataset, and another lock around its preparation."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError, TrainFailed
+from infini_llama.configs.errors import ConfigError, DataError, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
@@ -16,7 +16,7 @@ from infini_llama.flows.pretrain import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local
-from support.made_up_runs import add_checkpoint, make_run
+from support.made_up_runs import add_checkpoint, add_result, make_run
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_copied_text_is_the_text_that_a_run_began_with(begun, caplog):
     shutil.rmtree(text)
     text.with_name("copy").rename(text)
     preparation = pipeline.preparation_for(config)
-    assert preparation.of_unfinished_run is None and not caplog.text
+    assert preparation.of_run is None and not caplog.text
     assert preparation.build().built == ()
 
 
@@ -48,6 +48,23 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     preparation = pipeline.preparation_for(config)
     assert preparation.build().path == expected.path
     assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (content == b"\xff")
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_run_goes_on_without_its_text(begun, caplog, is_finished):
+    """Also one that has finished, which then has nothing to do."""
+    config, text = begun
+    expected = pipeline.preparation_for(config).build().path
+    if is_finished:
+        add_result(RunFolder.of(config.runtime), 60)
+    shutil.rmtree(text)
+    assert pipeline.has_finished(config) == is_finished
+    dataset = pipeline.dataset_to_train_on(config)
+    assert dataset and dataset.path == pipeline.preparation_for(config).build().path == expected
+    assert "no file matches" in caplog.text and "continues with its dataset" in caplog.text
+    shutil.rmtree(config.runtime.home / expected)
+    with pytest.raises(DataError, match="no file matches"):
+        pipeline.preparation_for(config).build()
 
 
 def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):
