@@ -9,7 +9,7 @@ from support.laboratory import COMMAND, Laboratory, own_environment
 
 
 def command(lab, log, *words):
-    environment = own_environment(lab.home) | {"INFINI_LLAMA_HOME": str(lab.home)}
+    environment = own_environment(lab.home)
     assert lab.server.run([COMMAND, *words, "--json"], environment, log) == 0, log.read_text()
     assert json.loads(log.read_text().splitlines()[-1])
 

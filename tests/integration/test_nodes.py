@@ -49,7 +49,7 @@ class Hosts:
         with self.log(name).open("wb") as output:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", f"infini-{host}", *inside, *command],
-                env=own_environment(self.folder) | {"INFINI_LLAMA_HOME": str(self.folder)} | variables,
+                env=own_environment(self.folder) | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

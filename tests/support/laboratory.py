@@ -95,9 +95,9 @@ def workers_of(marker: str) -> list[int]:
 
 
 def own_environment(home: Path) -> dict[str, str]:
-    """The environment of a user whose Prefect lives in `home`, whatever this machine's own settings are."""
+    """The environment of a user whose runs and Prefect live in `home`, whatever this machine's own settings are."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
-    return kept | {"PREFECT_HOME": str(home / "prefect")}
+    return kept | {"PREFECT_HOME": str(home / "prefect"), "INFINI_LLAMA_HOME": str(home)}
 
 
 @dataclass
