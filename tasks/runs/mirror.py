@@ -6,16 +6,19 @@ holds.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+import errno
 import logging
+import re
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, PipelineError, no_space
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef
+from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, RowTableRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -35,6 +38,7 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
+MOST_NAMES = 10  # of what is not copied
 # Files of a run beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
 # The lineage comes back last: where it is, everything is.
 RECORD_FILES = (
@@ -55,6 +59,8 @@ RECORD_FILES = (
 class Mirror:
     """A place to which artifacts below `home` are copied under the same relative paths.
 
+    Where it cannot be reached, this and every method raises what its filesystem does; these errors have no class in common.
+
     Args:
         url: as fsspec writes it, for example s3://bucket/project, memory://project or a path.
         home: the local counterpart.
@@ -66,11 +72,11 @@ class Mirror:
     def __init__(self, url: str, home: Path) -> None:
         import fsspec
 
-        self.home, self.url = home, url
+        self.home, self.url = home, _shown(url)
         try:
             place: tuple[Any, str] = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as fault:
-            raise ConfigError(f"storage.mirror={url}: {fault}") from None
+            raise ConfigError(f"storage.mirror={self.url}: {fault}") from None
         self.files, self.root = place
 
     def place(self, path: Path) -> str:
@@ -170,7 +176,13 @@ class Mirror:
         self.files.get_file(self.place(path), str(to))
 
     def _exists(self, place: str) -> bool:
-        return bool(self.files.exists(place))
+        try:
+            self.files.info(place)  # `exists` of most filesystems is False also where they cannot be reached
+        except OSError as fault:  # that of SMB has the number without the class
+            if not isinstance(fault, FileNotFoundError) and fault.errno != errno.ENOENT:
+                raise
+            return False
+        return True
 
     def _remove_file(self, place: str) -> None:
         if self._exists(place):
@@ -178,83 +190,153 @@ class Mirror:
 
 
 def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> None:
-    """Fetches the planned dataset where the mirror has it and home has not. `plan` may read the text; without a mirror it is not called."""
-    if (mirror := _mirror(config)) is None:
+    """Fetches the planned dataset where the mirror has it and home has not. `plan` may read the text; without a mirror it is not called.
+
+    Raises:
+        PipelineError: see `_asked`.
+    """
+    if config.storage.mirror is None:
         return
     planned = plan()
-    folder = mirror.home / "datasets" / planned.name
-    if not folder.exists():
-        mirror.restore(folder, "dataset")
-    for table in planned.row_tables:
-        table_folder = folder / ROW_TABLES / table.row_table
-        if folder.exists() and not table_folder.exists():
-            mirror.restore(table_folder, ROW_TABLES)
+    dataset = config.runtime.home / "datasets" / planned.name
+    missing = [(path, kind) for path, kind in _of_dataset(dataset, planned.row_tables) if not path.exists()]
+    if not missing:
+        return
+    with _asked(config, config.storage.mirror):
+        mirror = Mirror(config.storage.mirror, config.runtime.home)
+        for path, kind in missing:
+            if path == dataset or dataset.exists():
+                mirror.restore(path, kind)
 
 
 def restore_run(config: PipelineConfig) -> None:
-    """Fetches the run's records and its newest whole checkpoint where home has no such run."""
-    if (mirror := _mirror(config)) is None:
+    """Fetches the run's records and its newest whole checkpoint where home has no such run.
+
+    Raises:
+        PipelineError: see `_asked`.
+    """
+    run = _run(config)
+    if config.storage.mirror is None or _is_here(run):
         return
-    run = mirror.home / "runs" / config.runtime.name
-    if (run / "lineage.json").exists():
-        if ahead := _of_another(mirror, run):
-            log.warning(
-                "the mirror has step %d of run %s, but this machine continues from step %d; to use the mirror's "
-                "copy, move %s away. Nothing is copied to the mirror until this machine has passed that step.",
-                checkpoints.step_of(ahead),
-                run.name,
-                checkpoints.latest_step(run / "checkpoints"),
-                run,
-            )
-        return
-    for path in reversed(mirror.kept(run / "checkpoints")):
-        if mirror.restore(path, KIND):
-            for name in RECORD_FILES:
-                mirror.restore_file(run / name)
+    with _asked(config, config.storage.mirror):
+        mirror = Mirror(config.storage.mirror, config.runtime.home)
+        for path in reversed(mirror.kept(run / "checkpoints")):
+            if mirror.restore(path, KIND):
+                for name in RECORD_FILES:
+                    mirror.restore_file(run / name)
+                return
+
+
+@contextmanager
+def _asked(config: PipelineConfig, url: str) -> Generator[None]:
+    """A block that fetches from the mirror. If that fails, a run that is here continues. Another one may be there, and does not begin.
+
+    Raises:
+        ConfigError: the mirror refuses access, or would be below a file.
+        PipelineError: it fails for a reason that may pass.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as fault:  # of any filesystem's making
+        if no_space(fault):  # on this machine
+            raise
+        name, words = config.runtime.name, f"storage.mirror={_shown(url)} cannot be read ({_words(fault, url)})"
+        if _is_here(_run(config)):
+            log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
+        kind = ConfigError if isinstance(fault, (PermissionError, NotADirectoryError)) else PipelineError
+        raise kind(
+            f"{words}. Run {name} is not on this machine, but may be there. Make the mirror readable and run the same command again, or "
+            "set storage.mirror=null to begin the run without it."
+        ) from None
 
 
 @contextmanager
 def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     """Inside, what is committed is copied in the background; leaving waits for the last copy.
 
-    A mirror that does not answer never stops training: a warning is logged, and the next checkpoint is a new try.
+    A mirror that does not answer never stops training: each new fault is logged as a warning, and a failed copy is tried again. What is
+    not copied in the end is logged, too.
     """
-    if (mirror := _mirror(config)) is None:
+    if (url := config.storage.mirror) is None:
         yield
         return
-    dataset = mirror.home / reference.path
-    tables = [(dataset / ROW_TABLES / table.row_table, ROW_TABLES) for table in reference.row_tables]
-    artifacts = [(dataset, "dataset"), *tables]
-    run, over = mirror.home / "runs" / config.runtime.name, threading.Event()
+    home, run, over = config.runtime.home, _run(config), threading.Event()
+    of_dataset = _of_dataset(home / reference.path, reference.row_tables)
+    begun = checkpoints.latest_step(run / "checkpoints")
+    try:
+        mirror = Mirror(url, home)
+    except ConfigError:
+        raise
+    except Exception:  # `copy` tries again
+        mirror = None
 
     def copy() -> None:
+        nonlocal mirror
+        logged, copied, of_run = "", set[Path](), list[tuple[Path, str]]()
         while True:
-            last = over.is_set()
+            last, sentence = over.is_set(), ""
             try:
-                for path, kind in artifacts:
+                of_run = _of_run(run)
+                mirror = mirror or Mirror(url, home)
+                for path, kind in of_dataset:
                     _keep(mirror, run, path, kind)
-                if not _of_another(mirror, run):
-                    for checkpoint in reversed(checkpoints.committed(run / "checkpoints")):
-                        _keep(mirror, run, checkpoint.path, KIND)
-                    if has_all_files(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
-                        _keep(mirror, run, export, EXPORT)
+                    copied.add(path)
+                if ahead := _of_another(mirror, run):
+                    sentence = (
+                        f"the mirror has step {checkpoints.step_of(ahead)} of run {run.name}, but this machine continues from step "
+                        f"{begun}; to use the mirror's copy, move {run} away. Nothing is copied to the mirror until this machine has "
+                        "passed that step."
+                    )
+                else:
+                    for path, kind in of_run:
+                        _keep(mirror, run, path, kind)
+                        copied.add(path)
                     if last:
                         _records(mirror, run)
-                    _delete_pruned(mirror, run)
+                        copied.add(run)
+                _delete_pruned(mirror, run)
             except Exception as fault:  # of any filesystem's making
-                log.warning("storage.mirror=%s: %s; it will be retried", mirror.url, fault)
+                sentence = f"copying to storage.mirror={_shown(url)} failed ({_words(fault, url)})"
+                missing = [
+                    path.relative_to(home).as_posix() for path, _ in (*of_dataset, *of_run) if path not in copied
+                ] + ([] if run in copied else [f"the records of run {run.name}"])
+                if not last:
+                    sentence += "; it will be retried."
+                elif missing:
+                    more = [f"{len(missing) - MOST_NAMES} more"] if len(missing) > MOST_NAMES else []
+                    names = ", ".join(missing[:MOST_NAMES] + more)
+                    sentence += f"; not copied: {names}. Run the same command again to copy them."
+            if sentence and sentence != logged:
+                log.warning("%s", sentence)
+            logged = sentence
             if last:
                 return
             over.wait(LOOK_EVERY)
 
-    thread = threading.Thread(target=copy, name="mirror", daemon=True)
+    # In the caller's context: by it, Prefect knows the run that a line of the log is of.
+    thread = threading.Thread(target=copy_context().run, args=(copy,), name="mirror", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+def _of_dataset(folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]) -> list[tuple[Path, str]]:
+    """The artifacts of a dataset, with their kinds."""
+    return [(folder, "dataset"), *((folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables)]
+
+
+def _of_run(run: Path) -> list[tuple[Path, str]]:
+    """The artifacts of a run: checkpoints, oldest first, and the export."""
+    artifacts = [(checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run / "checkpoints"))]
+    if has_all_files(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
+        artifacts.append((export, EXPORT))
+    return artifacts
 
 
 def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
@@ -293,6 +375,19 @@ def _abandoned(mirror: Mirror, path: Path) -> bool:
     return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
 
 
-def _mirror(config: PipelineConfig) -> Mirror | None:
-    url = config.storage.mirror
-    return Mirror(url, config.runtime.home) if url else None
+def _run(config: PipelineConfig) -> Path:
+    return config.runtime.home / "runs" / config.runtime.name
+
+
+def _is_here(run: Path) -> bool:
+    """Whether this machine has the run: its lineage is restored last."""
+    return (run / "lineage.json").exists()
+
+
+def _shown(url: str) -> str:
+    """A URL for messages: without its password."""
+    return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url)
+
+
+def _words(fault: Exception, url: str) -> str:
+    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, _shown(url)).split())[:200]

@@ -1,12 +1,15 @@
 """Copies beyond this machine: whole or not there, on filesystems with and without folders."""
 
+import logging
 import shutil
+import time
+from contextvars import ContextVar
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
@@ -147,6 +150,8 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
     shutil.rmtree(run / "checkpoints" / "step-00000040")
     restore_run(wanted)
+    with mirrored(wanted, reference):
+        pass
     assert "step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
 
 
@@ -165,9 +170,9 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path
         checkpoint(first, 200, "a")
     wanted = settings(second.parents[1], url)
     restore_run(wanted)
-    assert "step 200 of run one" in caplog.text and "step 100" in caplog.text
     with mirrored(wanted, reference):
         checkpoint(second, 150, "b")
+    assert "step 200 of run one" in caplog.text and "step 100" in caplog.text
     assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
     shutil.rmtree(tmp_path / "a")
     restore_run(settings(first.parents[1], url))
@@ -200,7 +205,7 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
     for transfers in range(len(before)):
         shutil.rmtree(run)
         left[0] = transfers
-        with pytest.raises(RuntimeError, match="cut off"):
+        with pytest.raises(PipelineError, match="cut off"):
             restore_run(wanted)
         left[0] = -1  # no more cuts
         (run / "environment.json").write_text("pinned here meanwhile")
@@ -224,7 +229,65 @@ def test_a_rollback_is_followed(url, home, built, back_to):
 
 def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
     _, reference = built
-    monkeypatch.setattr(Mirror, "has", lambda self, path: (_ for _ in ()).throw(OSError("no route to host")))
+    tries, context = [], ContextVar("context", default="another run")
+
+    def fail(*_: object) -> bool:
+        tries.append(context.get())
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(Mirror, "has", fail)
+    monkeypatch.setattr("infini_llama.tasks.runs.mirror.LOOK_EVERY", 0.001)
+    context.set("this run")
     with mirrored(settings(home, "memory://gone"), reference):
+        checkpoint(home / "runs" / "one", 10)
+        while len(tries) < 3:
+            time.sleep(0.001)
+    first, last = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no route to host" in first and "will be retried" in first
+    assert all(name in last for name in (reference.path, "runs/one/checkpoints/step-00000010", "records of run one"))
+    assert set(tries) == {"this run"}, "a flow of Prefect shows the lines of its own context"
+
+
+@pytest.fixture(params=["refused", "below-a-file"])
+def failing(request, tmp_path) -> tuple[str, type[PipelineError]]:
+    """The URL of a mirror that cannot be read, and the class of the error."""
+    (tmp_path / "file").touch()
+    if request.param == "refused":
+        return "ftp://me:hunter2@127.0.0.1:1/x", PipelineError
+    return str(tmp_path / "file" / "x"), ConfigError
+
+
+def test_a_run_that_may_be_in_a_mirror_that_fails_does_not_begin(failing, home, data):
+    """It would be another run of the same name."""
+    url, kind = failing
+    wanted = settings(home, url)
+    for restore in (lambda: restore_run(wanted), lambda: restore_dataset(wanted, Preparation(data(), home).plan)):
+        with pytest.raises(PipelineError, match=r"storage\.mirror=.*Run one is not on this machine") as raised:
+            restore()
+        assert type(raised.value) is kind and "hunter2" not in str(raised.value)
+
+
+def test_a_run_that_is_here_continues_while_the_mirror_fails(failing, home, built, data, caplog):
+    _, reference = built
+    wanted = settings(home, failing[0])
+    checkpoint(home / "runs" / "one", 10)
+    (home / "runs" / "one" / "lineage.json").write_text("{}")
+    plan = Preparation(data(), home).plan
+    restore_dataset(wanted, plan)
+    restore_run(wanted)
+    assert not caplog.records
+    shutil.rmtree(home / reference.path)
+    restore_dataset(wanted, plan)
+    assert "run one continues with what is on this machine" in caplog.text
+    with mirrored(wanted, reference):
         pass
-    assert "no route to host" in caplog.text
+    assert "not copied: " in caplog.text and "step-00000010" in caplog.text and "hunter2" not in caplog.text
+
+
+def test_a_wrong_protocol_is_refused_before_training(home, built):
+    _, reference = built
+    with (
+        pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"),
+        mirrored(settings(home, "nowhere://x"), reference),
+    ):
+        pass
