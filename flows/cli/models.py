@@ -34,13 +34,13 @@ def generate(arguments: Namespace) -> Answer:
             raise ConfigError(f"--prompt {prompt} is not UTF-8 text; convert it, or give it in a --prompt-file.")
     from infini_llama.model.generate import Sampling
     from infini_llama.tasks.runs.generation import Writer, warn_beyond_trained_length
-    from infini_llama.tasks.runs.load import end_of_text_of, load_run
+    from infini_llama.tasks.runs.load import end_tokens_of, load_run
 
     model, tokenizer, _ = load_run(run, arguments.checkpoint)
     model.use_memory(not arguments.no_memory)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})
-    writer = Writer(model, tokenizer, prompts, end_of_text_of(run), tuple(arguments.stop))
+    writer = Writer(model, tokenizer, prompts, end_tokens_of(run), tuple(arguments.stop))
     warn_beyond_trained_length(run, writer, arguments.max_new_tokens)
     single = len(prompts) == 1 and not arguments.json
     if single:

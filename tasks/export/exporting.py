@@ -110,11 +110,12 @@ def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_sh
         name: (tensor if hf.is_gate(name) else _converted(name, tensor, dtype)).contiguous()
         for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
     }
-    config, end, kept = model.config, end_of_text_of(run_dir), Conversation()
-    if initial := RunFolder(run_dir).require_lineage().init_from:
+    lineage = RunFolder(run_dir).require_lineage()
+    config, end, kept = model.config, end_of_text_of(run_dir), lineage.conversation
+    if initial := lineage.init_from:
         # A model does not forget longer texts than the rows that it is trained on further.
         longest = max(config.max_position_embeddings, initial.max_position_embeddings)
-        config, kept = replace(config, max_position_embeddings=longest), initial.conversation
+        config = replace(config, max_position_embeddings=longest)
     beyond = hf.beyond_llama(config)
     files = write_weights(weights, folder, max_shard_size, facts)
     write_config(folder, config, dtype, end, kept)
@@ -219,7 +220,7 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
         kept: of the model that the run started from: generation settings and end tokens.
     """
     # A document follows an end-of-text token in training, so that is also what a text begins with.
-    every = [*dict.fromkeys((end_of_text, *kept.end_tokens))]
+    every = [*kept.ends_with(end_of_text)]
     texts = {"bos_token_id": end_of_text, "eos_token_id": every if len(every) > 1 else end_of_text}
     ends = texts | {"pad_token_id": None}
     # `dtype` is for transformers 5, `torch_dtype` for all other readers.

@@ -43,7 +43,7 @@ class LineageDataset(Record):
 
 
 class Conversation(Record):
-    """How a Hugging Face folder's model generates and is talked to, which an export of the run keeps.
+    """How a Hugging Face folder's model generates and is talked to, which the run and its export keep.
 
     Attributes:
         end_tokens: IDs that end a text, of its config.json and generation_config.json.
@@ -56,6 +56,10 @@ class Conversation(Record):
     generation: JsonObject = Field(default_factory=dict)
     chat_template: str | dict[str, str] | None = None
     special_tokens: dict[str, str] = Field(default_factory=dict)
+
+    def ends_with(self, end_of_text: int) -> tuple[int, ...]:
+        """IDs that end a text: the dataset's end of text, then the end tokens."""
+        return tuple(dict.fromkeys((end_of_text, *self.end_tokens)))
 
 
 class InitialWeights(Record):
@@ -98,3 +102,8 @@ class Lineage(Record):
     skipped_samples: tuple[SampleRange, ...] = ()
     micro_batch_limit: PositiveInt | None = None
     resumed_from: str | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        """That of the model that the run started from, if any."""
+        return self.init_from.conversation if self.init_from else Conversation()

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.runs.load import TrainedRun, end_of_text_of
+from infini_llama.tasks.runs.load import TrainedRun, end_tokens_of
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 GREEDY = Sampling(temperature=0.0)
@@ -23,9 +23,9 @@ log = logging.getLogger("infini_llama.generate")
 
 def generate(run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY) -> list[str]:
     """Continue each prompt with the model of `run`, as loaded by `load_run`; the texts come without their prompts."""
-    end_of_text = end_of_text_of(run.checkpoint.parents[1])
-    writer = Writer(run.model, run.tokenizer, prompts, end_of_text)
-    warn_beyond_trained_length(run.checkpoint.parents[1], writer, max_new_tokens)
+    run_dir = run.checkpoint.parents[1]
+    writer = Writer(run.model, run.tokenizer, prompts, end_tokens_of(run_dir))
+    warn_beyond_trained_length(run_dir, writer, max_new_tokens)
     for _ in writer.write(max_new_tokens, sampling):
         pass
     return writer.texts
@@ -128,16 +128,24 @@ class Writer:
 
     Attributes:
         texts: what was written so far for each prompt, without the prompt, and without a stop string or what follows it.
-        tokens: the new tokens of each, the one that ended it included unless it is the end of text.
+        tokens: the new tokens of each, the one that ended it included unless it is one of `end_tokens`.
+
+    Args:
+        end_tokens: IDs that end a text; an empty prompt is the first of them.
     """
 
     def __init__(
-        self, model: Llama, tokenizer: Tokenizer, prompts: list[str], end_of_text: int, stops: tuple[str, ...] = ()
+        self,
+        model: Llama,
+        tokenizer: Tokenizer,
+        prompts: list[str],
+        end_tokens: Sequence[int],
+        stops: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.tokenizer, self.end_of_text, self.stops = model, tokenizer, end_of_text, stops
+        self.model, self.tokenizer, self.end_tokens, self.stops = model, tokenizer, end_tokens, stops
         with tokenizer_faults():
             self.prompts = [
-                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_of_text] for prompt in prompts
+                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_tokens[0]] for prompt in prompts
             ]
         self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
@@ -167,7 +175,7 @@ class Writer:
 
     def _take(self, row: int, token: int) -> bool:
         """Adds a token to its text; returns whether the text ends with it."""
-        if token == self.end_of_text:
+        if token in self.end_tokens:
             return True
         self.tokens[row].append(token)
         continuation = self._continuations[row]

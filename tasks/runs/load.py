@@ -92,3 +92,8 @@ def dataset_of(run_dir: Path) -> Path:
 def end_of_text_of(run_dir: Path) -> int:
     """Id of the token that ends a document, of the dataset that the run was trained on."""
     return verified_manifest(dataset_of(run_dir)).content.eos_id
+
+
+def end_tokens_of(run_dir: Path) -> tuple[int, ...]:
+    """IDs of the tokens that end a text of the run's model; the first is that of `end_of_text_of`."""
+    return RunFolder(run_dir).require_lineage().conversation.ends_with(end_of_text_of(run_dir))

@@ -11,6 +11,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
+from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.runs.heartbeat import UNKNOWN
@@ -55,23 +56,32 @@ class Samples(Callback):
 def samples_in_time(model: Llama, attempt: AttemptPlan, device: torch.device) -> list[Sample]:
     """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent."""
     timeouts = attempt.config.environment.communication_timeout, UNKNOWN * attempt.config.runtime.hang_timeout
-    return sample_texts(model.to(device), attempt.dataset_path, attempt.config.train, min(timeouts) / 2)
+    return sample_texts(
+        model.to(device), attempt.dataset_path, attempt.config.train, attempt.lineage.conversation, min(timeouts) / 2
+    )
 
 
-def sample_texts(model: Llama, dataset: Path, train: TrainingConfig, seconds: float = math.inf) -> list[Sample]:
+def sample_texts(
+    model: Llama,
+    dataset: Path,
+    train: TrainingConfig,
+    conversation: Conversation,
+    seconds: float = math.inf,
+) -> list[Sample]:
     """Each prompt and its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
 
     The same train.seed gives the same texts; each is what its prompt alone would give.
 
     Args:
         train: its sample_prompts; None: the beginning of a text that is held out.
+        conversation: of the model that the run started from: its tokens end a text, too.
         seconds: after which the texts end.
     """
     if train.sample_prompts == []:
         return []
     tokenizer, end_of_text = read_tokenizer(dataset), verified_manifest(dataset).content.eos_id
     prompts = [held_out_prompt(dataset, tokenizer)] if train.sample_prompts is None else list(train.sample_prompts)
-    writer = Writer(model.eval(), tokenizer, prompts, end_of_text)
+    writer = Writer(model.eval(), tokenizer, prompts, conversation.ends_with(end_of_text))
     for _ in writer.write(train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed), seconds):
         pass
     return [Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)]

@@ -12,6 +12,7 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.evaluate.stage import evaluate, filler_tokens
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.preprocess.stage import preprocess
+from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
@@ -69,7 +70,7 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     if name in READ_BY_MODEL:
         output = str(tmp_path / "exported")
         readers += [lambda: load_run(run), lambda: export(run, Path(output), "latest", "float32", "5GB")]
-        readers += [lambda: sample_texts(model, dataset, TrainingConfig(sample_prompts=["a"]))]
+        readers += [lambda: sample_texts(model, dataset, TrainingConfig(sample_prompts=["a"]), Conversation())]
     for read in readers:
         with pytest.raises(DataError) as refused:
             read()

@@ -1,14 +1,22 @@
 """Texts as they are written: pieces, stop strings, end of text."""
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.flows.cli.main import main
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.runs.generation import Writer, warn_beyond_trained_length
+from infini_llama.tasks.records.lineage import Conversation, InitialWeights
+from infini_llama.tasks.runs.generation import Writer, generate, warn_beyond_trained_length
+from infini_llama.tasks.runs.load import dataset_of, load_run
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 
 END = 0
 
@@ -47,7 +55,7 @@ class Scripted(Llama):
 
 
 def written(tokenizer, texts, stops=(), length=200):
-    writer = Writer(Scripted(tokenizer, *texts), tokenizer, ["p"] * len(texts), END, stops)
+    writer = Writer(Scripted(tokenizer, *texts), tokenizer, ["p"] * len(texts), (END,), stops)
     pieces = [""] * len(texts)
     for row, piece in writer.write(length, Sampling()):
         assert piece
@@ -82,7 +90,7 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     tokenizer.add_tokens(["STOP"])
     model = Scripted(tokenizer, "é")
     model.script = [[half, *tokenizer.encode("STOP").ids, half, half, END]]
-    writer = Writer(model, tokenizer, ["p"], END)
+    writer = Writer(model, tokenizer, ["p"], (END,))
     assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
 
 
@@ -90,14 +98,35 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
 def test_ids_without_a_token_are_not_chosen(tokenizer, temperature):
     model = Scripted(tokenizer, "")
     model.script = [[tokenizer.get_vocab_size(), 299] * 10]
-    writer = Writer(model, tokenizer, ["p"], END)
+    writer = Writer(model, tokenizer, ["p"], (END,))
     list(writer.write(20, Sampling(temperature=temperature)))
     assert all(map(tokenizer.id_to_token, writer.tokens[0]))
 
 
 def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
-    writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], END, ("STOP",))
+    writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], (END,), ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
+
+
+def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_of, capsys):
+    run = RunFolder(run_of()[0])
+    command = ["generate", str(run.path), "--prompt", "a", "--temperature", "0", "--max-new-tokens", "4", "--json"]
+    assert main(command) == 0
+    (before,) = json.loads(capsys.readouterr().out)["texts"]
+    first, *others = before["tokens"]
+    ends = tuple(token for token in others if token != first)
+    assert ends
+    initial = InitialWeights(path="theirs", digest="", vocab_size=0, conversation=Conversation(end_tokens=ends))
+    run.write(run.lineage, changed(run.require_lineage(), init_from=initial))
+    assert main(command) == 0
+    (text,) = json.loads(capsys.readouterr().out)["texts"]
+    assert 0 < len(text["tokens"]) < 4 and set(text["tokens"]) == {first}
+    trained = load_run(run.path)
+    assert generate(trained, ["a"], 4) == [text["text"]]
+    train = TrainingConfig(sample_prompts=["a"], sample_tokens=50)
+    every = Conversation(end_tokens=tuple(range(trained.tokenizer.get_vocab_size())))
+    texts = [sample_texts(trained.model, dataset_of(run.path), train, kept)[0].text for kept in (Conversation(), every)]
+    assert texts[0] != texts[1] == "a"
 
 
 def test_control_characters_are_printed_escaped(run_of, capsys):
@@ -119,6 +148,6 @@ def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, 
 def test_full_attention_beyond_its_trained_length_is_one_warning(run_of, tokenizer, caplog, attention, new, warned):
     run, _ = run_of()
     model = Llama(LlamaConfig(300, 8, 8, 1, 1, 1, 64, attention=attention))
-    warn_beyond_trained_length(run, Writer(model, tokenizer, ["a", "a"], END), new)
+    warn_beyond_trained_length(run, Writer(model, tokenizer, ["a", "a"], (END,)), new)
     records = [record for record in caplog.records if record.name == "infini_llama.generate"]
     assert [record.message.count("64") for record in records] == [2] * warned

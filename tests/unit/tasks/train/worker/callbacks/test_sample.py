@@ -10,6 +10,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
+from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.storage.dataset_files import read_tokenizer
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 
@@ -22,7 +23,7 @@ def test_prompts_are_continued_independently(built, dataset):
 
     def texts_for(prompts: list[str], seed: int) -> list[str]:
         train = TrainingConfig(sample_prompts=prompts, sample_tokens=20, seed=seed)
-        return [sample.text for sample in sample_texts(model, dataset, train)]
+        return [sample.text for sample in sample_texts(model, dataset, train, Conversation())]
 
     texts = texts_for(prompts, 3)
     assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True)) and texts[0] != prompts[0]
@@ -33,11 +34,11 @@ def test_prompts_are_continued_independently(built, dataset):
 def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(built, dataset, corpus):
     _, reference = built
     model = Llama(LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8))
-    (sample,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=5))
+    (sample,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=5), Conversation())
     texts = [path.read_text() for path in corpus.glob("*.txt")]
     assert 0 < len(sample.prompt) <= 60 and not sample.prompt[-1].isspace() and sample.text != sample.prompt
     assert any(text.startswith(sample.prompt) and text[len(sample.prompt)].isspace() for text in texts)
-    (cut,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=10**9), seconds=0.2)
+    (cut,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=10**9), Conversation(), seconds=0.2)
     assert cut.text.startswith(cut.prompt) and len(cut.text) > len(cut.prompt)
 
 
