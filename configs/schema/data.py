@@ -97,6 +97,11 @@ class DataConfig(TextConfig):
         """Names a file, folder or URL of the run that is no text, although a pattern of text may match it."""
         self._not_text[place] = kind
 
+    @property
+    def has_only_targets(self) -> bool:
+        """Whether every position of a row is a target: rows have no padding, and no source has prompts."""
+        return self.packing in ("concat", "window") and all(text.loss_on == "all" for text in (self, *self.sources))
+
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
         names = [source.name for source in self.sources]

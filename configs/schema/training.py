@@ -219,11 +219,14 @@ class TrainingConfig(Section):
     )
 
     def planned_steps(self, sequence_length: int) -> int:
-        """About how many steps a run has, before its dataset is at hand: an epoch is taken for 1000, every position for a target."""
+        """About how many steps a run has, before its dataset is at hand: an epoch is taken for 1000, every position for a target.
+
+        With train.max_tokens, these are the steps of the run where `DataConfig.has_only_targets`; else the run has more.
+        """
         if self.max_steps is not None:
             return self.max_steps
         if self.max_tokens is not None:
-            return max(1, count(self.max_tokens) // (self.global_batch_size * sequence_length))
+            return -(-count(self.max_tokens) // (self.global_batch_size * sequence_length))
         return max(1, round(1000 * (self.num_epochs or 1.0)))
 
     def planned_tokens(self, sequence_length: int) -> int:

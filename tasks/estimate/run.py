@@ -53,7 +53,9 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Es
     if plan.device == "cpu":
         copy = state // plan.world_size if config.train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    tokens = config.train.planned_tokens(length) if config.train.num_epochs is None else None
+    train = config.train
+    is_known = train.num_epochs is None and (train.max_tokens is None or config.data.has_only_targets)
+    tokens = train.planned_tokens(length) if is_known else None
     per_token = flops_of(model, length, config.train.frozen_layers)
     return Estimate(
         parameters=ParameterCount(

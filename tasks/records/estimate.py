@@ -22,7 +22,7 @@ class FlopsPerToken(Record):
 
 
 class RunSize(Record):
-    """Tokens per step and of the whole run, and its FLOPs; None for a length in epochs, which depends on the dataset."""
+    """Tokens per step and of the whole run, and its FLOPs; None for a length that depends on the dataset."""
 
     tokens_per_step: int
     tokens: int | None

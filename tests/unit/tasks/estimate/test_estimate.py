@@ -22,12 +22,16 @@ from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 
+ANSWERS = {"name": "sums", "source": "python-stdlib", "loss_on": "answer", "answer_after": "="}
 
-def settings(model: dict | None = None, train: dict | None = None, backend: str = "auto") -> PipelineConfig:
+
+def settings(
+    model: dict | None = None, train: dict | None = None, backend: str = "auto", data: dict | None = None
+) -> PipelineConfig:
     sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
-    data = {"source": "python-stdlib", "sequence_length": 128, "tokenizer": {"vocab_size": 1000}}
+    text = {"source": "python-stdlib", "sequence_length": 128, "tokenizer": {"vocab_size": 1000}} | (data or {})
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
-    given = {"data": data, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
+    given = {"data": text, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
     return parse_config(given | {"environment": {"attention_backend": backend}})
 
 
@@ -143,6 +147,23 @@ def test_estimate_of_a_configuration(tmp_path):
     epochs = load_config("tiny_infini", [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"])
     assert run.estimate(epochs).run == RunSize(tokens_per_step=4096, tokens=None, flops=None)
     assert "4,096" in estimate_text(run.estimate(epochs))
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "tokens"),
+    [
+        ({}, {"max_tokens": 6 * 128}, 6 * 128),
+        ({}, {"max_tokens": 6 * 128 + 1}, 2 * 6 * 128),
+        ({"packing": "window", "stride": 64}, {"max_tokens": 1}, 6 * 128),
+        ({"packing": "padded"}, {"max_tokens": 5000}, None),
+        ({"packing": "padded"}, {"max_steps": 2}, 2 * 6 * 128),
+        ({"loss_on": "answer", "answer_after": "="}, {"max_tokens": 5000}, None),
+        ({"source": "files", "sources": [ANSWERS]}, {"max_tokens": 5000}, None),
+        ({"loss_on": "answer", "answer_after": "="}, {"max_steps": 2}, 2 * 6 * 128),
+    ],
+)
+def test_tokens_are_those_that_the_run_reads_or_left_out(data, train, tokens):
+    assert run.estimate(settings(train={"warmup_steps": 0} | train, data=data)).run.tokens == tokens
 
 
 def test_a_plan_of_another_machine(tmp_path):
