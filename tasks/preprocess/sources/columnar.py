@@ -32,7 +32,7 @@ def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) 
     """The texts of the file, or of the row groups of `span`."""
     with _seekable(stream) as file:
         table = _opened(file)
-        named_column(table.schema_arrow.names, text_column)
+        _require_column(table.schema_arrow, text_column)
         groups = list(range(*(span or (0, table.num_row_groups))))
 
         def before() -> int:
@@ -83,7 +83,7 @@ def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) ->
             yield from _texts(_streamed(file, text_column), text_column)
             return
         table = pa.ipc.open_file(file)
-        named_column(table.schema.names, text_column)
+        _require_column(table.schema, text_column)
         first, last = span or (0, table.num_record_batches)
 
         def before() -> int:
@@ -98,7 +98,7 @@ def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
     file.seek(0)
     while True:
         reader = pa.ipc.open_stream(file)
-        named_column(reader.schema.names, text_column)
+        _require_column(reader.schema, text_column)
         while True:
             position = file.tell()
             try:
@@ -117,11 +117,16 @@ def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable
     number = 0
     for batch in batches:
         column = batch.column(text_column)
+        try:
+            column.validate(full=True)  # to_pylist follows any offset, also out of the buffer
+        except pa.ArrowException as error:
+            place = f"in the rows from {before() + number + 1}"
+            raise Unreadable(f"is damaged, or is not UTF-8, {place} ({' '.join(str(error).split())})") from None
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()
-            except UnicodeDecodeError as error:
-                raise Unreadable(f"is not UTF-8 in the rows from {before() + number + 1} ({error.reason})") from None
+            except (ValueError, OverflowError, LookupError):  # Python has no such time, time zone or dictionary
+                raise Unreadable(f"has {column.type} instead of text") from None
             for value in values:
                 number += 1
                 text = "" if value is None else value
@@ -136,6 +141,14 @@ def _seekable(stream: IO[bytes]) -> IO[bytes]:
     shutil.copyfileobj(stream, unpacked, texts.BLOCK)
     unpacked.seek(0)
     return unpacked
+
+
+def _require_column(schema: pa.Schema, text_column: str) -> None:
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"has a column whose name is not UTF-8 ({error.reason})") from None
+    named_column(names, text_column)
 
 
 def named_column(names: list[str], text_column: str) -> int:

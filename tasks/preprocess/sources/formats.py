@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.sources.json_texts import read_json, read_lin
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable, cut, in_batches
 
-READER_VERSION = 2  # increased by a change after which the same file has other texts, or is refused
+READER_VERSION = 3  # increased by a change after which the same file has other texts, or is refused
 PLAIN = ("txt", "md", "rst", "py")
 DATA_FORMATS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
 BINARY = ("parquet", "arrow")

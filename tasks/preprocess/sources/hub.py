@@ -83,10 +83,18 @@ def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = 
         dataset = dataset.select_columns([text_column])
     if span is not None:
         dataset = dataset.select(range(*span))
-    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
-    values = chain.from_iterable(_column_of(batch, text_column) for batch in _unbroken(batches, source))
+    batches = _unbroken(_batches_of(dataset), source)
+    values = chain.from_iterable(_column_of(batch, text_column) for batch in batches)
     for row, value in enumerate(values, start=span[0] if span else 0):
         yield as_text("" if value is None else value, f"row {row + 1}")
+
+
+def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
+    from datasets import Dataset
+
+    if isinstance(dataset, Dataset):  # a saved one is read in place, and any offset in it is followed
+        dataset.data.validate(full=True)
+    yield from dataset.with_format(None).iter(batch_size=AT_ONCE)
 
 
 def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:

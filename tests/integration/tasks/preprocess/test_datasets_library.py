@@ -1,6 +1,7 @@
 """The `datasets` library: it opens what `preprocess` writes, and `preprocess` reads what it writes."""
 
 import re
+import struct
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,6 +69,15 @@ def test_shards_of_an_earlier_save_are_no_text(tmp_path):
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path, num_shards=2)
     assert len([*tmp_path.glob("data-*.arrow")]) == 5
     assert survey(DataConfig(files=[str(tmp_path)])).documents == sorted(filter(None, TEXTS))
+
+
+def test_a_saved_folder_with_a_damaged_offset_is_named(tmp_path):
+    """The offset leads past the end of the texts, into memory that is not theirs."""
+    datasets.Dataset.from_dict({"text": ["good", "text"]}).save_to_disk(tmp_path)
+    (shard,) = tmp_path.glob("data-*.arrow")
+    shard.write_bytes(shard.read_bytes().replace(struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 20, 8)))
+    with pytest.raises(DataError, match=rf"{tmp_path} .*Offset invariant failure"):
+        survey(DataConfig(source="huggingface", dataset=str(tmp_path)))
 
 
 def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):

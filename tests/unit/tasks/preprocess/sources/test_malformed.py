@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import random
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ TABLE = parquet(*["good"] * 50)
 ARROW = io.BytesIO()
 with pa.ipc.new_stream(ARROW, pa.schema({"text": pa.string()})) as stream:
     stream.write_table(pa.table({"text": ["good"] * 50}), max_chunksize=2)
+OFFSETS = struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 4, 3)  # of 2 texts of 4 bytes, and damaged
 # name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
     "utf-16.txt": ("text".encode("utf-16"), "is UTF-16, not UTF-8"),
@@ -71,6 +73,13 @@ FILES = {
     "cut.jsonl.xz": (lzma.compress(GOOD * 1000)[:-20], "is damaged"),
     "no.jsonl.zst": (b"this is no zstd", "is damaged"),
     "cut.arrow": (ARROW.getvalue()[:-150], "is damaged"),
+    "offset.arrow": (ARROW.getvalue().replace(*OFFSETS), "is damaged, or is not UTF-8, in the rows from 1 (Offset"),
+    "latin.parquet": (
+        TABLE.replace(b"good", b"goo\xe9"),
+        "is damaged, or is not UTF-8, in the rows from 1 (Invalid UTF8",
+    ),
+    "name.arrow": (ARROW.getvalue().replace(b"text", b"t\xffxt"), "has a column whose name is not UTF-8"),
+    "time.parquet": (parquet(2**62, kind=pa.timestamp("us")), "has timestamp[us] instead of text"),
     "more-after-the-end.json": (b'[{"text": "good"}] rest', "is not JSON after its value 1"),
 }
 RECORDS = {
