@@ -5,6 +5,7 @@ text holds `units.lock` shared, and a unit is deleted under it alone: so no prep
 """
 
 import logging
+import os
 import re
 import shutil
 import time
@@ -88,7 +89,7 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
     datasets = home / "datasets"
     tables = [path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()]  # `latest` is one
     places = [datasets, *tables]
-    for path in (path for place in places if place.is_dir() for path in sorted(place.iterdir())):
+    for path in (path for place in places for path in sorted(place.glob("*"))):
         owner = path if path.parent == datasets else path.parent.parent
         lock = home / "locks" / f"dataset-{_key(owner.name)}.lock"
         if TEMPORARY.fullmatch(path.name):
@@ -105,7 +106,8 @@ def _of_units(home: Path) -> Iterator[Leftover]:
     A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
     disk.
     """
-    in_use = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if lock_holder(path) is not None)
+    readable = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if os.access(path, os.R_OK))
+    in_use = (path for path in readable if lock_holder(path) is not None)
     lock = next(in_use, home / "locks" / "units.lock")
     of_datasets = {checksum for folder in (home / "datasets").glob("*/") for checksum in _streams(folder, "dataset")}
     for path in sorted((home / "units").glob("*/*")):
@@ -122,8 +124,8 @@ def _is_linked(unit: Path) -> bool:
 
 
 def _streams(folder: Path, kind: str) -> set[str]:
-    """Checksums of the token streams of a unit or a dataset; none where its manifest is damaged."""
-    with suppress(Damaged):
+    """Checksums of the token streams of a unit or a dataset; none where its manifest is damaged or cannot be read."""
+    with suppress(Damaged, OSError):
         files = read_manifest(folder, kind).files
         return {entry.checksum for name, entry in files.items() if name.endswith(".arrow")}
     return set()
@@ -141,7 +143,7 @@ def _key(name: str) -> str:
 
 def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     checkpoints, lock = run / "checkpoints", run / "lock"
-    for path in (path for place in (run, checkpoints) if place.is_dir() for path in sorted(place.iterdir())):
+    for path in (path for place in (run, checkpoints) for path in sorted(place.glob("*"))):
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)
         elif DAMAGED.fullmatch(path.name):
@@ -200,7 +202,7 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
     for leftover in leftovers(home, rules):
         relative = leftover.path.relative_to(home).as_posix()
         size = leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path)
-        if (other := _remove(home, rules, leftover) if yes else lock_holder(leftover.lock)) is not None:
+        if (other := _user_of(leftover.lock) or (_remove(home, rules, leftover) if yes else None)) is not None:
             in_use.append(KeptFile(path=relative, by=other))
         else:
             files.append(FoundFile(path=relative, kind=leftover.kind, bytes=size))
@@ -209,6 +211,12 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
         latest.unlink()
     total = sum(file.bytes for file in files)
     return Collected(removed=yes, bytes=total, files=tuple(files), in_use=tuple(in_use))
+
+
+def _user_of(lock: Path) -> str | None:
+    """Who holds the lock, or that it cannot be taken: the file may be another user's, or on a disk that is only read."""
+    existing = next(path for path in (lock, *lock.parents) if path.exists())
+    return lock_holder(lock) if os.access(existing, os.W_OK) else f"the file system ({existing} cannot be written)"
 
 
 def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:

@@ -1,0 +1,57 @@
+"""A home with runs of another user: what may not be read or written is named, and the rest works."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infini_llama.tasks.runs.gc import Collected
+from infini_llama.tasks.storage.artifacts import staging
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="as root alone, files of two users can be made"
+)
+UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner,-chown"]
+PROGRAM = "import sys; from infini_llama.flows.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of a user who may not read or write all."""
+    called = [*UNPRIVILEGED, sys.executable, "-c", PROGRAM, *arguments]
+    settings = os.environ | {"INFINI_LLAMA_HOME": str(home)}
+    return subprocess.run(called, env=settings, check=False, capture_output=True, text=True, timeout=300)
+
+
+def give_away(*paths: Path, readable: bool = True) -> None:
+    """Make them another user's, for others readable or not."""
+    for path in paths:
+        os.chown(path, 1000, 1000)
+        path.chmod((0o755 if path.is_dir() else 0o644) & (0o777 if readable else 0o700))
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_gc_removes_what_it_may(built, make_run, readable):
+    """With a umask that lets others read, and without."""
+    home, mine, theirs = built[0], make_run() / "checkpoints", make_run("theirs")
+    shutil.rmtree(home / "units")  # the copy of the home has none that a dataset links to
+    removed, kept, note = (
+        staging(mine / "step-00000120"),
+        staging(theirs / "step-00000120"),
+        home / "units/parts/1.json",
+    )
+    note.parent.mkdir(parents=True)
+    for file in (note, theirs / "lock", home / "locks" / "units.lock", home / "locks" / "prepare-0123456789ab.lock"):
+        file.touch()
+    give_away(theirs / "lock", kept, theirs / "checkpoints", theirs, *(home / "locks").iterdir(), readable=readable)
+    listed = Collected.model_validate_json(command(home, "gc", "--older-than", "0", "--json").stdout)
+    done = command(home, "gc", "--older-than", "0", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    record = Collected.model_validate_json(done.stdout)
+    assert record.files == listed.files and record.in_use == listed.in_use
+    assert [file.path for file in record.files] == [removed.relative_to(home).as_posix()] and not removed.exists()
+    expected = [note, *([kept] if readable else [])]
+    assert [file.path for file in record.in_use] == [path.relative_to(home).as_posix() for path in expected]
+    assert all("cannot be written" in file.by for file in record.in_use) and all(path.exists() for path in expected)
