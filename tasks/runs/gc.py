@@ -17,7 +17,7 @@ from pathlib import Path
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
-from infini_llama.tasks.runs.run_folder import RunFolder, size_of
+from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
@@ -76,7 +76,7 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
     """The lineage of each run, and the fault of each whose lineage is damaged, by folder."""
     lineages: dict[Path, Lineage] = {}
     damaged: dict[Path, str] = {}
-    for path in sorted(path for path in (home / "runs").glob("*") if path.is_dir()):
+    for path in run_folders(home):
         try:
             if (lineage := RunFolder(path).read_lineage()) is not None:
                 lineages[path] = lineage

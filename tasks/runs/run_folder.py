@@ -186,6 +186,16 @@ class RunFolder:
         return config
 
 
+def run_folders(home: Path) -> list[Path]:
+    """The folders in `home/runs`, in the order of their names.
+
+    Raises:
+        OSError: it cannot be read, where `glob` would find none.
+    """
+    runs = home / "runs"
+    return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+
+
 def _id_in(path: Path) -> str:
     with suppress(Damaged):
         stored = read_fields(path).get(RUN_ID) if path.exists() else None

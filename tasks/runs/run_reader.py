@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +34,7 @@ from infini_llama.tasks.runs.run_folder import (
     number_of,
     read_attempts,
     read_metrics,
+    run_folders,
     size_of,
 )
 from infini_llama.tasks.storage.artifacts import (
@@ -350,12 +350,12 @@ def _warn_of_missing(path: Path, what: str, numbers: set[int]) -> None:
 def list_runs(home: Path) -> list[RunResults]:
     """The results of the runs of `home`, the one that was last worked on first."""
     runs: list[RunResults] = []
-    for path in sorted((home / "runs").glob("*/checkpoints")):
-        if not os.path.lexists(path.parent / "lineage.json") and any(path.iterdir()):
-            log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.parent.name)
-    for path in (home / "runs").glob("*/lineage.json"):
+    for path in run_folders(home):
         try:
-            runs.append(RunReader(path.parent).results)
+            if (path / "lineage.json").exists():
+                runs.append(RunReader(path).results)
+            elif (path / "checkpoints").is_dir() and any((path / "checkpoints").iterdir()):
+                log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.name)
         except (Damaged, OSError) as fault:  # it may be another user's
-            log.warning("run %s is skipped: %s", path.parent.name, fault)
+            log.warning("run %s is skipped: %s", path.name, fault)
     return sorted(runs, key=lambda run: run.age)

@@ -1,5 +1,6 @@
 """A home with runs of another user: what may not be read or written is named, and the rest works."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -55,3 +56,18 @@ def test_gc_removes_what_it_may(built, make_run, readable):
     expected = [note, *([kept] if readable else [])]
     assert [file.path for file in record.in_use] == [path.relative_to(home).as_posix() for path in expected]
     assert all("cannot be written" in file.by for file in record.in_use) and all(path.exists() for path in expected)
+
+
+def test_runs_that_may_not_be_listed_are_not_taken_for_none(built, make_run):
+    """gc would delete their datasets."""
+    home, mine, theirs = built[0], make_run(), make_run("theirs")
+    give_away(home / "runs", readable=False)
+    for called in (["runs"], ["gc", "--unused-datasets", "--older-than", "0", "--yes"]):
+        done = command(home, *called)
+        assert done.returncode == 64 and f"{home / 'runs'} cannot be used (Permission denied)" in done.stderr
+    assert [*home.glob("datasets/*/manifest.json")]
+    give_away(home / "runs")
+    give_away(theirs, readable=False)
+    done = command(home, "runs", "--json")
+    assert [run["run"] for run in json.loads(done.stdout)["runs"]] == [mine.name]
+    assert "run theirs is skipped" in done.stderr
