@@ -11,6 +11,7 @@ import pytest
 
 from infini_llama.tasks.runs.gc import Collected
 from infini_llama.tasks.storage.artifacts import staging
+from support.laboratory import Laboratory
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="as root alone, files of two users can be made"
@@ -56,6 +57,16 @@ def test_gc_removes_what_it_may(built, make_run, readable):
     expected = [note, *([kept] if readable else [])]
     assert [file.path for file in record.in_use] == [path.relative_to(home).as_posix() for path in expected]
     assert all("cannot be written" in file.by for file in record.in_use) and all(path.exists() for path in expected)
+
+
+def test_checkpoints_that_cannot_be_written_are_named_before_training(tmp_path):
+    lab = Laboratory.create(tmp_path / "home")
+    checkpoints = lab.run_dir("begun") / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    give_away(checkpoints)
+    done = command(lab.home, "run", str(lab.config), "--no-prefect", f"runtime.home={lab.home}", "runtime.name=begun")
+    assert done.returncode == 64 and f"{checkpoints} cannot be written" in done.stderr
+    assert not (lab.run_dir("begun") / "logs").exists()
 
 
 def test_runs_that_may_not_be_listed_are_not_taken_for_none(built, make_run):
