@@ -7,7 +7,7 @@ documents is the dataset (tokens/dataset), over whose tokens the row tables (row
 import logging
 import multiprocessing
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +35,7 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
 )
 from infini_llama.tasks.preprocess.tokenizers.expressed import keeps_text
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, token_bytes
-from infini_llama.tasks.preprocess.tokens.dataset import SourceUnit, describe_split, select, write_splits
+from infini_llama.tasks.preprocess.tokens.dataset import Selection, SourceUnit, describe_split, select, write_splits
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
@@ -299,6 +299,10 @@ class Preparation:
                     log_left_out(left_out)
                     kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
                     raise self._too_few(split, kept, selection.also_validation)
+            trained = {shard.source for shard in written["train"].shards}
+            if untrained := next((name for name in texts if name not in trained), None):
+                log_left_out(left_out)
+                raise _without_training(untrained, units, selection)
             (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
             content = DatasetContent(
@@ -340,6 +344,17 @@ class Preparation:
             f"data.validation_fraction={data.validation_fraction}; add files, split them into smaller ones{other}, "
             "or name held-out text in data.validation_files."
         )
+
+
+def _without_training(name: str, units: Sequence[SourceUnit], selection: Selection) -> DataError:
+    numbers = [number for number, unit in enumerate(units) if unit.source == name]
+    kept = {split: [selection.kept[split][number] for number in numbers] for split in SPLITS}
+    held_out = sum(int(mask.sum()) for mask in kept["validation"])
+    copies = sum(int((~mask).sum()) for masks in kept.values() for mask in masks)
+    return DataError(
+        f"data.sources.{name} has no document to train on (held out: {held_out}; copies of others: {copies}); add text to it, name its "
+        "held-out text (validation_files, validation_split), or remove it."
+    )
 
 
 def _clear(folder: Path) -> Path | None:

@@ -44,6 +44,7 @@ from infini_llama.tasks.records.manifest import (
     Inexpressible,
     LeftOut,
     Provenance,
+    SourceStats,
     SplitContent,
 )
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, has_all_files, read_dataset, read_row_table, row_tables
@@ -91,10 +92,11 @@ def built(created: str, workers: Choice | None) -> str:
 
 def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:
     """Each of several sources by name."""
-    held_out = {stats.name: stats for stats in content.validation.sources}
+    train, held_out = ({stats.name: stats for stats in content[split].sources} for split in SPLITS)
+    nothing = SourceStats(name="", documents=0, tokens=0, bytes=0)  # of a source without text in the split
     summaries = {}
-    for source, stats in zip(sources, content.train.sources, strict=True):
-        validation = held_out.get(source.name)
+    for source in sources:
+        stats, validation = (split.get(source.name, nothing) for split in (train, held_out))
         summaries[source.name] = SourceSummary(
             weight=source.weight,
             license=source.license,
@@ -102,8 +104,8 @@ def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str
             documents=stats.documents,
             tokens=stats.tokens,
             bytes=stats.bytes,
-            validation_documents=validation.documents if validation else 0,
-            validation_tokens=validation.tokens if validation else 0,
+            validation_documents=validation.documents,
+            validation_tokens=validation.tokens,
         )
     return summaries
 

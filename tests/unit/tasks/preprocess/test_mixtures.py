@@ -19,7 +19,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
-from infini_llama.tasks.report.dataset import describe
+from infini_llama.tasks.report.dataset import _sources, describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
@@ -146,6 +146,35 @@ def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.gone\.files"):
         preprocess(mixture(sources["prose"], missing), tmp_path)
+
+
+def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
+    """It may be without held-out text, as any source of few documents is."""
+    texts = [f"a book, the {number}th edition" for number in range(99)]
+    table = np.frombuffer(b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8).reshape(-1, 16)
+    by_side = dict(zip(is_held_out(table, 0.1).tolist(), texts, strict=True))
+    book = {"name": "book", "files": [str(tmp_path / "book.txt")], "weight": 1}
+    for text, message in (
+        (by_side[True], "held out: 1; copies of others: 0"),
+        ("", "held out: 0; copies of others: 0"),
+    ):
+        (tmp_path / "book.txt").write_text(text)
+        with pytest.raises(DataError, match=rf"data\.sources\.book has no document to train on \({message}\)"):
+            preprocess(mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home")
+    copy = sources["numbers"] | {"name": "z"}
+    with pytest.raises(DataError, match=r"data\.sources\.z .*\(held out: 0; copies of others: 60\)"):
+        preprocess(mixture(sources["numbers"], copy, deduplicate=True), tmp_path / "home")
+    (tmp_path / "book.txt").write_text(by_side[False])
+    reference = preprocess(mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home")
+    assert describe(tmp_path / "home" / reference.path).sources["book"].validation_documents == 0
+
+
+def test_a_report_names_a_source_without_text(mixture, tmp_path):
+    folder = tmp_path / preprocess(mixture(), tmp_path).path
+    content = read_dataset(folder).content
+    train = changed(content.train, sources=content.train.sources[1:])
+    summaries = _sources(read_dataset(folder).meta.sources, changed(content, train=train))
+    assert [summaries[name].documents > 0 for name in ("numbers", "prose")] == [False, True]
 
 
 def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
