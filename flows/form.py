@@ -30,7 +30,10 @@ SHORT = {
     "nproc_per_node": ("environment", "nproc_per_node"),
 }
 # What a value of the first section replaces: the same in another unit, or text from another place.
-INSTEAD = {"max_steps": {"train": {"num_epochs": None, "max_tokens": None}}, "files": {"data": {"source": "files"}}}
+INSTEAD = {
+    "max_steps": {"train": {"num_epochs": None, "max_tokens": None}},
+    "files": {"data": {"source": "files", "validation_split": None}},
+}
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 TEXTS = {"minLength", "maxLength", "pattern"}
 Schema = dict[str, Any]

@@ -109,12 +109,7 @@ class DataConfig(TextConfig):
             raise ValueError(f"sources={names} contains a duplicate name; give each source its own name")
         if len({source.weight is None for source in self.sources}) > 1:
             raise ValueError(f"sources={names}: only some have a weight; give a weight to all sources or to none")
-        single = [
-            name
-            for name in TextConfig.model_fields
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
-        ]
-        if names and single:
+        if names and (single := self.set_keys):
             raise ValueError(
                 f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it below its source"
             )

@@ -10,6 +10,17 @@ from infini_llama.configs.schema.section import Section, fixed, free
 
 Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+# The keys that a source reads beside those that belong to every text.
+READ_BY = {
+    "files": ("files", "validation_files", "text_column", "format"),
+    "python-stdlib": ("validation_files", "text_column", "format"),
+    "huggingface": (
+        "dataset", "dataset_config", "revision", "dataset_split", "validation_split", "streaming", "text_column",
+    ),
+    "passkey": ("passkey",),
+}  # fmt: skip
+OF_EVERY_TEXT = ("source", "loss_on", "answer_after")
+HELD_OUT = ("validation_files", "validation_split")
 
 
 class PasskeyConfig(Section):
@@ -53,8 +64,8 @@ class TextConfig(Section):
     )
     validation_files: list[Pattern] = fixed(
         default_factory=list,
-        description="Held-out text, in the same formats as data.files, instead of data.validation_fraction. Training "
-        "documents that are also in these files are skipped.",
+        description="Held-out text, in the same formats as data.files, instead of data.validation_fraction (source: files or "
+        "python-stdlib). Training documents that are also in these files are skipped.",
     )
     dataset: str = fixed(
         default="",
@@ -71,7 +82,8 @@ class TextConfig(Section):
     dataset_split: str = fixed(default="train", description="Split of data.dataset to train on.", min_length=1)
     validation_split: str | None = fixed(
         default=None,
-        description="Split of data.dataset to hold out. Default: data.validation_fraction of data.dataset_split.",
+        description="Split of data.dataset to hold out (source: huggingface). Default: data.validation_fraction of "
+        "data.dataset_split.",
     )
     streaming: bool = free(
         default=False,
@@ -98,6 +110,30 @@ class TextConfig(Section):
         description="Text that ends the prompt of a document (loss_on: answer), for example ' The pass key is'. What follows its "
         "last occurrence is the answer. Every document must contain it.",
     )
+
+    @property
+    def set_keys(self) -> list[str]:
+        """The keys of one source's text that differ from their defaults."""
+        fields = TextConfig.model_fields.items()
+        return [name for name, field in fields if getattr(self, name) != field.get_default(call_default_factory=True)]
+
+    @property
+    def unread_keys(self) -> list[str]:
+        """Those of `set_keys` that `source` does not read."""
+        read = (*OF_EVERY_TEXT, *READ_BY[self.source])
+        if self.source == "passkey" and self.passkey.filler == "files":
+            read += ("files", "text_column", "format")
+        return [name for name in self.set_keys if name not in read]
+
+    @model_validator(mode="after")
+    def _held_out_text_is_read(self) -> TextConfig:
+        for name in HELD_OUT:
+            if name in self.unread_keys:
+                other = next((f", or use {key}" for key in HELD_OUT if key in READ_BY[self.source]), "")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not read with source={self.source}; remove it{other}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _answers_have_a_beginning(self) -> TextConfig:

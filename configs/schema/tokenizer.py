@@ -35,7 +35,7 @@ class TokenizerConfig(Section):
     special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
         description="Further special tokens of a trained tokenizer. Text is never encoded as one of them. Their IDs "
-        "follow that of the end-of-text token.",
+        "follow that of the end-of-text token. A tokenizer.json in data.tokenizer.path must have them.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
         default=4096, description="Vocabulary size, including the 256 bytes and the end-of-text token."

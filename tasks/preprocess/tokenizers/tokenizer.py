@@ -88,7 +88,8 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     It is used as it is, but for dropout, truncation and padding, which are off, and the end-of-text token, which is a special one.
 
     Raises:
-        ConfigError: it is not there or not readable, its IDs are ambiguous or have gaps, or files beside it give other ones.
+        ConfigError: it is not there or not readable, its IDs are ambiguous or have gaps, files beside it give other ones, or it lacks
+            one of `data.tokenizer.special_tokens`.
         DataError: it is a pointer to a file that was not downloaded, or a file beside it is damaged.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
@@ -118,6 +119,11 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
     if file.name == TOKENIZER:
         refuse_other_added_tokens(file.parent, tokenizer)
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    if missing := [token for token in settings.special_tokens if token not in special]:
+        raise ConfigError(
+            f"data.tokenizer.special_tokens={missing}: {file} has no such special tokens; add them to it, or remove them here."
+        )
     return tokenizer
 
 

@@ -29,6 +29,8 @@ def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     steps = with_changes(epochs, {"max_steps": 40})
     assert (steps.train.max_steps, steps.train.num_epochs) == (40, None)
     assert with_changes(CONFIG, {"files": ["*.txt"]}).data.source == "files"
+    hub = parse_config({"data": {"source": "huggingface", "dataset": "x", "validation_split": "test"}})
+    assert with_changes(hub, {"files": ["*.txt"]}).data.validation_split is None
 
 
 def test_a_key_of_the_first_section_can_be_named_in_its_own_section():

@@ -171,3 +171,21 @@ def test_a_nul_character_is_named_wherever_it_is(mapping, key):
 def test_an_empty_pattern_is_refused_and_not_the_working_directory():
     assert "data.files.0" in message({"data": {"files": [""]}})
     assert "data.validation_files.1" in message(GOOD | {"data": {"files": ["a"], "validation_files": ["b", ""]}})
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ({"source": "huggingface", "dataset": "x", "validation_files": ["held.txt"]}, "or use validation_split"),
+        ({"source": "passkey", "validation_files": ["held.txt"]}, "remove it"),
+        ({"source": "passkey", "validation_split": "test"}, "remove it"),
+        ({"files": ["a.txt"], "validation_split": "test"}, "or use validation_files"),
+    ],
+)
+def test_held_out_text_that_the_source_does_not_read_is_refused(text, other):
+    (key,) = set(text) & {"validation_files", "validation_split"}
+    source = text.get("source", "files")
+    for data in (text, {"sources": [text | {"name": "one"}]}):
+        line = message({"data": data})
+        assert f"{key}=" in line and f"is not read with {'data.' if data is text else ''}source={source}; " in line
+        assert line.endswith(other)

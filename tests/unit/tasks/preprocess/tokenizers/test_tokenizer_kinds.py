@@ -122,6 +122,14 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
 
 
 @pytest.mark.usefixtures("lossy")
+def test_special_tokens_that_a_given_tokenizer_lacks_are_named(tmp_path):
+    load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]"]))
+    for token in ("<pad>", "cat"):  # the second one is an ordinary token
+        with pytest.raises(ConfigError, match=rf"data\.tokenizer\.special_tokens=\['{token}'\].*tokenizer\.json"):
+            load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]", token]))
+
+
+@pytest.mark.usefixtures("lossy")
 @pytest.mark.parametrize("named", [".", "tokenizer.json"])
 @pytest.mark.parametrize("stating", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stating):
