@@ -19,6 +19,11 @@ def escaped(text: str) -> str:
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def shown_url(url: str) -> str:
+    """A URL for messages: without its password, and without the query of HTTP, which may hold a signature."""
+    return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url)
+
+
 def portable(name: str) -> str:
     """The name of a file as text; its bytes may be no UTF-8."""
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")

@@ -1,5 +1,6 @@
 """Servers on this machine that answer as S3 and as a web server do, the latter with faults."""
 
+import errno
 import html
 import re
 import threading
@@ -10,11 +11,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import fsspec
 import pytest
 from blake3 import blake3
+from fsspec.implementations.memory import MemoryFileSystem
 
 
 @contextmanager
@@ -32,6 +34,33 @@ def s3_server() -> Iterator[Any]:
         changed.setenv("AWS_DEFAULT_REGION", "us-east-1")
         yield fsspec.filesystem("s3")
         server.stop()
+
+
+class ConnectedFiles(MemoryFileSystem):
+    """Files at `connected://HOST/…`. As with FTP, the server is connected to at once, and is no part of the paths.
+
+    Attributes:
+        refusals: how many of the next connections fail.
+    """
+
+    protocol, cachable = "connected", False
+    store, pseudo_dirs = {}, [""]  # not those of memory://
+    refusals = 0
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        assert host == "server"
+        if ConnectedFiles.refusals:
+            ConnectedFiles.refusals -= 1
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str | None]:
+        return {"host": urlsplit(path).hostname}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + (path.split("/", 3)[3] if "://" in path else path).strip("/")
 
 
 class WebServer(ThreadingHTTPServer):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from infini_llama.configs.errors import DataError, escaped, portable
+from infini_llama.configs.errors import ConfigError, DataError, escaped, portable, shown_url
 from infini_llama.configs.reading import expanded
 from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
@@ -130,13 +130,14 @@ def matching_files(
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
             where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)" if folder else searched
-            raise DataError(f"{key}: no file matches '{pattern}'{where}.")
+            raise DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
         named = [(path, name, real.of(path)) for path, name in files]
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
         if None not in own.values():
             places = " and ".join(sorted({str(name) for name in own.values()}))
             raise DataError(
-                f"{key}: '{pattern}' matches only files of this program, which are no text: {places}; name text that lies elsewhere."
+                f"{key}: '{shown_url(pattern)}' matches only files of this program, which are no text: {places}; name text that lies "
+                "elsewhere."
             )
         for path, name, place in named:
             if place in seen:
@@ -174,8 +175,10 @@ def _is_file(path: str) -> bool:
 def _remote(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     try:
         folder, files = matching(pattern)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
     except PermissionError as error:
-        raise DataError(f"{key}: '{pattern}' cannot be listed ({error.strerror}).") from None
+        raise DataError(f"{key}: '{shown_url(pattern)}' cannot be listed ({error.strerror}).") from None
     kept = []
     for file in files:
         if not folder or _is_text(name := file[1].rpartition("/")[2], form):

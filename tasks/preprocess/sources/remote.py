@@ -1,16 +1,19 @@
 """Text that is not on this machine: any place that fsspec supports, read by ranges, each of which is tried several times."""
 
 import errno
+import ftplib
 import io
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar
+from urllib.parse import urlsplit
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import ConfigError, PipelineError, shown_url
 from infini_llama.tasks.preprocess.sources.texts import Stamp
 
 T = TypeVar("T")
@@ -19,6 +22,8 @@ SILENT = 60.0  # seconds without a byte after which an HTTP connection is given 
 BLOCK = 2**22  # bytes of one request of a file that is read in order
 # Names of what stands for the bytes of a file, where it is known.
 CONTENT = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5")
+# Errors of a filesystem that connects when it is opened; they may pass.
+TRANSIENT = (ConnectionError, TimeoutError, EOFError, socket.gaierror, ftplib.error_temp)
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -31,7 +36,7 @@ class RemoteFile:
     stamp: Stamp | None = field(default=None, compare=False)  # None: the server gives none
 
     def __str__(self) -> str:
-        return _shown(self.url)
+        return shown_url(self.url)
 
     @property
     def name(self) -> str:
@@ -105,16 +110,12 @@ def is_remote(pattern: str) -> bool:
     return bool(SCHEME.match(pattern))
 
 
-def _shown(url: str) -> str:
-    """A URL for messages: without its query, which may hold a signature."""
-    return url.split("?")[0] if url.startswith("http") else url
-
-
 def filesystem(url: str) -> tuple[Any, str]:
-    """The filesystem of a URL and the path in it; credentials are those of the environment.
+    """The filesystem of a URL and the path in it; credentials are those of the environment, or in the URL.
 
     Raises:
-        ConfigError: the protocol is unknown, or its package is not installed.
+        ConfigError: the protocol is unknown, its package is not installed, or the URL is not one of its.
+        PipelineError: the filesystem connects at once, and its server is not reached, however often it is tried.
     """
     import fsspec  # heavy, and needed for remote text alone
 
@@ -123,10 +124,31 @@ def filesystem(url: str) -> tuple[Any, str]:
         import aiohttp
 
         settings["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)}
-    try:
-        return fsspec.core.url_to_fs(url, **settings)
-    except (ValueError, ImportError) as fault:
-        raise ConfigError(f"{_shown(url)} cannot be read: {fault}") from None
+
+    def opened() -> tuple[Any, str]:
+        try:
+            if url.startswith("http"):
+                _require_host(url)
+            return fsspec.core.url_to_fs(url, **settings)
+        except TRANSIENT:
+            raise
+        except Exception as fault:  # every filesystem of fsspec has errors of its own
+            raise ConfigError(
+                f"{shown_url(url)} cannot be opened ({_words(fault, url)}); correct the URL, or install what its filesystem needs."
+            ) from None
+
+    return tried(url, opened)
+
+
+def _require_host(url: str) -> None:
+    parts = urlsplit(url)
+    if not parts.hostname or parts.port == 0:  # `port` raises an error for one that is out of range
+        raise ValueError("it has no host, or port 0")
+
+
+def _words(fault: BaseException, url: str) -> str:
+    kind = "" if isinstance(fault, ValueError | ImportError) else f"{type(fault).__name__}: "
+    return " ".join(f"{kind}{fault}".replace(url, shown_url(url)).split())[:200]
 
 
 def tried(url: str, request: Callable[[], T]) -> T:
@@ -140,19 +162,22 @@ def tried(url: str, request: Callable[[], T]) -> T:
     for number in range(TRIES):
         try:
             return request()
+        except ConfigError:
+            raise
         except Exception as error:  # every filesystem of fsspec has errors of its own
             fault = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = _status(fault)
-            if status in (404, 410) or (isinstance(fault, FileNotFoundError) and status is None):
-                raise FileNotFoundError(errno.ENOENT, "there is no such file", _shown(url)) from None
+            is_missing = isinstance(fault, FileNotFoundError | StopIteration)  # the latter from FTP
+            if status in (404, 410) or (is_missing and status is None):
+                raise FileNotFoundError(errno.ENOENT, "there is no such file", shown_url(url)) from None
             if status in (401, 403) or isinstance(fault, PermissionError):
                 raise PermissionError(
-                    errno.EACCES, "the server refuses access; check the credentials", _shown(url)
+                    errno.EACCES, "the server refuses access; check the credentials", shown_url(url)
                 ) from None
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
-    reason = " ".join(f"{type(fault).__name__}: {fault}".replace(url, _shown(url)).split())[:200]
-    raise PipelineError(f"{_shown(url)} cannot be reached ({reason}); run the same command again.") from None
+    reason = _words(fault, url) if fault else ""
+    raise PipelineError(f"{shown_url(url)} cannot be reached ({reason}); run the same command again.") from None
 
 
 def _status(fault: BaseException) -> int | None:
@@ -173,6 +198,9 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
         PermissionError: it is refused.
     """
     files, path = filesystem(pattern)
+    # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one server, its name.
+    written = next((form for form in (pattern, pattern.rstrip("/"), f"{pattern}/") if form.endswith(path)), None)
+    begin = None if written is None else written.removesuffix(path)
     files.invalidate_cache()
     is_http, path = pattern.startswith("http"), path.rstrip("/")
     magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
@@ -185,14 +213,16 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
 
     if magic:
         root = path[: magic.start()].rpartition("/")[0]
-        return False, _described(files, unless_missing(files.glob, path, detail=True), root, path, is_http)
+        return False, _described(files, begin, unless_missing(files.glob, path, detail=True), root, path, is_http)
     if pattern.endswith("/") or (info := unless_missing(files.info, path)).get("type") == "directory":
-        return True, _described(files, unless_missing(files.find, path, detail=True), path, f"{path}/**", is_http)
-    return False, _described(files, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False)
+        return True, _described(
+            files, begin, unless_missing(files.find, path, detail=True), path, f"{path}/**", is_http
+        )
+    return False, _described(files, begin, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False)
 
 
 def _described(
-    files: Any, entries: dict[str, dict[str, Any]], root: str, pattern: str, is_http: bool
+    files: Any, begin: str | None, entries: dict[str, dict[str, Any]], root: str, pattern: str, is_http: bool
 ) -> list[tuple[RemoteFile, str]]:
     described: list[tuple[RemoteFile, str]] = []
     for path, listed in sorted(entries.items()):
@@ -205,5 +235,6 @@ def _described(
         content = tuple(str(info[key]) for key in CONTENT if info.get(key))
         size = None if info.get("partial") is False else info.get("size")
         stamp = (info.get("size"), *content) if content else None
-        described.append((RemoteFile(files.unstrip_protocol(path), size, stamp), name))
+        url = files.unstrip_protocol(path) if begin is None else begin + path
+        described.append((RemoteFile(url, size, stamp), name))
     return described

@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 
+import fsspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from infini_llama.tasks.preprocess.sources.remote import matching
 from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
-from support.remote import WebServer, s3_server
+from support.remote import ConnectedFiles, WebServer, s3_server
 from support.stages import survey
 
 TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
@@ -103,6 +104,42 @@ def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
         survey(DataConfig(files=[f"{web.url}/text/a.txt"]))
     with pytest.raises(ConfigError):
         survey(DataConfig(files=["nonsense://bucket/x.txt"]))
+
+
+@pytest.fixture
+def connected(folder, monkeypatch) -> str:
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    monkeypatch.setattr(ConnectedFiles, "refusals", 0)
+    fsspec.register_implementation("connected", ConnectedFiles, clobber=True)
+    ConnectedFiles("server").put(f"{folder}/", "/text/", recursive=True)
+    return "connected://me:hush@server/text"
+
+
+@pytest.mark.parametrize("pattern", ["{}/", "{}/deep/*.jsonl*", "{}/a.txt"])
+def test_a_filesystem_that_connects_when_it_is_opened_is_tried_again(folder, connected, pattern):
+    here = survey(DataConfig(files=[pattern.format(folder)])).identity
+    ConnectedFiles.refusals = remote.TRIES - 1
+    assert survey(DataConfig(files=[pattern.format(connected)])).identity == here and not ConnectedFiles.refusals
+
+
+def test_a_server_that_refuses_every_connection_is_named_without_the_password(connected):
+    ConnectedFiles.refusals = 1000
+    with pytest.raises(PipelineError, match=r"connected://me:\*\*\*@server/text/a\.txt") as raised:
+        survey(DataConfig(files=[f"{connected}/a.txt"]))
+    assert raised.value.exit_code == 70 and ConnectedFiles.refusals == 1000 - remote.TRIES
+    ConnectedFiles.refusals = 0
+    with pytest.raises(DataError) as missing:
+        survey(DataConfig(files=[f"{connected}/none.txt"]))
+    assert "hush" not in f"{raised.value}{missing.value}"
+
+
+@pytest.mark.parametrize(
+    "url", ["github://a", "dir://x", "zip:///none/a.zip", "http://[::1", "http://", "https://127.0.0.1:99999/x.txt"]
+)
+def test_a_url_that_its_filesystem_does_not_take_is_a_mistake_of_the_configuration(url):
+    with pytest.raises(ConfigError) as raised:
+        survey(DataConfig(sources=[{"name": "one", "files": [url]}]))
+    assert str(raised.value).startswith(f"data.sources.one.files: {url} ")
 
 
 def test_a_pointer_elsewhere_is_refused(folder, web):
