@@ -8,7 +8,6 @@ holds.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 import errno
 import logging
-import re
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError, PipelineError, no_space
+from infini_llama.configs.errors import ConfigError, PipelineError, no_space, shown_url
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, RowTableRef
 from infini_llama.tasks.runs import checkpoints
@@ -72,7 +71,7 @@ class Mirror:
     def __init__(self, url: str, home: Path) -> None:
         import fsspec
 
-        self.home, self.url = home, _shown(url)
+        self.home, self.url = home, shown_url(url)
         try:
             place: tuple[Any, str] = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as fault:
@@ -242,7 +241,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
     except Exception as fault:  # of any filesystem's making
         if no_space(fault):  # on this machine
             raise
-        name, words = config.runtime.name, f"storage.mirror={_shown(url)} cannot be read ({_words(fault, url)})"
+        name, words = config.runtime.name, f"storage.mirror={shown_url(url)} cannot be read ({_words(fault, url)})"
         if _is_here(_run(config)):
             log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
@@ -299,7 +298,7 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
                         copied.add(run)
                 _delete_pruned(mirror, run)
             except Exception as fault:  # of any filesystem's making
-                sentence = f"copying to storage.mirror={_shown(url)} failed ({_words(fault, url)})"
+                sentence = f"copying to storage.mirror={shown_url(url)} failed ({_words(fault, url)})"
                 missing = [
                     path.relative_to(home).as_posix() for path, _ in (*of_dataset, *of_run) if path not in copied
                 ] + ([] if run in copied else [f"the records of run {run.name}"])
@@ -384,10 +383,5 @@ def _is_here(run: Path) -> bool:
     return (run / "lineage.json").exists()
 
 
-def _shown(url: str) -> str:
-    """A URL for messages: without its password."""
-    return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url)
-
-
 def _words(fault: Exception, url: str) -> str:
-    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, _shown(url)).split())[:200]
+    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)).split())[:200]
