@@ -1,5 +1,6 @@
 """The checkpoints of a run as folders: which are committed, which is newest, best or damaged. Needs no torch."""
 
+import errno
 import logging
 import math
 import re
@@ -112,35 +113,38 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def newest_with_damaged_moved_aside(folder: Path, until: int | None = None) -> Path | None:
-    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside with a warning.
+    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside, if they may be, with a warning.
 
     Raises:
         OtherVersion: a newer one was written by another version of this program; it is left as it is.
     """
+    damaged = set[Path]()
     # Listed anew each time: where one was pruned while it was read, there is a newer one.
-    while paths := [path for path in named(folder) if until is None or step_of(path) <= until]:
+    while paths := [
+        path for path in named(folder) if path not in damaged and (until is None or step_of(path) <= until)
+    ]:
         if _verify_or_move_aside(paths[0]):
             return paths[0]
+        damaged.add(paths[0])
     return None
 
 
 def _verify_or_move_aside(path: Path) -> bool:
-    """Whether every checksum holds; else it is moved aside, or was pruned meanwhile, and has its name no longer."""
+    """Whether every checksum holds; else it is moved aside, unless it was pruned meanwhile, is another user's or on a read-only disk."""
     try:
         verify(path, checksums=True)
     except OtherVersion:
         raise
     except Damaged as fault:
         try:
-            aside = move_aside(path)
+            outcome = f"was moved to {move_aside(path)}"
         except FileNotFoundError:  # pruned by the training beside which it is read
             return False
-        log.warning(
-            "checkpoint %s is damaged and not used: %s It was moved to %s; the next one is used.",
-            path.name,
-            fault,
-            aside,
-        )
+        except OSError as refusal:
+            if refusal.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            outcome = f"cannot be moved aside ({refusal.strerror})"
+        log.warning("checkpoint %s is damaged and not used: %s It %s; the next one is used.", path.name, fault, outcome)
         return False
     return True
 
@@ -201,10 +205,12 @@ def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | No
             ):  # a rollback went before it
                 return carried_on
         return _explicit(folder, Path(resume))
-    while resume == "best" and (chosen := best_of(committed(folder))) is not None:
+    damaged = set[Path]()
+    while resume == "best" and (chosen := best_of([each for each in committed(folder) if each.path not in damaged])):
         if _verify_or_move_aside(chosen):
             abandon_newer(folder, step_of(chosen))
             return chosen
+        damaged.add(chosen)
     chosen = newest_with_damaged_moved_aside(folder)
     if chosen is None and resume == "must":
         raise ConfigError(

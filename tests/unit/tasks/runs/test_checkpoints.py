@@ -49,6 +49,23 @@ def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, cap
     assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_damaged_ones_that_may_not_be_moved_stay_and_the_next_one_serves(folder, monkeypatch, caplog, code):
+    """Of another user's run, or on a disk that is only read."""
+
+    def refuse(path: Path) -> Path:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(checkpoints, "move_aside", refuse)
+    damage(checkpoint_path(folder, 30))
+    damage(checkpoint_path(folder, 20))
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10) and steps(folder) == [30, 20, 10]
+    for step in (30, 20):
+        assert f"step-000000{step} is damaged" in caplog.text
+    assert f"cannot be moved aside ({os.strerror(code)}); the next one is used" in caplog.text
+    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)
+
+
 def test_one_of_another_version_is_refused_and_stays(folder, monkeypatch):
     monkeypatch.setitem(artifacts.FORMAT_VERSIONS, "checkpoint", 99)
     other = add_checkpoint(folder, 40)
