@@ -52,6 +52,24 @@ class HubSplit:
     streaming: bool = False
 
 
+def unread_files(path: str, configuration: str | None) -> list[str]:
+    """Names of files in a local folder that are of no split: `datasets` reads those of one format, and names decide the splits."""
+    folder = expanded(path)
+    if not folder.is_dir() or is_saved(folder):
+        return []
+    from datasets import load_dataset_builder
+
+    try:
+        splits = load_dataset_builder(str(folder), configuration).config.data_files or {}
+    except Exception:  # opening it raises a clear error
+        return []
+    read = {Path(file).resolve() for files in splits.values() for file in files}
+    files = (
+        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+    return [file.name for file in files if file.is_file() and file.resolve() not in read]
+
+
 def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
     """Ranges of rows of about `most` bytes; None where the split is small, or is read from its beginning as it comes.
 

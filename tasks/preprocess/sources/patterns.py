@@ -50,7 +50,8 @@ class NotText:
 
     Attributes:
         own: the place of each file of this program that was left out.
-        others: how many files with other endings there are, by their ending ("hidden": those whose name begins with a dot).
+        others: how many files with other endings, or of no split of a dataset's folder, there are, by their ending ("hidden": those whose
+            name begins with a dot).
     """
 
     def __init__(self, home: Path, places: Mapping[str, str] | None = None) -> None:

@@ -185,6 +185,8 @@ def files_of(
             )
             for split in splits
         ]
+        for file in hub.unread_files(section.dataset, section.dataset_config):
+            not_text.count_other(file)
         return named[:1], named[1:]
     if section.source == "passkey":
         made, filler = PasskeyTexts(**section.passkey.model_dump()), tuple[TextFile, ...]()

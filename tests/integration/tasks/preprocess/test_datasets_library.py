@@ -64,6 +64,29 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatch, streaming):
+    """`datasets` reads the format that most files have, and where a name says train, files of such names."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    texts = {
+        "a.csv": "text\nin a table\n",
+        "b.jsonl": '{"text": "b"}\n',
+        "sub/b.jsonl": '{"text": "c"}\n',
+        ".git/x.txt": "x",
+    }
+    names = {"train.jsonl": '{"text": "b"}\n', "test.jsonl": '{"text": "c"}\n', "more.jsonl": '{"text": "d"}\n'}
+    for folder, files, documents, others in (
+        ("mixed", texts, ["b", "c"], {".csv": 1}),
+        ("named", names, ["b"], {".jsonl": 1}),
+        ("whole", {"b.jsonl": '{"text": "b"}\n'}, ["b"], {}),
+    ):
+        for name, content in files.items():
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(content)
+        corpus = survey(DataConfig(source="huggingface", dataset=str(tmp_path / folder), streaming=streaming))
+        assert (corpus.documents, corpus.report.other_files) == (documents, others)
+
+
 def test_shards_of_an_earlier_save_are_no_text(tmp_path):
     datasets.Dataset.from_dict({"text": ["an earlier text", "another", "a third"]}).save_to_disk(tmp_path, num_shards=3)
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path, num_shards=2)
