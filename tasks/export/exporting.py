@@ -236,8 +236,10 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
 
 def _generation(kept: Mapping[str, Any]) -> dict[str, Any]:
     """Generation settings that transformers also writes again once it has changed them: those of sampling with do_sample alone, and no
-    padding token below 0."""
+    padding token below 0. Where they say that tokens are not sampled, those of sampling are left out."""
     settings = {name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)}
+    if settings.get("do_sample") is False or settings.get("temperature") == 0:
+        return {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
     if any(settings.get(name) not in (None, default) for name, default in SAMPLING.items()):
         settings["do_sample"] = True
     return settings

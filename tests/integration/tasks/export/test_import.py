@@ -386,6 +386,32 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     kept.save_pretrained(tmp_path / "again")
 
 
+@pytest.mark.parametrize(
+    ("stated", "samples"),
+    [
+        ({"do_sample": False, "temperature": 0.0}, False),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 0, "top_p": 0.9}, False),
+        ({"do_sample": True, "temperature": 0}, False),
+        ({"temperature": 0.0}, False),
+        ({"do_sample": True, "temperature": 0.7}, True),
+        ({"temperature": 0.7}, True),
+        ({}, None),
+    ],
+)
+def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(theirs, run_of, tmp_path, stated, samples):
+    path, _ = theirs()
+    (path / "generation_config.json").write_text(json.dumps(stated))
+    folder = RunFolder(run_of(attention="softmax")[0])
+    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.do_sample is samples
+    assert model.generation_config.temperature == (0.7 if samples else None)
+    model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4)
+    model.generation_config.max_new_tokens = 20
+    model.save_pretrained(tmp_path / "again")
+
+
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "additional_chat_templates"])
 def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
     path, _ = theirs()
