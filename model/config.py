@@ -1,9 +1,9 @@
 """The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them, and the parameters and
 floating-point operations that follow from it."""
 
-import math
+import sys
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 Attention = Literal["softmax", "local", "infini"]
 MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
@@ -13,6 +13,7 @@ Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 FrozenLayers = int | Literal["all_but_memory"]
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "max_position_embeddings", "segment_length", "pad_vocab_to_multiple_of")  # fmt: skip
+LARGEST = 2**31 - 1  # of a size: products of two can be counted
 
 # Parameters with a row per token of the vocabulary, and rows that pad it.
 BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
@@ -73,16 +74,19 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for field in SIZES:
-            if type(value := getattr(self, field)) is not int or value < 1:
-                raise ValueError(f"{field}={value!r} is not a whole number of at least 1")
+            if type(value := getattr(self, field)) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{field}={value!r} is not a whole number from 1 to {LARGEST}")
         for field, lowest in (("rope_theta", 0), ("rms_norm_eps", 0), ("initializer_range", -1)):
-            if not _is_number(value := getattr(self, field)) or value <= lowest:
+            if not is_number(value := getattr(self, field)) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
         # values of a config.json have any type
         if not isinstance(self.tie_word_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
-        if self.head_dim is not None and (type(self.head_dim) is not int or self.head_dim < 2 or self.head_dim % 2):
-            raise ValueError(f"head_dim={self.head_dim!r} is no even number of at least 2")
+        size = self.head_dim
+        if size is not None and (type(size) is not int or not 2 <= size <= LARGEST or size % 2):
+            raise ValueError(f"head_dim={size!r} is not an even number from 2 to {LARGEST}")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"rope_scaling={self.rope_scaling!r} is not a mapping")
         if self.head_dim is None and (self.hidden_size % self.num_attention_heads or self.head_size % 2):
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
@@ -99,7 +103,7 @@ class LlamaConfig:
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
-        if not _is_number(self.memory_write_jitter) or self.memory_write_jitter < 1:
+        if not is_number(self.memory_write_jitter) or self.memory_write_jitter < 1:
             raise ValueError(f"memory_write_jitter={self.memory_write_jitter!r} is not a number of at least 1")
         if self.memory_layers is not None:  # a list in JSON
             layers: tuple[Any, ...] = tuple(self.memory_layers)
@@ -110,7 +114,7 @@ class LlamaConfig:
                 )
             object.__setattr__(self, "memory_layers", layers)
         for field in ("attention_dropout", "hidden_dropout"):
-            if not _is_number(value := getattr(self, field)) or not 0 <= value < 1:
+            if not is_number(value := getattr(self, field)) or not 0 <= value < 1:
                 raise ValueError(f"{field}={value!r} is outside [0, 1)")
 
     @property
@@ -134,9 +138,9 @@ class LlamaConfig:
         return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
 
 
-def _is_number(value: object) -> bool:
-    """Whether a value of a JSON file is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a JSON file is a finite number, as a float can hold it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def parameters(config: LlamaConfig) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from infini_llama.model.config import BY_TOKEN, LlamaConfig
+from infini_llama.model.config import BY_TOKEN, LlamaConfig, is_number
 
 if TYPE_CHECKING:  # configurations are read without it
     import torch
@@ -191,9 +191,9 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}={value!r} is not a mapping")
     inside = {name: entry for name, entry in cast(Mapping[str, Any], value).items() if entry is not None}
-    # of no effect where it is 1 or true, and not here otherwise
-    neutral = {name: 1 for name in ("partial_rotary_factor", "truncate") if inside.get(name) == 1}
-    inside = {name: entry for name, entry in inside.items() if name not in neutral}
+    # of no effect with these values
+    neutral = {"partial_rotary_factor": 1, "truncate": 1, "beta_fast": 0, "beta_slow": 0}
+    inside = {name: entry for name, entry in inside.items() if name not in neutral or entry != neutral[name]}
     kind = inside.pop("rope_type", inside.get("type", "default"))
     inside.pop("type", None)
     if kind not in SCALINGS:
@@ -203,7 +203,7 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
         if beside is not None and inside.setdefault(name, beside) != beside:
             raise ValueError(f"{name}={beside!r} contradicts {inside[name]!r} in {key}; remove one of them")
     theta = inside.pop("rope_theta", 10_000.0)
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
+    if not is_number(theta):
         raise ValueError(f"rope_theta={theta!r} is not a number")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
         inside.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))

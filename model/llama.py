@@ -92,7 +92,7 @@ class Llama(nn.Module):
         self.config = config
         self.attention_backend, self.loss_chunk, self.z_loss = attention_backend, 0, 0.0
         self.most_documents: int | None = None
-        scaled_frequencies(config, torch.device("cpu"), torch.float32)  # a wrong rope_scaling is refused here
+        scaled_frequencies(config, torch.device("meta"), torch.float32)  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)

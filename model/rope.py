@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from infini_llama.model.config import LlamaConfig
+from infini_llama.model.config import LlamaConfig, is_number
 
 
 class Rotary(NamedTuple):
@@ -79,6 +79,10 @@ def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> 
     factor = _number(scaling, "factor", 1.0)
     trained = _number(scaling, "original_max_position_embeddings", 1.0)
     fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)
+    if not fast >= slow > 0:
+        raise ValueError(f"rope_scaling.beta_fast={fast} must be at least beta_slow={slow}, and both above 0")
+    if theta <= 1:
+        raise ValueError(f"rope_theta={theta} must be more than 1 with rope_type=yarn")
 
     def index_of(turns: float) -> float:
         """Index of the frequency that makes `turns` turns over the trained length."""
@@ -87,15 +91,15 @@ def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> 
     first, last = index_of(fast), index_of(slow)
     first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
     steps = torch.arange(size // 2, device=plain.device).to(plain.dtype)
-    slowed = ((steps - first) / max(last - first, 0.001)).clamp(0.0, 1.0)
+    slowed = ((steps - first) / ((last - first) or 0.001)).clamp(0.0, 1.0)
     frequencies = plain / factor * slowed + plain * (1 - slowed)
-    if (scale := scaling.get("attention_factor")) is None:
-        scale = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
-    return frequencies, float(scale)
+    if scaling.get("attention_factor") is not None:
+        return frequencies, _number(scaling, "attention_factor", 0.0)
+    return frequencies, 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
 
 
 def _number(scaling: dict[str, Any], key: str, lowest: float, default: float | None = None) -> float:
     value = scaling.get(key, default)
-    if not isinstance(value, int | float) or value < lowest:
+    if not is_number(value) or value < lowest:
         raise ValueError(f"rope_scaling.{key}={value!r} must be a number of at least {lowest:g}")
     return float(value)

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed
 
+LARGEST = 2**31 - 1  # as in `model.config`
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+
 
 class RopeScaling(Section):
     """Scaling of rotary positions for sequences longer than those of an earlier training, as in Hugging Face's
@@ -21,7 +24,7 @@ class RopeScaling(Section):
     factor: Annotated[float, Field(ge=1)] = fixed(
         description="Maximum sequence length relative to the earlier training."
     )
-    original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = fixed(
+    original_max_position_embeddings: Size | None = fixed(
         default=None, description="Sequence length of the earlier training (llama3, yarn)."
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
@@ -53,26 +56,27 @@ class RopeScaling(Section):
         low, high = self.low_freq_factor, self.high_freq_factor
         if low is not None and high is not None and low >= high:
             raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
+        fast, slow = self.beta_fast or 32.0, self.beta_slow or 1.0
+        if fast < slow:
+            raise ValueError(f"beta_fast={fast} must be at least beta_slow={slow}")
         return self
 
 
 class ModelConfig(Section):
     """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
-    hidden_size: Annotated[int, Field(ge=1)] = fixed(default=256, description="Width of the residual stream.")
-    intermediate_size: Annotated[int, Field(ge=1)] = fixed(
-        default=768, description="Inner width of the gated feed-forward block."
-    )
-    num_hidden_layers: Annotated[int, Field(ge=1)] = fixed(default=4, description="Number of decoder layers.")
-    num_attention_heads: Annotated[int, Field(ge=1)] = fixed(
+    hidden_size: Size = fixed(default=256, description="Width of the residual stream.")
+    intermediate_size: Size = fixed(default=768, description="Inner width of the gated feed-forward block.")
+    num_hidden_layers: Size = fixed(default=4, description="Number of decoder layers.")
+    num_attention_heads: Size = fixed(
         default=4, description="Query heads. Must divide hidden_size, unless model.head_dim is set."
     )
-    num_key_value_heads: Annotated[int, Field(ge=1)] | None = fixed(
+    num_key_value_heads: Size | None = fixed(
         default=None,
         description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
         "num_attention_heads.",
     )
-    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] | None = fixed(
+    head_dim: Annotated[int, Field(ge=2, le=LARGEST, multiple_of=2)] | None = fixed(
         default=None,
         description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
         "capacity. Default: hidden_size / num_attention_heads.",
@@ -88,7 +92,7 @@ class ModelConfig(Section):
     rope_scaling: RopeScaling | None = fixed(
         default=None, description="Scaling of rotary positions, as in Hugging Face's configurations."
     )
-    pad_vocab_to_multiple_of: Annotated[int, Field(ge=1)] = fixed(
+    pad_vocab_to_multiple_of: Size = fixed(
         default=1,
         description="Embedding and output head have as many rows as the next multiple of this number, for example 128 for fast "
         "matrix products on GPUs. The rows beyond the tokenizer's vocabulary stay zero: they are never sampled, are not "
@@ -115,9 +119,7 @@ class ModelConfig(Section):
         description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
         "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
-    segment_length: Annotated[int, Field(ge=1)] = fixed(
-        default=64, description="Tokens per segment (attention: infini or local)."
-    )
+    segment_length: Size = fixed(default=64, description="Tokens per segment (attention: infini or local).")
     memory_layers: list[Annotated[int, Field(ge=0)]] | None = fixed(
         default=None,
         description="Layers, from 0, that have a memory and gates (attention: infini), in ascending order. The others have local attention "
@@ -157,6 +159,8 @@ class ModelConfig(Section):
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} gives an odd head size; "
                 "rotary positions need an even one"
             )
+        if self.rope_scaling and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta={self.rope_theta} must be more than 1 with rope_type=yarn")
         layers = self.memory_layers
         if layers is not None and self.attention != "infini":
             raise ValueError(

@@ -102,7 +102,7 @@ def open_folder(path: Path) -> Folder:
     stated = _json(path / CONFIG)
     try:
         config = hf.config_from_hf(stated)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(f"{path / CONFIG}: {error}.") from None
     _refuse_ids_beyond(path / CONFIG, stated, config.vocab_size)
     if (path / GENERATION).is_file():
@@ -117,7 +117,7 @@ def open_folder(path: Path) -> Folder:
         )
     try:
         expected = hf.shapes(folder.config)
-    except (ValueError, RuntimeError) as error:  # sizes beyond what torch can count are a RuntimeError
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:  # sizes beyond what torch can count
         raise ConfigError(f"{path / CONFIG}: {error}.") from None
     try:
         hf.check_shapes(folder.shapes(), expected, folder.config)

@@ -69,6 +69,8 @@ SCALINGS = {
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
     "yarn of other ramps": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 2.0},
+    "yarn of a ramp before all frequencies": {"factor": 4.0, "original_max_position_embeddings": 1},
+    "yarn of a ramp after all frequencies": {"factor": 4.0, "original_max_position_embeddings": 10**8},
     "yarn of a given scale": {"factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 0.7},
 }
 
@@ -93,6 +95,10 @@ def test_other_activations_equal_transformers(hidden_act):
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
         (SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0}, "low_freq_factor"),
+        (SCALINGS["yarn"] | {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 32}, r"beta_fast=1\.0.*beta_slow=32\.0"),
+        (SCALINGS["yarn"] | {"rope_type": "yarn", "attention_factor": [1]}, r"attention_factor=\[1\]"),
+        ({"rope_type": "linear", "factor": float("nan")}, "factor=nan"),
+        ([1], r"rope_scaling=\[1\]"),
     ],
 )
 def test_impossible_scalings_are_refused(scaling, word):

@@ -33,6 +33,7 @@ SIZES = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 GONE = object()
+HUGE = 10**400
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -126,6 +127,7 @@ def own_logits(path, ids):
         ({}, [stated(pad_token_id=-1, layer_types=["full_attention"] * 2, note="x")]),
         ({}, [stated(rope_parameters=GONE, rope_theta=5e5, rope_scaling=LLAMA3, original_max_position_embeddings=32)]),
         ({}, [stated(rope_parameters=YARN | {"beta_fast": None, "truncate": True})]),
+        ({}, [stated(rope_parameters=YARN | {"beta_fast": 0, "beta_slow": 0.0})]),
     ],
 )  # fmt: skip
 def test_the_same_model_as_in_transformers(folder, fields, changes):
@@ -174,6 +176,17 @@ def test_the_same_model_as_in_transformers(folder, fields, changes):
         ({}, stated(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type='dynamic'"),
         ({}, stated(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling=.*contradicts rope_parameters="),
         ({}, stated(rope_theta=5e5), "rope_theta=500000.0 contradicts 10000.0"),
+        ({}, stated(rope_parameters={"rope_type": "default", "rope_theta": HUGE}), "rope_theta=1000"),
+        ({}, stated(rope_parameters=YARN | {"rope_theta": 1.0}), "rope_theta=1.0"),
+        ({}, stated(rope_parameters=YARN | {"beta_fast": 1, "beta_slow": 32}), "beta_fast=1.0"),
+        ({}, stated(rope_parameters=YARN | {"beta_slow": 1e-310}), "config.json"),
+        ({}, stated(rope_parameters=YARN | {"attention_factor": [1]}), r"attention_factor=\[1\]"),
+        ({}, stated(rope_parameters=YARN | {"factor": HUGE}), "factor=1000"),
+        ({}, stated(rms_norm_eps=HUGE), "rms_norm_eps=1000"),
+        ({}, stated(hidden_size=2**63), "hidden_size=9223372036854775808"),
+        ({}, stated(vocab_size=HUGE), "vocab_size=1000"),
+        ({}, stated(head_dim=HUGE), "head_dim=1000"),
+        ({}, stated(num_attention_heads=2**31 - 1, head_dim=2**31 - 2, num_key_value_heads=1), "config.json"),
         ({}, stated(rope_parameters=LLAMA3 | {"low_freq_factor": None}), "low_freq_factor=None"),
         ({}, stated(rope_parameters=YARN | {"mscale": 1.0}), "mscale=1.0"),
         ({}, stated(rope_parameters={"full_attention": {"rope_type": "default"}}), "full_attention="),
