@@ -110,9 +110,10 @@ def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = 
 def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
     from datasets import Dataset
 
+    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
     if isinstance(dataset, Dataset):  # a saved one is read in place, and any offset in it is followed
         dataset.data.validate(full=True)
-    yield from dataset.with_format(None).iter(batch_size=AT_ONCE)
+    yield from batches
 
 
 def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
