@@ -71,9 +71,16 @@ def _sequence(loader: _StrictLoader, node: yaml.SequenceNode) -> list[JsonValue]
 def _whole_number(_: _StrictLoader, node: yaml.ScalarNode) -> int:
     base = {"0o": 8, "0x": 16}.get(node.value[:2], 10)
     try:
-        return int(node.value, base)
-    except ValueError:  # Python refuses to convert thousands of digits
+        return _of_64_bits(node.value, base)
+    except ValueError:
         raise _fault("a number has too many digits", node.start_mark) from None
+
+
+def _of_64_bits(digits: str, base: int = 10) -> int:
+    number = int(digits, base)  # Python refuses to convert thousands of digits
+    if abs(number) >= 2**63:  # torch does not take more
+        raise ValueError(digits)
+    return number
 
 
 def _number(_: _StrictLoader, node: yaml.ScalarNode) -> float:
@@ -140,8 +147,8 @@ def parse_json(text: str) -> JsonValue:
 
     def integer(digits: str) -> int:
         try:
-            return int(digits)
-        except ValueError:  # Python refuses to convert thousands of digits
+            return _of_64_bits(digits)
+        except ValueError:
             line = text.count("\n", 0, text.index(digits)) + 1
             raise ValueError(f"line {line}: a number has too many digits") from None
 

@@ -72,7 +72,7 @@ class EnvironmentConfig(Section):
     master_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
         default="auto", description="Port of the rendezvous on node 0. auto: a free port."
     )
-    communication_timeout: Annotated[float, Field(gt=0)] = free(
+    communication_timeout: Annotated[float, Field(gt=0, le=1_000_000)] = free(
         default=600.0,
         description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
     )

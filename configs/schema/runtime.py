@@ -42,7 +42,7 @@ class RuntimeConfig(Section):
         default=3,
         description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
     )
-    retry_delay: Annotated[float, Field(ge=0)] = free(
+    retry_delay: Annotated[float, Field(ge=0, le=1_000_000)] = free(
         default=5.0, description="Seconds before the first retry, doubled for each further one."
     )
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = free(

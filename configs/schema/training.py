@@ -73,7 +73,7 @@ class TrainingConfig(Section):
     max_steps: Annotated[int, Field(ge=1)] | None = inexact(
         default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."
     )
-    num_epochs: Annotated[float, Field(gt=0)] | None = inexact(
+    num_epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = inexact(
         default=None,
         description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
     )

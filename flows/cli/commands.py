@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infini_llama.flows.cli.console import Answer
 
 
+LARGEST = 10**15  # of the numbers of options, so that what is computed from them does not overflow
 Argument = tuple[Sequence[str], dict[str, Any]]  # names and settings, as argparse's `add_argument` takes them
 
 
@@ -62,14 +63,13 @@ def argument(name: str, metavar: str, help: str, **settings: Any) -> Argument:
 
 
 def number(
-    kind: type[int] | type[float], least: int, most: float = math.inf, *, above: bool = False
+    kind: type[int] | type[float], least: int, most: float = LARGEST, *, above: bool = False
 ) -> Callable[[str], float]:
     """The type of a numeric option.
 
     Args:
         least: smallest value; with `above`, every value must be larger.
     """
-    limits = f"{'above' if above else 'at least'} {least}" + (f" and at most {most}" if most < math.inf else "")
 
     def read(text: str) -> float:
         try:
@@ -79,7 +79,8 @@ def number(
         if not abs(value) < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is not a {'whole' if kind is int else 'finite'} number")
         if not least <= value <= most or (above and value == least):
-            raise argparse.ArgumentTypeError(f"{text} must be {limits}")
+            upper = f" and at most {most}" if most != LARGEST or value > most else ""
+            raise argparse.ArgumentTypeError(f"{text} must be {'above' if above else 'at least'} {least}{upper}")
         return value
 
     return read
@@ -94,9 +95,9 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 def count(text: str) -> int:
     """A whole number of at least 1, such as 4096, 128k, 30M or 1.5B."""
     written = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbg]?)", text.lower())
-    if not written or (value := round(float(written[1]) * UNITS[written[2]])) < 1:
+    if not written or not 1 <= (value := float(written[1]) * UNITS[written[2]]) <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not a number such as 4096, 128k or 1.5M")
-    return value
+    return round(value)
 
 
 def non_empty(text: str) -> str:

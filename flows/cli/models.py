@@ -69,6 +69,8 @@ def evaluate(arguments: Namespace) -> Answer:
         return _passkey(arguments)
     if options := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
         raise ConfigError(f"{', '.join(options)}: only with --passkey; use both or neither.")
+    if arguments.files and (options := [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]):
+        raise ConfigError(f"{', '.join(options)}: not with --files, which is read whole; remove them.")
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
@@ -86,6 +88,8 @@ def _passkey(arguments: Namespace) -> Answer:
     form, filler = arguments.form or "passkey", arguments.filler or "repeated"
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
+    if arguments.segments and (options := [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]):
+        raise ConfigError(f"{', '.join(options)}: not with --segments, which decides length and place; remove them.")
     from infini_llama.tasks.evaluate.stage import DEPTHS, SAMPLES, find_passkeys, find_passkeys_across
 
     checkpoint, samples, seed = arguments.checkpoint, arguments.samples or SAMPLES, arguments.seed or 0

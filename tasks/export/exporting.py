@@ -36,6 +36,7 @@ from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 log = logging.getLogger("infini_llama.export")
 INDEX = "model.safetensors.index.json"
 SHARD_SIZE = "5GB"
+SIZE = r"\s*(?=.*[1-9])[0-9]{1,15}(\.[0-9]+)?\s*[KMGTkmgt][Bb]\s*"
 # Settings of transformers that count with do_sample alone, and their defaults.
 SAMPLING = {
     "temperature": 1,
@@ -65,6 +66,10 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
         ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
         DataError: checkpoint or tokenizer is damaged.
     """
+    if not re.fullmatch(
+        SIZE, max_shard_size
+    ):  # of what Hugging Face's function takes, inf would raise and 0 mean any size
+        raise ConfigError(f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB.")
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
@@ -180,10 +185,7 @@ def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size
     Returns:
         the files' names.
     """
-    try:
-        split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
-    except ValueError:
-        raise ConfigError(f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB.") from None
+    split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
     about = {"format": "pt"} | facts.metadata()
     for file, names_in_file in split.filename_to_tensors.items():
         save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)

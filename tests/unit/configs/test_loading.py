@@ -110,8 +110,28 @@ def test_a_json_configuration_is_read(tmp_path):
     assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
-    with pytest.raises(ConfigError, match="line 2: a number has too many digits"):
-        load_config(write(tmp_path, f'{{"data":\n{"9" * 5000}}}', "long.json"))
+    for digits in (str(2**63), "9" * 400, "9" * 5000):
+        with pytest.raises(ConfigError, match="line 2: a number has too many digits"):
+            load_config(write(tmp_path, f'{{"data":\n{digits}}}', "long.json"))
+        with pytest.raises(ConfigError, match="too many digits"):
+            load_config("tiny", [f"train.max_steps={digits}"])
+    assert load_config("tiny", [f"train.seed={2**63 - 1}"]).train.seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.max_tokens", "9" * 400 + "k"),
+        ("train.eval_steps", "9" * 400 + "k tokens"),
+        ("train.save_steps", "9" * 400 + " hours"),
+        ("train.num_epochs", "1e308"),
+        ("environment.communication_timeout", "1e308"),
+        ("runtime.retry_delay", "1e308"),
+    ],
+)
+def test_numbers_that_would_overflow_are_refused(key, value):
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        load_config("tiny", ["train.max_steps=null", f"{key}={value}"])
 
 
 def test_plain_values_are_what_they_look_like(tmp_path):

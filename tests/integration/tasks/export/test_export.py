@@ -245,6 +245,9 @@ def test_the_same_run_gives_the_same_bytes(run_of, tmp_path):
         ({"checkpoint": "step-00000008"}, "no checkpoint 'step-00000008'"),
         ({"checkpoint": "../../run"}, "no checkpoint '../../run'"),
         ({"max_shard_size": "some"}, "--max-shard-size some"),
+        ({"max_shard_size": "infGB"}, "--max-shard-size infGB"),
+        ({"max_shard_size": "-5GB"}, "--max-shard-size -5GB"),
+        ({"max_shard_size": "0.0GB"}, "--max-shard-size 0.0GB"),
     ],
 )
 def test_unsupported_exports_are_reported_and_leave_nothing(run_of, tmp_path, changes, words):

@@ -16,6 +16,22 @@ def test_lengths_have_units(option):
     assert parsed.lengths == [4096, 128_000, 1_000_000, 1_500_000]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "run", "--passkey", "--lengths", "9" * 400],
+        ["evaluate", "run", "--passkey", "--lengths", "9" * 400 + "k"],
+        ["evaluate", "run", "--passkey", "--segments", "9" * 30],
+        ["generate", "run", "--max-new-tokens", "9" * 30],
+        ["init", "--files", "x", "--hours", "1e308"],
+    ],
+)
+def test_numbers_that_would_overflow_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 64 and f"argument {words[-2]}" in capsys.readouterr().err
+
+
 def test_overrides_and_options_in_any_order():
     for words in (
         ["run", "a.yaml", "x.y=1", "z=2", "--no-prefect"],
