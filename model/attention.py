@@ -13,7 +13,7 @@ from infini_llama.model.rope import Rotary
 
 
 class KeyValues:
-    """Rotated keys and values of what was read, in buffers [B, Hkv, capacity, d] that never grow; row b holds filled[b] of them."""
+    """Rotated keys and values of what was read, in buffers [B, Hkv, capacity, d]; row b holds filled[b] of them."""
 
     def __init__(
         self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
@@ -24,6 +24,11 @@ class KeyValues:
     def together(self) -> bool:
         """Whether all rows hold the same number of tokens."""
         return len(set(self.filled)) == 1
+
+    def grow(self, capacity: int) -> None:
+        """Give the buffers room for `capacity` tokens, with what they hold."""
+        more = capacity - self.k.shape[2]
+        self.k, self.v = (F.pad(x, (0, 0, 0, more)) for x in (self.k, self.v))
 
     def positions(self, length: int) -> torch.Tensor:
         """Places of the next `length` tokens, [length] where rows stand together, else [B, length].

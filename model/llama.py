@@ -263,9 +263,22 @@ class Llama(nn.Module):
     def new_states(self, batch: int, capacity: int) -> States:
         """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
         reach = capacity if self.config.attention == "softmax" else self.config.segment_length
+        return States(self._tables(reach), [layer.self_attn.new_state(batch, capacity) for layer in self._layers()])
+
+    def with_room(self, states: States, length: int) -> States:
+        """The states with room for `length` more tokens; where a softmax model's have too little, it is doubled at least."""
+        capacity, needed = len(states.rotary.cos), max(states.layers[0].filled) + length
+        if self.config.attention != "softmax" or needed <= capacity:
+            return states
+        capacity = max(needed, 2 * capacity)
+        for state in states.layers:
+            state.grow(capacity)
+        return States(self._tables(capacity), states.layers)
+
+    def _tables(self, length: int) -> Rotary:
+        """Rotary tables of the first `length` positions."""
         weight = self.model.embed_tokens.weight
-        tables = rotary(torch.arange(reach, device=weight.device), self.config, weight.dtype)
-        return States(tables, [layer.self_attn.new_state(batch, capacity) for layer in self._layers()])
+        return rotary(torch.arange(length, device=weight.device), self.config, weight.dtype)
 
     def read(self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None) -> torch.Tensor:
         """Read the next tokens of each row, input_ids [B, t]; returns their last hidden states [B, t, hidden_size].

@@ -61,7 +61,10 @@ class InfiniLlamaConfig(PreTrainedConfig):
 
 
 class InfiniCache:
-    """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding."""
+    """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding.
+
+    `capacity` is the number of tokens that a softmax model's states first have room for.
+    """
 
     is_compileable = False
     is_croppable = False
@@ -189,6 +192,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if past is not None and past.states is not None:
             if documents is not None:
                 raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+            past.states = self._llama.with_room(past.states, length)
             hidden = self._llama.read_embeddings(x, past.states, None, layer_outputs)
         else:
             if attention_mask is not None and not attention_mask.all():

@@ -8,8 +8,13 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.export.modeling_infini_llama import InfiniLlamaConfig, InfiniLlamaForCausalLM
+from infini_llama.tasks.export.modeling_infini_llama import CACHE, InfiniLlamaConfig, InfiniLlamaForCausalLM
 
+# Models that keep the keys of the whole text, trained at fewer tokens than the tests read.
+SHORT = [
+    {"qk_norm": True, "max_position_embeddings": 8},
+    {"pre_norm": False, "max_position_embeddings": 8, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+]
 PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
 
 
@@ -125,7 +130,7 @@ def test_padded_and_packed_rows():
     torch.testing.assert_close(logits[:, 15:35], model(ids[:, 15:35]).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}])
+@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}, *SHORT])
 @torch.no_grad()
 def test_a_cache_continues_where_it_was(changes):
     model, ids = wrapped(**changes), torch.randint(0, 97, (2, 40))
@@ -139,6 +144,23 @@ def test_a_cache_continues_where_it_was(changes):
             torch.testing.assert_close(output.logits, whole.logits[:, start : start + 5], rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="cache"):
         model(ids, past_key_values=past, cache=past)
+
+
+@pytest.mark.parametrize(
+    ("changes", "padding"), [({"attention": "infini"}, 0), ({"attention": "local"}, 0), (SHORT[0], 0), (SHORT[1], 3)]
+)
+def test_each_turn_of_a_conversation_continues_from_the_cache_of_the_last(changes, padding):
+    model, text = wrapped(**changes), torch.randint(0, 97, (2, 7))
+    mask = torch.ones_like(text)
+    mask[0, :padding] = 0
+    options, past = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}, {}
+    for _ in range(3):
+        options |= {"attention_mask": mask, "return_dict_in_generate": True}
+        made = model.generate(text, **options, **past)
+        assert torch.equal(made.sequences, model.generate(text, use_cache=False, **options).sequences)
+        past = {CACHE: made[CACHE]}
+        text = torch.cat([made.sequences, torch.randint(0, 97, (2, 1))], dim=1)
+        mask = torch.cat([mask, torch.ones(2, 10, dtype=torch.long)], dim=1)
 
 
 @torch.no_grad()
