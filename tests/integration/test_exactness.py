@@ -11,6 +11,10 @@ EAGER = [(name, cell) for name, cell in CELLS if cell["compile"] == "off"]
 # Four or more ranks and compiling take most of the time: the short list meets every setting but compiling once. All pairs meet in the
 # whole cover, behind `-m slow` and in `make exactness`.
 SHORT = each_setting_once(EAGER)
+# Stopped in a step after which was evaluated: the forward pass leaves whole parameters.
+STAGE_2 = {"world": 2, "parallel": "fsdp", "stage": 2, "precision": "bf16", "attention": "softmax", "accumulation": 1}
+STAGE_2 |= {"compile": "off", "save": "async", "resumed": 2, "epoch": "within"}
+SHORT = [("stage-2", STAGE_2), *SHORT]
 
 
 def test_in_the_cover_every_two_settings_meet():

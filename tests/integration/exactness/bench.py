@@ -64,6 +64,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "save_steps": SAVE_EVERY,
             "sample_tokens": 4,
             "parallel": cell["parallel"],
+            "zero_stage": cell.get("stage"),
             "context_parallel": context,
             "document_masking": cell.get("isolation", False),
             "optimizer": cell.get("optimizer", "adamw"),

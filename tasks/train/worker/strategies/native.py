@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -99,7 +99,9 @@ class NativeStrategy:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = model_tensors(self.model)
+        trained = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.model.named_parameters():
+            assert parameter in trained or not parameter.requires_grad, f"the optimizer does not know {name}"
             for key, value in self.optimizer.state.get(parameter, {}).items():  # a frozen one has none
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
@@ -169,6 +171,20 @@ class FSDP(NativeStrategy):
     def _gradient_sync(self, last: bool) -> Generator[None]:
         self.wrapped.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
         yield
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        self._reshard()
+        return super().tensors()
+
+    def to_plain_model(self) -> Llama | None:
+        self._reshard()
+        return super().to_plain_model()
+
+    def _reshard(self) -> None:
+        """Under stage 2, an evaluation leaves whole parameters, which are others than those that the optimizer knows."""
+        for module in self.wrapped.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
