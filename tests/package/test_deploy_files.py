@@ -109,6 +109,33 @@ def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, setti
     assert kind == "worker" or leases in (*LEASES.values(), "prefect_redis.lease_storage"), "in memory by default"
 
 
+SHOW_UI = """
+import pathlib
+import prefect
+prefect.__ui_static_subpath__ = prefect.__ui_v2_static_subpath__ = pathlib.Path("/proc/of-another-user")
+from fastapi.testclient import TestClient
+from prefect.server.api.server import create_ui_app
+client = TestClient(create_ui_app(ephemeral=False))
+settings = client.get("/ui-settings").json()
+print(client.get("/").status_code, client.get("/v2/").status_code, settings["available_uis"])
+"""
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "k8s/server.yaml", "systemd/infini-llama-server.service"])
+def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
+    settings = variables_of(DEPLOY / file, "server")
+    if "systemd" not in file:
+        (stage,) = re.findall(r"^FROM base AS server\n(.*?)^FROM", (DEPLOY / "Dockerfile.cpu").read_text(), re.M | re.S)
+        settings |= dict(re.findall(r"^ENV (\w+)=(\S+)$", stage, re.M))
+    settings = {name: value.replace("/tmp/", f"{tmp_path}/") for name, value in settings.items() if "_UI_" in name}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_UI], env=own | settings | {"PREFECT_HOME": str(tmp_path / "home")}, cwd=tmp_path,
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "200 200 ['v1', 'v2']\n", done.stdout + done.stderr
+
+
 def test_every_worker_creates_the_automation_for_silent_runs_first():
     (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
     starts = [COMPOSE["services"]["worker"]["command"][-1], COMPOSE["services"]["worker-gpu"]["command"][-1]]
