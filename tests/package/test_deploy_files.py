@@ -165,6 +165,13 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     assert file["work_pool"]["job_variables"] == variables
 
 
+@pytest.mark.parametrize("name", ["worker", "run@"])
+def test_a_unit_that_trains_can_write_the_temporary_folder_of_all_units(name):
+    unit = (DEPLOY / f"systemd/infini-llama-{name}.service").read_text()
+    assert re.search(r"^ReadWritePaths=/tmp /var/tmp$", unit, re.M), "ProtectSystem=strict makes it read-only"
+    assert "\nPrivateTmp" not in unit, "the locks of GPUs are there"
+
+
 def test_a_run_that_systemd_stops_has_not_failed():
     unit = (DEPLOY / "systemd/infini-llama-run@.service").read_text()
     for key in ("SuccessExitStatus", "RestartForceExitStatus"):
