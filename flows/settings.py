@@ -39,14 +39,14 @@ EMBEDDED = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-# For servers with a UI, here and in deploy/.
+# For servers with a UI, here and in deploy/: the UI asks the address that it came from, whatever the browser calls this machine.
 SERVER = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_UI_API_URL": "/api",
 }
-# For the server of `serve`: the UI asks the address that it came from, whatever the browser calls this machine. A worker executes
-# what this server is given. A browser sends a POST without a content type from any page and without asking, so that origins
-# alone do not protect it; such a request has no CSRF token.
-SERVED = SERVER | {"PREFECT_SERVER_API_BASE_PATH": "/api", "PREFECT_UI_API_URL": "/api", "PREFECT__SERVER_FINAL": "1"}
+# For the server of `serve`. A worker executes what it is given. A browser sends a POST without a content type from any page and
+# without asking, so that origins alone do not protect it; such a request has no CSRF token.
+SERVED = SERVER | {"PREFECT_SERVER_API_BASE_PATH": "/api", "PREFECT__SERVER_FINAL": "1"}
