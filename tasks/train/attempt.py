@@ -212,7 +212,13 @@ def watch(attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, loc
     progress = Progress(run, attempt_dir, attempt.max_steps, config.train.logging_steps, ranks)
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = environment.nnodes > 1 or not config.environment.has_local_workers
-    hangs = HangDetector(attempt_dir, environment.world_size, config.runtime.hang_timeout, after_rendezvous=waits)
+    hangs = HangDetector(
+        attempt_dir,
+        environment.world_size,
+        config.runtime.hang_timeout,
+        after_rendezvous=waits,
+        stage_ends=attempt.lineage.curriculum_ends,
+    )
     ended = False
     while not ended:
         ended = workers.poll() is not None

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ class HangDetector:
             one that was not measured yet, and in those of NOT_LEARNED, for 30 × timeout; if its process is stopped (SIGSTOP), for
             timeout / 2.
         after_rendezvous: the nodes find each other before any rank starts, which has no limit.
+        stage_ends: last step of each stage of data.curriculum. The next one has longer sequences, for which its first step may compile
+            the model again: it is measured anew.
 
     Attributes:
         longest: seconds that each phase has taken at most.
@@ -65,6 +68,7 @@ class HangDetector:
     world_size: int
     timeout: float
     after_rendezvous: bool = False
+    stage_ends: tuple[int, ...] = ()
     clock: Callable[[], float] = time.monotonic
     longest: dict[str, float] = field(default_factory=dict[str, float])
     newest: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
@@ -127,6 +131,8 @@ class HangDetector:
                 if before is not None and not gap:  # else it may have been stopped, too
                     seconds = heartbeat.time - before.time
                     self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), seconds)
+                if before is not None and self._stage(before) != self._stage(heartbeat):
+                    self.longest.pop("compute", None)
                 self.newest[rank], self.silent_since[rank] = heartbeat, now
             silence = now - self.silent_since[rank]
             # Whether it is stopped is only read of one that has been silent as long as that would matter.
@@ -141,6 +147,9 @@ class HangDetector:
             self.gone_at = now if self.gone_at is None else self.gone_at + gap
             overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None
+
+    def _stage(self, heartbeat: HeartbeatRecord) -> int:
+        return bisect_right(self.stage_ends, heartbeat.step)
 
     def _starved(self) -> float:
         """Seconds since the last look in which a rank of this machine waited for a processor."""

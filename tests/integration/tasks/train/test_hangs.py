@@ -139,6 +139,19 @@ def test_a_measured_phase_has_twice_its_longest_time_plus_the_timeout(watch, clo
         watch.poll()
 
 
+def test_the_first_step_of_a_curriculum_stage_is_measured_anew(watch, clock, tmp_path):
+    """Also where the last short step of rank 2 is read after the others have begun a long one."""
+    watch.stage_ends = (3, 8)
+    for rank in range(3):
+        place(tmp_path, rank, 8, "compute", 2.0)
+        assert watch.hung() is None
+    clock.passes(140.0, watch)
+    assert watch.hung() is None
+    for rank in range(3):
+        place(tmp_path, rank, 9, "compute", 142.0)
+    assert watch.hung() is None and watch.limit("compute") == 285.0
+
+
 @pytest.mark.parametrize("moment", [-1e9, 1e9])
 def test_the_clock_of_another_host_is_not_used(watch, clock, tmp_path, moment):
     """Neither does one far behind make a moving rank hung, nor one far ahead hide that it hangs."""
