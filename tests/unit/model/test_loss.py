@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from infini_llama.model import blocked
+from infini_llama.model import attention as softmax_attention
+from infini_llama.model import blocked, layers
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
 from support.differences import largest, relative
@@ -131,6 +132,39 @@ def test_recomputed_activations_change_no_bit(attention, dropout, kind):
     for gradient, other in zip(*results, strict=True):
         assert gradient is not None and other is not None and torch.equal(gradient, other)
     assert kept[1] < kept[0]
+
+
+@torch.library.custom_op("infini_llama_tests::fused_dropout", mutates_args=())
+def fused_dropout(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Stands for attention with dropout on a GPU, one operator that draws; a CPU's consists of several."""
+    return x * (torch.rand_like(x) >= dropout_p)
+
+
+fused_dropout.register_fake(lambda x, dropout_p: torch.empty_like(x))
+fused_dropout.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.kept, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "kept", output != 0),
+)
+
+
+@pytest.mark.parametrize("jitter", [False, True])
+def test_selective_checkpointing_draws_the_same_numbers_after_attention_with_dropout(jitter, monkeypatch):
+    model = Llama(small(attention="infini", hidden_dropout=0.0 if jitter else 0.3))
+    if jitter:
+        model.set_write_jitter(8.0)
+    real = softmax_attention.causal_attention
+    monkeypatch.setattr(softmax_attention, "causal_attention", lambda *given: fused_dropout(real(*given), 0.3))
+    monkeypatch.setattr(layers, "EXPENSIVE", layers.EXPENSIVE | {fused_dropout._opoverload})
+    ids = torch.randint(0, 97, (2, 30))
+    gradients: list[list[torch.Tensor | None]] = []
+    for checkpointing in ("none", "selective"):
+        model.checkpoint_activations(checkpointing)
+        model.zero_grad()
+        torch.manual_seed(3)
+        model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for gradient, other in zip(*gradients, strict=True):
+        assert gradient is not None and other is not None and torch.equal(gradient, other)
 
 
 @pytest.mark.parametrize(("kind", "passes"), [("selective", 2), ("full", 3)])
