@@ -28,7 +28,12 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
 
 
 def init_gates(model: Llama, train: TrainingConfig) -> None:
-    """Sets train.init_gate: a list in any case, a number where train.init_from is to replace the other weights."""
+    """Sets train.init_gate: a list in any case, a number where train.init_from is to replace the other weights.
+
+    A model without a memory has no gates: the baseline of an Infini configuration differs from it in model.attention alone.
+    """
+    if not model.config.layers_with_memory:
+        return
     if isinstance(train.init_gate, list):
         model.set_gates(train.init_gate)
     elif train.init_from:

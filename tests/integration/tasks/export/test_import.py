@@ -99,6 +99,15 @@ def test_random_weights_take_gates_from_a_list_alone(gate, expected):
     assert [layer.self_attn.gate.tolist() for layer in model.model.layers] == expected
 
 
+@pytest.mark.parametrize("attention", ["softmax", "local"])
+def test_gates_of_a_configuration_whose_attention_has_no_memory_are_not_set(attention):
+    fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
+    model = Llama(LlamaConfig(**(SIZES | fields), attention=attention))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    init_gates(model, TrainingConfig(init_gate=[-3.0, 1.0]))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
 @pytest.mark.parametrize(("layers", "others"), [(None, [0]), ([1], None)])
 def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path, layers, others):
     run, model = run_of(attention="infini", memory_update="delta", memory_layers=layers)
