@@ -161,7 +161,7 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, fl
     """Steps of the run: a function of the settings and the dataset.
 
     Raises:
-        ConfigError: the warm-up would not end.
+        ConfigError: the warm-up would not end, or the length is in tokens and no row has a target.
     """
     rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
     if steps is None:
@@ -172,7 +172,13 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, fl
             assert train.max_tokens is not None  # one of the three is set
             setting = f"train.max_tokens={train.max_tokens}"
             reader = TokenReader(home / dataset.path, dataset.row_table, "train", verify_on_read=True)
-            steps = math.ceil(count(train.max_tokens) / (batch * _targets_of_sample(reader, weights)))
+            targets = _targets_of_sample(reader, weights)
+            if not targets:
+                raise ConfigError(
+                    f"{setting} counts tokens with a target, and no train sequence of the dataset has one; lengthen data.sequence_length, "
+                    "or shorten the prompts."
+                )
+            steps = math.ceil(count(train.max_tokens) / (batch * targets))
         log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
         if train.warmup_steps >= steps:
             raise ConfigError(

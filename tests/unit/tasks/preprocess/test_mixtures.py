@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
@@ -203,6 +203,16 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     batches = TrainBatches(curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1)
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500
+
+
+def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkeypatch):
+    data = mixture()
+    reference = preprocess(data, tmp_path)
+    monkeypatch.setattr(TokenReader, "count_targets", lambda self, rows: 0)  # each prompt is longer than a row
+    train = {"max_tokens": 1000, "warmup_steps": 0}
+    config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": {"home": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"train\.max_tokens=1000 .* no train sequence .* data\.sequence_length"):
+        bind_run(config, reference, make_plan())
 
 
 def test_few_representative_rows_are_of_all_files(data, tmp_path):
