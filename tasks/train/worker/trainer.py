@@ -91,6 +91,7 @@ class Trainer:
             ranks.data_rank,
             ranks.data_world_size,
             train.document_masking,
+            attempt.lineage.skipped_samples,
         )
         self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
         if train.document_masking and model.attention_backend == "flash2":

@@ -14,7 +14,14 @@ import torch
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
-from infini_llama.tasks.train.worker.data.order import WeightedSource, mixed_rows, rows_of_samples, weighted_sources
+from infini_llama.tasks.records.lineage import SampleRange
+from infini_llama.tasks.train.worker.data.order import (
+    WeightedSource,
+    mixed_rows,
+    rows_of_samples,
+    samples_used,
+    weighted_sources,
+)
 
 Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
@@ -43,7 +50,10 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """The samples of a run from number `first` on, each of them `rows_per_sample` rows that follow each other in the table's own order."""
+    """The samples of a run from number `first` on, each of them `rows_per_sample` rows that follow each other in the table's own order.
+
+    A rollback moves the stage to later samples, not their rows: those of samples that it leaves out are not used again.
+    """
 
     reader: TokenReader
     first: int
@@ -97,6 +107,7 @@ class TrainBatches:
     Args:
         rank, world_size: of the groups of ranks that have rows of their own.
         isolate: batches have the document of each token.
+        skipped: samples that rollbacks have left out; a stage has its number of steps without them.
     """
 
     def __init__(
@@ -108,7 +119,9 @@ class TrainBatches:
         rank: int,
         world_size: int,
         isolate: bool = False,
+        skipped: Sequence[SampleRange] = (),
     ) -> None:
+        self.skipped = skipped
         self.stages, self.seed, self.isolate = stages, seed, isolate
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.per_rank = global_batch // world_size
@@ -120,7 +133,8 @@ class TrainBatches:
 
     def stage(self, samples_consumed: int) -> CurriculumStage:
         """The stage of the step that follows `samples_consumed` samples."""
-        return self.stages[bisect_right(self.stages, samples_consumed, key=lambda stage: stage.first) - 1]
+        used = samples_used(samples_consumed, self.skipped)
+        return self.stages[bisect_right(self.stages, used, key=lambda stage: stage.first) - 1]
 
     def rows(self, samples_consumed: int) -> np.ndarray:
         """Row numbers [global_batch * rows a sample] of the step that follows `samples_consumed` samples."""

@@ -84,6 +84,15 @@ def next_sample(samples: int, skipped: Sequence[SampleRange]) -> int:
     return samples
 
 
+def samples_used(samples: int, skipped: Sequence[SampleRange]) -> int:
+    """How many of the samples before number `samples` are in none of the ranges, which may overlap."""
+    used, counted = 0, 0
+    for span in sorted(skipped, key=lambda span: span.first):
+        used += max(0, min(span.first, samples) - counted)
+        counted = max(counted, span.end)
+    return used + max(0, samples - counted)
+
+
 @dataclass(frozen=True)
 class WeightedSource:
     """The rows of one source, and how often they are seen."""

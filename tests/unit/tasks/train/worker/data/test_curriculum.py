@@ -1,5 +1,7 @@
 """Rows that grow longer: the same text in as many tokens a step, an order that can be asked for anywhere."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,10 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 from support.records import make_attempt, make_dataset, make_plan
@@ -40,9 +44,9 @@ class Rows(TokenReader):
         return self.sequence_length * len(rows)
 
 
-def batches(world: int = 1, rank: int = 0, micro: int = 2) -> TrainBatches:
+def batches(world: int = 1, rank: int = 0, micro: int = 2, skipped: Sequence[SampleRange] = ()) -> TrainBatches:
     shorter = [(Rows(4, 90), 16), (Rows(8, 41), 40)]
-    return TrainBatches(curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world)
+    return TrainBatches(curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world, skipped=skipped)
 
 
 def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
@@ -54,6 +58,29 @@ def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(of.rows(48), single.rows(8))
     first = np.concatenate([of.rows(at) for at in (0, 8)])
     assert len(set(first.tolist())) == 64 and first.max() < 90
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(8, 16)],
+        [(0, 24)],
+        [(16, 24), (24, 32)],
+        [(32, 56)],
+        [(8, 16), (8, 64), (48, 56)],
+        [(40, 48)],
+        [(8, 24), (48, 56)],
+    ],
+    ids=str,
+)
+def test_a_stage_has_all_its_steps_also_where_a_rollback_left_samples_out(ranges):
+    skipped = [SampleRange(first=first, end=end) for first, end in ranges]
+    of, samples, lengths = batches(skipped=skipped), 0, list[int]()
+    for _ in range(8):
+        samples = next_sample(samples, skipped)
+        lengths.append(of.stage(samples).reader.sequence_length)
+        samples += 8
+    assert lengths == [4, 4, 8, 8, 8, 16, 16, 16]
 
 
 class Masked(Rows):
