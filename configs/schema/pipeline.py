@@ -44,7 +44,7 @@ def context_problems(config: PipelineConfig) -> list[str]:
 def gate_problems(config: PipelineConfig) -> list[str]:
     """Problems of a list in `train.init_gate`, one sentence per problem."""
     gates, model = config.train.init_gate, config.model
-    if not isinstance(gates, list):
+    if not isinstance(gates, list) or model.attention != "infini":  # without a memory it is not used
         return []
     number, key = model.num_hidden_layers, f"model.num_hidden_layers={model.num_hidden_layers}"
     if model.memory_layers is not None:

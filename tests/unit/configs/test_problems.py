@@ -67,6 +67,13 @@ def test_what_is_frozen_leaves_something_to_train(attention, frozen, named):
         parse_config(mapping)
 
 
+@pytest.mark.parametrize("attention", ["softmax", "local"])
+def test_gates_are_not_counted_without_a_memory(attention):
+    """As in the baseline of a model with a memory in its third layer alone."""
+    model, train = {"attention": attention, "num_hidden_layers": 3}, {"init_gate": [[1.0, -5.0]]}
+    assert parse_config(GOOD | {"model": model, "train": train}).train.init_gate == [[1.0, -5.0]]
+
+
 def test_every_item_of_a_list_or_table_is_named():
     text = message({"data": {"files": ["a", 3, 4]}, "environment": {"env": {"9x": "b", "A": 1}}})
     assert "data.files.1: 3" in text and "data.files.2: 4" in text
