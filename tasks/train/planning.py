@@ -4,8 +4,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
+from operator import mul
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +60,7 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     model = LlamaConfig(**config.model.architecture(vocabulary, dataset.sequence_length))
     _refuse_short_curriculum(config)
     bound = _bound_dataset(config, dataset)
-    max_steps = _max_steps(config.train, dataset, bound.weights, home)
+    max_steps = _max_steps(config, dataset, bound.weights, before)
     refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
     lineage = Lineage(
         dataset=bound,
@@ -157,12 +159,15 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
     return not any(record.invocation == invocation for record in read_attempts(run))
 
 
-def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, float] | None, home: Path) -> int:
-    """Steps of the run: a function of the settings and the dataset.
+def _max_steps(
+    config: PipelineConfig, dataset: DatasetRef, weights: dict[str, float] | None, before: Lineage | None
+) -> int:
+    """Steps of the run: a function of the settings and the dataset, and of the steps at which the stages of a run that has begun end.
 
     Raises:
         ConfigError: the warm-up would not end, or the length is in tokens and no row has a target.
     """
+    train = config.train
     rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
     if steps is None:
         if train.num_epochs is not None:
@@ -171,14 +176,17 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, fl
         else:
             assert train.max_tokens is not None  # one of the three is set
             setting = f"train.max_tokens={train.max_tokens}"
-            reader = TokenReader(home / dataset.path, dataset.row_table, "train", verify_on_read=True)
-            targets = _targets_of_sample(reader, weights)
-            if not targets:
-                raise ConfigError(
-                    f"{setting} counts tokens with a target, and no train sequence of the dataset has one; lengthen data.sequence_length, "
-                    "or shorten the prompts."
-                )
-            steps = math.ceil(count(train.max_tokens) / (batch * targets))
+            if before and (before.train.max_tokens, before.train.global_batch_size) == (train.max_tokens, batch):
+                steps = before.max_steps  # counted anew, they could be others: the ends of its stages are rounded
+            else:
+                ends = before.curriculum_ends if before else [stage.until for stage in config.data.curriculum]
+                targets = _targets_per_step(config, dataset, weights)
+                if not targets[-1]:
+                    raise ConfigError(
+                        f"{setting} counts tokens with a target, and no train sequence of the dataset has one; lengthen "
+                        "data.sequence_length, or shorten the prompts."
+                    )
+                steps = _steps_to_targets(count(train.max_tokens), targets, [Fraction(repr(end)) for end in ends])
         log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
         if train.warmup_steps >= steps:
             raise ConfigError(
@@ -187,8 +195,36 @@ def _max_steps(train: TrainingConfig, dataset: DatasetRef, weights: dict[str, fl
     return steps
 
 
-def _targets_of_sample(reader: TokenReader, weights: dict[str, float] | None) -> Fraction:
-    """Targets of a sample, on average: of all rows, or with weights of each source's, in its share."""
+def _steps_to_targets(number: int, targets: Sequence[Fraction], ends: Sequence[Fraction]) -> int:
+    """Steps until `number` targets.
+
+    Args:
+        targets: of a step in each stage of data.curriculum, and after them.
+        ends: last step of each stage, or below 1 its fraction of all steps.
+    """
+    if ends and ends[0] < 1:
+        shares = (end - start for start, end in pairwise((0, *ends, 1)))
+        targets, ends = [sum(map(mul, shares, targets), Fraction())], ()
+    steps, left = Fraction(), Fraction(number)
+    for end, per_step in zip(ends, targets, strict=False):
+        if left <= (end - steps) * per_step:
+            return math.ceil(steps + left / per_step)
+        steps, left = end, left - (end - steps) * per_step
+    return math.ceil(steps + left / targets[-1])
+
+
+def _targets_per_step(config: PipelineConfig, dataset: DatasetRef, weights: dict[str, float] | None) -> list[Fraction]:
+    """Targets of a step, on average, in each stage of data.curriculum, and after them."""
+    targets: list[Fraction] = []
+    for table in (*(stage.row_table for stage in dataset.curriculum), dataset.row_table):
+        reader = TokenReader(config.runtime.home.resolve() / dataset.path, table, "train", verify_on_read=True)
+        rows = config.train.global_batch_size * (dataset.sequence_length // reader.sequence_length)
+        targets.append(rows * _targets_of_row(reader, weights))
+    return targets
+
+
+def _targets_of_row(reader: TokenReader, weights: dict[str, float] | None) -> Fraction:
+    """Targets of a sequence, on average: of all rows, or with weights of each source's, in its share."""
     sources = weighted_sources(reader.sources, weights) if weights else (WeightedSource("", 0, len(reader), 1),)
     targets = Fraction(0)
     for source in sources:

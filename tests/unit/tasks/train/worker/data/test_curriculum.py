@@ -14,7 +14,7 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.lineage import SampleRange
+from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
 from infini_llama.tasks.train.worker.data.order import next_sample
@@ -159,6 +159,30 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     assert planned.table.row_table == plain.row_table == Preparation(data(), tmp_path).plan().table.row_table
     assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(reference, built=[])
     assert verify(reference, tmp_path, "deep").ok
+
+
+@pytest.mark.parametrize("ends", [(0.25, 0.5), (10, 25)], ids=["fractions", "steps"])
+def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_path, caplog):
+    """Padded sequences: more of the short ones are targets."""
+    caplog.set_level("WARNING", "infini_llama")
+    stages = [{"sequence_length": size, "until": end} for size, end in zip((16, 64), ends, strict=True)]
+    padded = data(packing="padded", sequence_length=512, curriculum=stages)
+    reference = preprocess(padded, tmp_path)
+
+    def trained(max_tokens: int) -> tuple[float, Lineage]:
+        train = {"max_tokens": max_tokens, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2}
+        sections = {"data": padded, "train": train, "runtime": {"home": str(tmp_path)}}
+        lineage = bind_run(PipelineConfig.model_validate(sections), reference, make_plan())
+        tables = (*(stage.row_table for stage in reference.curriculum), reference.row_table)
+        *short, full = (TokenReader(tmp_path / reference.path, table, "train") for table in tables)
+        shorter = [(reader, 4 * end) for reader, end in zip(short, lineage.curriculum_ends, strict=True)]
+        batches = TrainBatches(curriculum_stages(full, shorter), 7, 4, 2, 0, 1)
+        return sum(batches.targets(4 * step) for step in range(lineage.max_steps)) / max_tokens, lineage
+
+    shares, runs = zip(*(trained(number) for number in (120_000, 120_000, 240_000)), strict=True)
+    assert all(0.97 < share < 1.03 for share in shares)
+    assert runs[0] == runs[1] and runs[1].curriculum_ends == runs[2].curriculum_ends
+    assert caplog.text.count("from here on") == 1  # a length that is not changed stays as it is
 
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
