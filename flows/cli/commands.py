@@ -118,6 +118,12 @@ GPUS = option("--gpus N", "GPU limit for all runs together", type=POSITIVE)
 ATTENTIONS = ["softmax", "infini"]
 DTYPES = ["float32", "bfloat16", "float16"]
 
+# How shells complete what is given under a name, in the words of shtab.
+COMPLETED_AS = {
+    **dict.fromkeys(("CONFIG", "FILE", "PATH"), "file"),
+    **dict.fromkeys(("DATASET", "DIR", "MODEL", "RUN"), "directory"),
+}
+
 COMMANDS = {
     "init": command(
         "write a commented configuration for your text and this machine",
@@ -382,7 +388,9 @@ def build_parser() -> Parser:
         description = f"{command.help[0].upper()}{command.help[1:]}."
         subparser = parsers.add_parser(name, help=command.help, description=description)
         for names, settings in (*command.arguments, *EVERY_COMMAND):
-            subparser.add_argument(*names, **settings)
+            action = subparser.add_argument(*names, **settings)
+            if (kind := COMPLETED_AS.get(settings.get("metavar", ""))) is not None:
+                action.complete = kind  # pyright: ignore[reportAttributeAccessIssue]
     return parser
 
 
