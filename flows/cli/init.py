@@ -3,7 +3,6 @@
 The model is new, or with --from one of the Hub or of a folder whose training continues.
 """
 
-import json
 import logging
 import math
 import re
@@ -347,15 +346,20 @@ class Planned(Fitted):
             f"  {key}: {value:<{28 - len(key)}}# to fit into the memory\n" for key, value in self.saving.items()
         )
         return TEMPLATE.format(
-            machine=_machine(facts), text_tokens=_count(text.tokens), output=shlex.quote(str(output)), files=json.dumps(text.patterns),
+            machine=_machine(facts), text_tokens=_count(text.tokens), output=shlex.quote(str(output)), files=_quoted(text.patterns),
             length=self.length, held_out=_held_out_lines(text.files, self.length), vocabulary=size.vocab_size,
             size=_count(self.parameters), why=why, hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers,
             heads=size.heads, key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4,
             steps=self.steps, tokens=_count(self.tokens), epochs=self.tokens / text.tokens,
             ratio=self.tokens / self.parameters, batch=self.batch, step_tokens=_count(self.batch * self.length),
             divides=_divides(self), saving=saving, rate=size.learning_rate, warmup=self.steps // 20, every=every,
-            name=json.dumps(output.stem),
+            name=_quoted(output.stem),
         )  # fmt: skip
+
+
+def _quoted(value: object) -> str:
+    """Text or a list of it as one line of YAML, which does not read JSON's surrogate pairs."""
+    return yaml.safe_dump(value, default_style='"', default_flow_style=True, allow_unicode=True, width=math.inf).strip()
 
 
 def _divides(fitted: Fitted) -> str:
@@ -487,7 +491,7 @@ def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
         return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
     by_size = sorted(files, key=lambda file: file.size())
     chosen = next((file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
-    return {"validation_files": [str(chosen)]}
+    return {"validation_files": [str(chosen.path)]}
 
 
 def _held_out_lines(files: list[TextFile], length: int) -> str:
@@ -495,7 +499,7 @@ def _held_out_lines(files: list[TextFile], length: int) -> str:
     ((key, value),) = _held_out(files, length).items()
     if key == "validation_fraction":
         return f"{key}: {value:<9}# fraction of documents to hold out"
-    return f"# held out, instead of a fraction of the files, which are few\n  {key}: {json.dumps(value)}"
+    return f"# held out, instead of a fraction of the files, which are few\n  {key}: {_quoted(value)}"
 
 
 def _is_one_document(file: TextFile) -> bool:

@@ -42,6 +42,18 @@ def begin_on(tmp_path):
     return write
 
 
+@pytest.mark.parametrize("name", ["emo 😀", "next\x85line", 'quoted "\\'], ids=["emoji", "next line", "quotes"])
+def test_every_path_can_be_read_back(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"a sentence of {number} words. " * 400)
+    output = tmp_path / "my.yaml"
+    write_new(output, [str(folder)], "softmax", tmp_path / "home", Overrides(), lay_out(tmp_path, gpus=[]))
+    data = load_config(output).data
+    assert [path for path in (*data.files, *data.validation_files) if str(folder) not in path] == []
+
+
 @pytest.mark.parametrize("kind", [H100, T4], ids=["H100", "T4"])
 @pytest.mark.parametrize("count", [1, 3, 6, 8])
 @pytest.mark.parametrize("tokens", [None, 2_000_000_000])
