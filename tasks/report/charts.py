@@ -159,7 +159,10 @@ def _draw(
     for mark in chart.marks:
         axes.axvline(mark, color=ink, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_yscale("log" if chart.log else "linear")
-    axes.set_xscale("log" if chart.log_x else "linear")
+    if chart.log_x and any(x <= 0 for curve in chart.curves for x in curve.x):
+        axes.set_xscale("symlog", linthresh=1)  # which has a place for 0
+    else:
+        axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
     if chart.x_label == "step" and not chart.log_x:
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
