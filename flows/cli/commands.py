@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
 import math
 import re
 import sys
@@ -360,8 +361,14 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return super().format_help() if self._subparsers is None else overview()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.is_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
+        if self.is_json:
+            self._print_message(json.dumps({"error": message, "exit_code": ConfigError.exit_code}) + "\n", sys.stdout)
         self.exit(ConfigError.exit_code, f"{self.prog}: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -1,5 +1,6 @@
 """The parser and its help: values of options, their order, and commands that do not exist."""
 
+import json
 import re
 
 import pytest
@@ -81,6 +82,13 @@ def test_completion_knows_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in (*COMMANDS, "keep-checkpoints"))
+
+
+@pytest.mark.parametrize("words", [["report", "--json"], ["runs", "--json", "--nonsense"]])
+def test_refused_arguments_are_an_object_with_json(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == json.loads(capsys.readouterr().out)["exit_code"] == 64
 
 
 def test_the_help_lists_every_exit_code_in_order():
