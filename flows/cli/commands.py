@@ -361,7 +361,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return super().format_help() if self._subparsers is None else overview()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.is_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
