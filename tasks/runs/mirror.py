@@ -262,52 +262,15 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     if (url := config.storage.mirror) is None:
         yield
         return
-    home, run, over = config.runtime.home, _run(config), threading.Event()
-    of_dataset = _of_dataset(home / reference.path, reference.row_tables)
-    begun = checkpoints.latest_step(run / "checkpoints")
-    try:
-        mirror = Mirror(url, home)
-    except ConfigError:
-        raise
-    except Exception:  # `copy` tries again
-        mirror = None
+    run, over = _run(config), threading.Event()
+    of_dataset = _of_dataset(config.runtime.home / reference.path, reference.row_tables)
+    copying = _Copying(url, config.runtime.home, run, of_dataset)
 
     def copy() -> None:
-        nonlocal mirror
-        logged, copied, of_run = "", set[Path](), list[tuple[Path, str]]()
+        logged = ""
         while True:
-            last, sentence = over.is_set(), ""
-            try:
-                of_run = _of_run(run)
-                mirror = mirror or Mirror(url, home)
-                for path, kind in of_dataset:
-                    _keep(mirror, run, path, kind)
-                    copied.add(path)
-                if ahead := _of_another(mirror, run):
-                    sentence = (
-                        f"the mirror has step {checkpoints.step_of(ahead)} of run {run.name}, but this machine continues from step "
-                        f"{begun}; to use the mirror's copy, move {run} away. Nothing is copied to the mirror until this machine has "
-                        "passed that step."
-                    )
-                else:
-                    for path, kind in of_run:
-                        _keep(mirror, run, path, kind)
-                        copied.add(path)
-                    if last:
-                        _records(mirror, run)
-                        copied.add(run)
-                _delete_pruned(mirror, run)
-            except Exception as fault:  # of any filesystem's making
-                sentence = f"copying to storage.mirror={shown_url(url)} failed ({_words(fault, url)})"
-                missing = [
-                    path.relative_to(home).as_posix() for path, _ in (*of_dataset, *of_run) if path not in copied
-                ] + ([] if run in copied else [f"the records of run {run.name}"])
-                if not last:
-                    sentence += "; it will be retried."
-                elif missing:
-                    more = [f"{len(missing) - MOST_NAMES} more"] if len(missing) > MOST_NAMES else []
-                    names = ", ".join(missing[:MOST_NAMES] + more)
-                    sentence += f"; not copied: {names}. Run the same command again to copy them."
+            last = over.is_set()
+            sentence = copying.once(last)
             if sentence and sentence != logged:
                 log.warning("%s", sentence)
             logged = sentence
@@ -323,6 +286,67 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     finally:
         over.set()
         thread.join()
+
+
+class _Copying:
+    """Copies what is committed of a run and its dataset, and remembers what it has copied.
+
+    Raises:
+        ConfigError: the protocol is unknown. A mirror that cannot be reached is tried again each time.
+    """
+
+    def __init__(self, url: str, home: Path, run: Path, of_dataset: list[tuple[Path, str]]) -> None:
+        self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
+        self.copied: set[Path] = set()
+        self.begun = checkpoints.latest_step(run / "checkpoints")
+        try:
+            self.mirror: Mirror | None = Mirror(url, home)
+        except ConfigError:
+            raise
+        except Exception:  # of any filesystem's making
+            self.mirror = None
+
+    def once(self, last: bool) -> str:
+        """Copies what the mirror lacks, the `last` time the records as well; returns what is to be said about it, "" if nothing."""
+        try:
+            self.mirror = self.mirror or Mirror(self.url, self.home)
+            return self._copy(self.mirror, last)
+        except Exception as fault:  # of any filesystem's making
+            failed = f"copying to storage.mirror={shown_url(self.url)} failed ({_words(fault, self.url)})"
+            return failed + (self._not_copied() if last else "; it will be retried.")
+
+    def _copy(self, mirror: Mirror, last: bool) -> str:
+        of_run = _of_run(self.run)
+        for path, kind in self.of_dataset:
+            _keep(mirror, self.run, path, kind)
+            self.copied.add(path)
+        ahead = _of_another(mirror, self.run)
+        if not ahead:
+            for path, kind in of_run:
+                _keep(mirror, self.run, path, kind)
+                self.copied.add(path)
+            if last:
+                _records(mirror, self.run)
+                self.copied.add(self.run)
+        _delete_pruned(mirror, self.run)
+        if not ahead:
+            return ""
+        return (
+            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.name}, but this machine continues from step {self.begun}; "
+            f"to use the mirror's copy, move {self.run} away. Nothing is copied to the mirror until this machine has passed that step."
+        )
+
+    def _not_copied(self) -> str:
+        paths = [path for path, _ in (*self.of_dataset, *_of_run(self.run)) if path not in self.copied]
+        names = [path.relative_to(self.home).as_posix() for path in paths]
+        if self.run not in self.copied:
+            names.append(f"the records of run {self.run.name}")
+        more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+        return (
+            f"; not copied: {', '.join(names[:MOST_NAMES] + more)}. Run the same command again to copy them."
+            if names
+            else "."
+        )
 
 
 def _of_dataset(folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]) -> list[tuple[Path, str]]:
