@@ -24,6 +24,11 @@ def shown_url(url: str) -> str:
     return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url)
 
 
+def words_of(fault: BaseException, url: str) -> str:
+    """The kind and the words of an error about a URL, for messages: one short line, with the URL as `shown_url` has it."""
+    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)).split())[:200]
+
+
 def portable(name: str) -> str:
     """The name of a file as text; its bytes may be no UTF-8."""
     return os.fsencode(name).decode("utf-8", errors="backslashreplace")

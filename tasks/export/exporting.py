@@ -66,9 +66,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
         ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
         DataError: checkpoint or tokenizer is damaged.
     """
-    if not re.fullmatch(
-        SIZE, max_shard_size
-    ):  # of what Hugging Face's function takes, inf would raise and 0 mean any size
+    if not re.fullmatch(SIZE, max_shard_size):  # Hugging Face's function raises on inf, and takes 0 for any size
         raise ConfigError(f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB.")
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):

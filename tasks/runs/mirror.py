@@ -15,7 +15,7 @@ from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError, PipelineError, no_space, shown_url
+from infini_llama.configs.errors import ConfigError, PipelineError, no_space, shown_url, words_of
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, RowTableRef
 from infini_llama.tasks.runs import checkpoints
@@ -241,7 +241,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
     except Exception as fault:  # of any filesystem's making
         if no_space(fault):  # on this machine
             raise
-        name, words = config.runtime.name, f"storage.mirror={shown_url(url)} cannot be read ({_words(fault, url)})"
+        name, words = config.runtime.name, f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
         if _is_here(_run(config)):
             log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
@@ -312,7 +312,7 @@ class _Copying:
             self.mirror = self.mirror or Mirror(self.url, self.home)
             return self._copy(self.mirror, last)
         except Exception as fault:  # of any filesystem's making
-            failed = f"copying to storage.mirror={shown_url(self.url)} failed ({_words(fault, self.url)})"
+            failed = f"copying to storage.mirror={shown_url(self.url)} failed ({words_of(fault, self.url)})"
             return failed + (self._not_copied() if last else "; it will be retried.")
 
     def _copy(self, mirror: Mirror, last: bool) -> str:
@@ -405,7 +405,3 @@ def _run(config: PipelineConfig) -> Path:
 def _is_here(run: Path) -> bool:
     """Whether this machine has the run: its lineage is restored last."""
     return (run / "lineage.json").exists()
-
-
-def _words(fault: Exception, url: str) -> str:
-    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)).split())[:200]

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
-from infini_llama.configs.errors import ConfigError, PipelineError, shown_url
+from infini_llama.configs.errors import ConfigError, PipelineError, shown_url, words_of
 from infini_llama.tasks.preprocess.sources.texts import Stamp
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             raise
         except Exception as fault:  # every filesystem of fsspec has errors of its own
             raise ConfigError(
-                f"{shown_url(url)} cannot be opened ({_words(fault, url)}); correct the URL, or install what its filesystem needs."
+                f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); correct the URL, or install what its filesystem needs."
             ) from None
 
     return tried(url, opened)
@@ -144,11 +144,6 @@ def _require_host(url: str) -> None:
     parts = urlsplit(url)
     if not parts.hostname or parts.port == 0:  # `port` raises an error for one that is out of range
         raise ValueError("it has no host, or port 0")
-
-
-def _words(fault: BaseException, url: str) -> str:
-    kind = "" if isinstance(fault, ValueError | ImportError) else f"{type(fault).__name__}: "
-    return " ".join(f"{kind}{fault}".replace(url, shown_url(url)).split())[:200]
 
 
 def tried(url: str, request: Callable[[], T]) -> T:
@@ -176,7 +171,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
                 ) from None
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
-    reason = _words(fault, url) if fault else ""
+    reason = words_of(fault, url) if fault else ""
     raise PipelineError(f"{shown_url(url)} cannot be reached ({reason}); run the same command again.") from None
 
 
