@@ -80,10 +80,10 @@ def checkpointed(
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
 
 
-def _keep_expensive(_context: Any, operation: Any, *arguments: Any, **_options: Any) -> CheckpointPolicy:
+def _keep_expensive(_context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     if operation not in EXPENSIVE:
         return CheckpointPolicy.PREFER_RECOMPUTE
     names = (argument.name for argument in operation._schema.arguments)
-    given = dict(zip(names, arguments, strict=False))
+    given = dict(zip(names, arguments, strict=False)) | options
     # A kept operator is not run again, so it would draw nothing, and dropout and write jitter after it would draw other numbers.
     return CheckpointPolicy.PREFER_RECOMPUTE if given.get("dropout_p") else CheckpointPolicy.MUST_SAVE
