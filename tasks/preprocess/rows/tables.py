@@ -205,19 +205,20 @@ def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent
     """The row table of one split, once it has text for it; see `write_table`."""
     length, strategy = data.sequence_length, data.packing
     lengths = lengths_by_source(dataset, content.shards)
-    for name, of_source in lengths.items():
-        by_source = split == "train" and name
-        tokens = int(of_source.sum()) if by_source else content.tokens
-        if tokens <= (1 if strategy in PACKED else length):
-            raise DataError(
-                f"the {split} text{f' of data.sources.{name}' if by_source else ''} has {tokens} tokens, fewer than "
-                f"one sequence of data.sequence_length={length} and its last label; lower it, add text, or change "
-                "data.validation_fraction."
-            )
     table = build_table(lengths, strategy, length, data.stride, compute)
-    if not table.rows:
-        raise DataError(
-            f"no source has {split} text for one sequence of data.sequence_length={length} and its last label; lower "
-            "it, add text, or change data.validation_fraction."
+    without = [source.name for source in table.sources if not source.rows]
+    if table.rows and not (split == "train" and without):
+        return table
+    # Each source is trained on, and some held-out text is enough.
+    refused = without[:1] if split == "train" else without
+    source = f" of data.sources.{refused[0]}" if split == "train" and refused[0] else ""
+    if strategy in PACKED:
+        documents = sum(len(lengths[name]) for name in refused)
+        fault = f"{documents} document(s), of which none has a token beside its end; add text"
+    else:
+        tokens, each = sum(int(lengths[name].sum()) for name in refused), " in each source" if len(refused) > 1 else ""
+        fault = (
+            f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} and its last label; lower it, "
+            "add text"
         )
-    return table
+    raise DataError(f"the {split} text{source} has {fault}, or change data.validation_fraction.")

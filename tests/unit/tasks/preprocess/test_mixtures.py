@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import ConfigError, DataError
@@ -146,6 +146,24 @@ def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.gone\.files"):
         preprocess(mixture(sources["prose"], missing), tmp_path)
+
+
+def test_a_source_of_documents_without_a_token_is_named(mixture, sources, tmp_path):
+    """Packed, it has no row to draw from, although it has an end of text for each document."""
+    tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "[UNK]": 1, "abc": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, text in (("words", "abc abc"), ("blanks", "")):
+        lines = (json.dumps({"text": text + " " * (number + 1)}) for number in range(60))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    words, blanks = ({"name": name, "files": [str(tmp_path / f"{name}.jsonl")]} for name in ("words", "blanks"))
+    given = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "packing": "greedy"}
+    with pytest.raises(
+        DataError, match=r"the train text of data\.sources\.blanks has \d+ document\(s\), of which none"
+    ):
+        preprocess(changed(mixture(words, blanks), **given), tmp_path / "home")
+    rows = preprocess(changed(mixture(words, blanks), **given | {"packing": "concat"}), tmp_path / "home")
+    assert rows.train.rows
 
 
 def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
