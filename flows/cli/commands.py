@@ -358,6 +358,8 @@ def overview() -> str:
 class Parser(argparse.ArgumentParser):
     """A parser with exit code 64 for invalid arguments, and `overview` in place of a flat list of commands."""
 
+    of_commands: dict[str, Parser]
+
     def format_help(self) -> str:
         return super().format_help() if self._subparsers is None else overview()
 
@@ -391,6 +393,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="infini-llama")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    parser.of_commands = parsers.choices
     for name, command in COMMANDS.items():
         description = f"{command.help[0].upper()}{command.help[1:]}."
         subparser = parsers.add_parser(name, help=command.help, description=description)
@@ -426,6 +429,10 @@ def completion(arguments: argparse.Namespace) -> Answer:
 
 
 def help_text(arguments: argparse.Namespace) -> Answer:
-    if arguments.topic is not None:
-        build_parser().parse_args([arguments.topic, "--help"])  # prints it, and exits
-    return {"help": overview()}, overview().rstrip()
+    if arguments.topic is None:
+        text = overview()
+    elif arguments.topic in COMMANDS:
+        text = build_parser().of_commands[arguments.topic].format_help()
+    else:
+        raise ConfigError(_unknown_command(arguments.topic))
+    return {"help": text}, text.rstrip()

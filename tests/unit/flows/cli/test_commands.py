@@ -63,10 +63,16 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     listed = re.findall(r"^  (\w+) ", text, re.MULTILINE)
     assert sorted(COMMANDS) == sorted(listed) and text.count("Example: infini-llama ") == 4
     assert "docs/" not in text and "configs/" not in text, "a path of the repository, which an installation lacks"
-    with pytest.raises(SystemExit):
-        main(["help", "generate"])
+
+
+def test_help_of_a_command_is_its_options_also_as_json(capsys):
+    assert main(["help", "generate"]) == 0
     text = capsys.readouterr().out
     assert "usage: infini-llama generate" in text and "(default: 128)" in text
+    assert main(["help", "generate", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["help"].rstrip() == text.rstrip()
+    assert main(["help", "generat", "--json"]) == 64
+    assert "did you mean generate?" in json.loads(capsys.readouterr().out)["error"]
 
 
 @pytest.mark.parametrize(("name", "instead"), other_names.COMMANDS.items())
