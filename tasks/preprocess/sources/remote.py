@@ -24,6 +24,8 @@ BLOCK = 2**22  # bytes of one request of a file that is read in order
 CONTENT = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5")
 # Errors of a filesystem that connects when it is opened; they may pass.
 TRANSIENT = (ConnectionError, TimeoutError, EOFError, socket.gaierror, ftplib.error_temp)
+# Errors of a filesystem that takes the URL and cannot do what is requested of it. No subclasses: an answer that was cut short is no JSON.
+NOT_TAKEN = (ValueError, NotImplementedError)
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -133,11 +135,15 @@ def filesystem(url: str) -> tuple[Any, str]:
         except TRANSIENT:
             raise
         except Exception as fault:  # every filesystem of fsspec has errors of its own
-            raise ConfigError(
-                f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); correct the URL, or install what its filesystem needs."
-            ) from None
+            raise _not_taken(url, fault) from None
 
     return tried(url, opened)
+
+
+def _not_taken(url: str, fault: Exception) -> ConfigError:
+    return ConfigError(
+        f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); correct the URL, or install what its filesystem needs."
+    )
 
 
 def _require_host(url: str) -> None:
@@ -151,6 +157,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
 
     Raises:
         FileNotFoundError, PermissionError: the server's answer for the file.
+        ConfigError: the filesystem has no such request, or not of this URL.
         PipelineError: every try failed; the text is not known to be missing or bad.
     """
     fault: BaseException | None = None
@@ -160,6 +167,8 @@ def tried(url: str, request: Callable[[], T]) -> T:
         except ConfigError:
             raise
         except Exception as error:  # every filesystem of fsspec has errors of its own
+            if type(error) in NOT_TAKEN:
+                raise _not_taken(url, error) from None
             fault = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = _status(fault)
             is_missing = isinstance(fault, FileNotFoundError | StopIteration)  # the latter from FTP

@@ -134,7 +134,17 @@ def test_a_server_that_refuses_every_connection_is_named_without_the_password(co
 
 
 @pytest.mark.parametrize(
-    "url", ["github://a", "dir://x", "zip:///none/a.zip", "http://[::1", "http://", "https://127.0.0.1:99999/x.txt"]
+    "url",
+    [
+        "github://a",
+        "dir://x",
+        "zip:///none/a.zip",
+        "data://x",
+        "s3://",
+        "http://[::1",
+        "http://",
+        "https://127.0.0.1:99999/x.txt",
+    ],
 )
 def test_a_url_that_its_filesystem_does_not_take_is_a_mistake_of_the_configuration(url):
     with pytest.raises(ConfigError) as raised:
