@@ -389,12 +389,16 @@ class Server:
         command += ["--app-dir", str(Path(__file__).parents[2])]  # as -P: nothing in the working directory is imported
         command += ["--factory", "infini_llama.flows.allowed_hosts:create_app"]
         command += ["--host", self.host, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
-        # Prefect's default is every origin; the UI comes from the server itself.
-        origins = {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{self.port},http://localhost:{self.port}"}
+        defaults = {
+            # Prefect's own is every origin; the UI comes from the server itself.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{self.port},http://localhost:{self.port}",
+            # Prefect unpacks the UI beside its code, where this user may not write: then there would be none.
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(_prefect_home() / "ui"),
+        }
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=origins | LEASES | os.environ | self.settings | _database(),
+                env=defaults | LEASES | os.environ | self.settings | _database(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

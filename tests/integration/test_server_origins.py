@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
@@ -63,6 +64,12 @@ def test_the_ui_and_clients_are_answered(origin):
     with get_client(sync_client=True) as client:
         client.create_variable(VariableCreate(name="mine", value="x"))
         assert [variable.name for variable in client.read_variables()] == ["mine"], "nothing of another origin"
+
+
+def test_the_ui_is_unpacked_where_the_user_may_write(origin):
+    unpacked = Path(os.environ["PREFECT_HOME"], "ui")
+    pages = {path: httpx.get(f"{origin}{path}").status_code for path in ("/", "/v2/")}
+    assert pages == {"/": 200, "/v2/": 200} and {folder.name for folder in unpacked.glob("v*")} == {"v1", "v2"}
 
 
 REFUSED = [
