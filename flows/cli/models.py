@@ -177,7 +177,7 @@ def import_folder(arguments: Namespace) -> Answer:
     read_memory = heads_to_read_memory(folder, arguments.attention)
     imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, read_memory)
     config = load_config(output)
-    memory = estimate(config_of_run(config)).memory["total"]
+    memory = estimate(config_of_run(config))[1].memory["total"]
     record = imported.to_json() | {"memory": memory}
     shown = record | {
         "memory": f"{in_bytes(memory)} per worker",

@@ -54,7 +54,6 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.pipeline import dataset_to_train_on
     from infini_llama.tasks.estimate.run import estimate as estimate_run
-    from infini_llama.tasks.estimate.run import plan_of
     from infini_llama.tasks.preprocess.corpus import Corpus
     from infini_llama.tasks.records.plan import EnvironmentRecord
     from infini_llama.tasks.runs.run_reader import RunReader
@@ -73,10 +72,8 @@ def dry_run(config: PipelineConfig) -> Answer:
     }
     shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
     before = run_folder.find(EnvironmentRecord, run_folder.environment)
-    pinned = before and before.pinned
-    planned = plan_of(config, pinned).masked()
-    plan = planned.to_json()
-    estimated = estimate_run(config, pinned)
+    planned, estimated = estimate_run(config, before and before.pinned)
+    plan = planned.masked().to_json()
     choices: list[JsonValue] = [choice.to_json() for choice in (*chosen, *planned.choices)]
     record: JsonObject = {
         "config": shown,
@@ -176,7 +173,7 @@ def estimate(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import estimate_text
     from infini_llama.tasks.estimate.run import estimate as estimate_run
 
-    record = estimate_run(config_of_run(load_config(arguments.config, arguments.overrides)))
+    _, record = estimate_run(config_of_run(load_config(arguments.config, arguments.overrides)))
     return record.to_json(), estimate_text(record)
 
 

@@ -27,8 +27,8 @@ from infini_llama.tasks.train.initial import initial_weights
 PROCESS, HOLES = 480_000_000, 0.2
 
 
-def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Estimate:
-    """Parameters, FLOPs per token and bytes per worker of the run that `config` describes; nothing is built or trained.
+def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> tuple[EnvironmentPlan, Estimate]:
+    """The plan of the run that `config` describes, and its parameters, FLOPs per token and bytes per worker; nothing is built or trained.
 
     Args:
         pinned: of the run's first attempt, None before it.
@@ -36,28 +36,19 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Es
     Raises:
         ConfigError: as the run itself would, except for a machine that is not this one.
     """
-    length = config.data.sequence_length
     config = config.with_vocab_size(vocabulary_of(config))
+    length, train = config.data.sequence_length, config.train
     model, plan = model_of(config), plan_of(config, pinned)
-    sequences, micro = config.train.global_batch_size, plan.micro_batch_size
-    groups = config.train.groups(plan.world_size)
-    micro_batches, rest = divmod(sequences, micro * groups)
-    if rest:
-        shared = "" if groups == plan.world_size else f" / {plan.world_size // groups} that share each sequence"
-        raise ConfigError(
-            f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size="
-            f"{micro} x {plan.world_size} worker(s){shared}; change one of them."
-        )
+    sequences, micro = train.global_batch_size, plan.micro_batch_size
     memory = bytes_of_plan(config, plan)
-    state = checkpoint_bytes(model, config.train)
+    state = checkpoint_bytes(model, train)
     if plan.device == "cpu":
-        copy = state // plan.world_size if config.train.async_save else 0
+        copy = state // plan.world_size if train.async_save else 0
         memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    train = config.train
     is_known = train.num_epochs is None and (train.max_tokens is None or config.data.has_only_targets)
     tokens = train.planned_tokens(length) if is_known else None
-    per_token = flops_of(model, length, config.train.frozen_layers)
-    return Estimate(
+    per_token = flops_of(model, length, train.frozen_layers)
+    return plan, Estimate(
         parameters=ParameterCount(
             total=parameters(model),
             embedding=model.padded_vocab_size * model.hidden_size,
@@ -71,9 +62,9 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Es
         ),
         layout=Layout(
             micro_batch_size=micro,
-            micro_batches=micro_batches,
+            micro_batches=sequences // (micro * train.groups(plan.world_size)),
             workers=plan.world_size,
-            shards=config.train.shards(plan.world_size, plan.nproc_per_node),
+            shards=train.shards(plan.world_size, plan.nproc_per_node),
             precision=plan.precision,
             device=plan.device,
             loss_chunk=plan.loss_chunk,
@@ -83,7 +74,7 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> Es
     )
 
 
-def plan_of(config: PipelineConfig, pinned: PinnedSettings | None = None) -> EnvironmentPlan:
+def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> EnvironmentPlan:
     """The plan on this machine; where the configuration is for another machine, one of what it sets."""
     try:
         return plan_environment(config, probe(config.runtime.home), pinned)

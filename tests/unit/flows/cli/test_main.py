@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import load_config
@@ -162,6 +163,23 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     assert record["cached"]["dataset"] is None and record["cached"]["state"] == "new"
     assert record["chosen"][0]["setting"] == "data.num_workers" and len(record["chosen"]) > 1
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
+
+
+def test_a_dry_run_plans_for_the_vocabulary_of_a_given_tokenizer(command, texts):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(texts / "bytes.json"))
+    overrides = ["data.tokenizer.path=bytes.json", "data.tokenizer.vocab_size=60000", "train.loss_chunk=auto"]
+    sizes = [
+        "data.sequence_length=1024",
+        "train.global_batch_size=1",
+        "train.micro_batch_size=1",
+        "environment.device=cpu",
+    ]
+    record = json.loads(command("run", "run.yaml", "--dry-run", "--json", *overrides, *sizes).stdout.splitlines()[-1])
+    assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
 
 
 def test_a_dry_run_shows_the_plans_warnings(texts, capsys, monkeypatch):
