@@ -17,6 +17,21 @@ LARGEST = 2**31 - 1  # of a size: products of two can be counted
 
 # Parameters with a row per token of the vocabulary, and rows that pad it.
 BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+# Fields of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave them out.
+HF_FIELDS = {
+    "vocab_size": None,
+    "hidden_size": None,
+    "intermediate_size": None,
+    "num_hidden_layers": None,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+}
 
 
 @dataclass(frozen=True)

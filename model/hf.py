@@ -9,27 +9,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from infini_llama.model.config import BY_TOKEN, LlamaConfig, is_number
+from infini_llama.model.config import BY_TOKEN, HF_FIELDS, LlamaConfig, is_number
 
 if TYPE_CHECKING:  # configurations are read without it
     import torch
 
 INFINI_LLAMA = "infini_llama"
-# Of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave it out.
-SAME = {
-    "vocab_size": None,
-    "hidden_size": None,
-    "intermediate_size": None,
-    "num_hidden_layers": None,
-    "num_attention_heads": None,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "attention_dropout": 0.0,
-}
 # Keys of other programs and architectures that change what a model computes, with the values that do not.
 CHANGES_THE_MODEL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
@@ -66,7 +51,7 @@ SEGMENTS = {"segment_length", "memory_update", "memory_layers"}
 def beyond_llama(config: LlamaConfig) -> list[str]:
     """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - SAME.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
+    ours = defaults.keys() - HF_FIELDS.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
     return [
         f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
     ]
@@ -87,7 +72,7 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **{name: ours[name] for name in SAME},
+        **{name: ours[name] for name in HF_FIELDS},
         "head_dim": config.head_size,
         "attention_bias": False,
         "mlp_bias": False,
@@ -106,7 +91,7 @@ def config_to_infini_llama(config: LlamaConfig) -> dict[str, Any]:
     return {
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": INFINI_LLAMA,
-        **{name: ours[name] for name in SAME},
+        **{name: ours[name] for name in HF_FIELDS},
         INFINI_LLAMA: ours,
     }
 
@@ -121,12 +106,12 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     if (kind := values.get("model_type")) == INFINI_LLAMA:
         # transformers changes the names beside the whole configuration, such as the vocabulary's size
         whole: dict[str, Any] | None = values.get(INFINI_LLAMA)
-        beside = {name: values[name] for name in SAME if values.get(name) is not None}
+        beside = {name: values[name] for name in HF_FIELDS if values.get(name) is not None}
         return LlamaConfig(**(whole | beside if whole else {}))
     if kind != "llama":
         raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{INFINI_LLAMA}'")
     _refuse_other_models(values)
-    settings = {name: values.get(name, default) for name, default in SAME.items()}
+    settings = {name: values.get(name, default) for name, default in HF_FIELDS.items()}
     heads = settings["num_attention_heads"]
     if settings["num_key_value_heads"] is None:
         settings |= {"num_key_value_heads": heads}
@@ -159,7 +144,7 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
         ):
             raise ValueError(f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer")
     for name in ("hidden_activation", "activation_function"):
-        if (value := values.get(name)) not in (None, values.get("hidden_act", SAME["hidden_act"])):
+        if (value := values.get(name)) not in (None, values.get("hidden_act", HF_FIELDS["hidden_act"])):
             raise ValueError(
                 f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; remove one of them"
             )

@@ -16,7 +16,7 @@ if int(transformers.__version__.split(".")[0]) < 5:
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from infini_llama.model.config import LlamaConfig
+from infini_llama.model.config import HF_FIELDS, LlamaConfig
 from infini_llama.model.layout import PADDING
 from infini_llama.model.llama import Llama, States
 
@@ -24,39 +24,29 @@ from infini_llama.model.llama import Llama, States
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 # What other attention functions are given for packed rows.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-# Fields of the model that stand beside `infini_llama`, too, under the same names: transformers reads and changes them there.
-BESIDE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "initializer_range",
-    "tie_word_embeddings",
-    "hidden_act",
-    "attention_dropout",
-)
 
 
 class InfiniLlamaConfig(PreTrainedConfig):
-    """`infini_llama` holds every field of the model's own LlamaConfig; a field that also stands beside it has the value there."""
+    """`infini_llama` holds every field of the model's own LlamaConfig.
+
+    HF_FIELDS stand beside it, too, where transformers reads and changes them: such a field has the value there.
+    """
 
     model_type = "infini_llama"
 
     def __init__(self, infini_llama: dict[str, Any] | None = None, **kwargs: Any) -> None:
         values = dict(infini_llama or {})
         values |= {
-            field.name: kwargs.pop(field.name) for field in fields(LlamaConfig) if field.name in kwargs.keys() - BESIDE
+            field.name: kwargs.pop(field.name)
+            for field in fields(LlamaConfig)
+            if field.name in kwargs.keys() - HF_FIELDS
         }
         self.infini_llama = values
-        super().__init__(**({name: values[name] for name in BESIDE if name in values} | kwargs))
+        super().__init__(**({name: values[name] for name in HF_FIELDS if name in values} | kwargs))
 
     def llama(self) -> LlamaConfig:
         """The model's own configuration."""
-        beside = {name: getattr(self, name) for name in BESIDE if getattr(self, name, None) is not None}
+        beside = {name: getattr(self, name) for name in HF_FIELDS if getattr(self, name, None) is not None}
         return LlamaConfig(**(self.infini_llama | beside))
 
 

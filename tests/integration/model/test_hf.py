@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model import hf
-from infini_llama.model.config import LlamaConfig
+from infini_llama.model.config import HF_FIELDS, LlamaConfig
 from support.models import small
 
 
@@ -34,10 +34,10 @@ def test_transformers_reads_and_writes_the_same():
 
 
 def test_omitted_fields_have_hugging_faces_defaults():
-    sizes = {name: value for name, value in small().to_dict().items() if hf.SAME.get(name, 0) is None}
+    sizes = {name: value for name, value in small().to_dict().items() if HF_FIELDS.get(name, 0) is None}
     del sizes["num_key_value_heads"]
     ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
-    for name in hf.SAME:
+    for name in HF_FIELDS:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
@@ -92,7 +92,7 @@ OTHER = {
 
 def test_every_field_is_carried_or_refused():
     """A field that is new in LlamaConfig fails here until it is known where it goes."""
-    known = hf.SAME.keys() | hf.OTHER_KEYS | hf.TRAINING | hf.SEGMENTS | hf.NOT_STORED
+    known = HF_FIELDS.keys() | hf.OTHER_KEYS | hf.TRAINING | hf.SEGMENTS | hf.NOT_STORED
     assert {field.name for field in fields(LlamaConfig)} - known == OTHER.keys()
     for name, value in OTHER.items():
         assert hf.beyond_llama(small(**{name: value})) == [f"{name}={value}"]

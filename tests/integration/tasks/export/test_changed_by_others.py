@@ -7,8 +7,6 @@ import torch
 from accelerate import infer_auto_device_map
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
 
-from infini_llama.model import hf
-from infini_llama.tasks.export.modeling_infini_llama import BESIDE
 from infini_llama.tasks.storage.hf_folder import open_folder
 
 
@@ -19,10 +17,6 @@ def folder(export_of):
 
 def opened(folder, kind=AutoModelForCausalLM, **more):
     return kind.from_pretrained(folder, trust_remote_code=True, **more).eval()
-
-
-def test_the_names_beside_our_own_are_those_of_hf():
-    assert set(BESIDE) == set(hf.SAME)
 
 
 def test_a_resized_vocabulary_is_saved_and_loaded(folder, tmp_path):
