@@ -151,7 +151,7 @@ class TorchrunWorkers:
     process: subprocess.Popen[bytes]
     attempt_dir: Path
     world_size: int
-    nnodes: int = 1
+    nnodes: int
 
     def poll(self) -> int | None:
         """The exit code once torchrun has ended, negative for a signal; None while it runs."""
@@ -159,15 +159,16 @@ class TorchrunWorkers:
 
     def stop(self, grace_period: float) -> None:
         """Have every rank save at its next step boundary; after `grace_period` seconds all are killed."""
-        pids = self.running()
-        for pid in pids:
-            send(pid, signal.SIGTERM)
-        if not pids:  # no rank is up: there is nothing to save
-            send(self.process.pid, signal.SIGTERM)
+        self.request_stop()
         try:
             self.process.wait(grace_period)
         except subprocess.TimeoutExpired:
             self.end()
+
+    def request_stop(self) -> None:
+        """Send SIGTERM to every rank, or to torchrun if no rank is up and there is nothing to save."""
+        for pid in self.running() or [self.process.pid]:
+            send(pid, signal.SIGTERM)
 
     def end(self) -> None:
         """Kill what still runs; return once no rank of this torchrun is left."""
@@ -210,15 +211,11 @@ class TorchrunWorkers:
 class SrunWorkers(TorchrunWorkers):
     """srun, with a torchrun and its ranks on every node."""
 
-    def stop(self, grace_period: float) -> None:
+    def request_stop(self) -> None:
         """Have srun pass SIGUSR1 to all processes of its step; it would answer SIGTERM by killing them."""
         statuses = read_statuses(self.attempt_dir, self.world_size)
         up = any(status and status.state == "running" for status in statuses)
         send(self.process.pid, signal.SIGUSR1 if up else signal.SIGTERM)
-        try:
-            self.process.wait(grace_period)
-        except subprocess.TimeoutExpired:
-            self.end()
 
     def end(self) -> None:
         """Have srun kill its step; where srun itself was killed, cancel the step. Return once it has left the nodes."""

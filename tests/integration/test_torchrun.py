@@ -46,7 +46,7 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
             torchrun_command(tmp_path, plan, endpoint, is_host=True), tmp_path / "torchrun.log", {}, 1.0, []
         )
         process.wait(100)
-    assert "master_port" in TorchrunWorkers(process, tmp_path, 2).hint()
+    assert "master_port" in TorchrunWorkers(process, tmp_path, 2, 1).hint()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
 )  # fmt: skip
 def test_the_cause_for_which_no_worker_started_is_what_torchrun_printed(tmp_path, log, cause):
     (tmp_path / "torchrun.log").write_text(log)
-    workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1)
+    workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1, 1)
     workers.process.wait()
     assert workers.hint() == cause
 
