@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.problems import reasons_of
+from infini_llama.configs.reading import changed
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import EnvironmentConfig
@@ -60,7 +61,7 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
         if environment.nproc_per_node == "auto" and processes.isdecimal():  # else torchrun's words auto, gpu, cpu
             changes["nproc_per_node"] = int(processes)
     try:
-        return type(environment).model_validate(environment.model_dump(exclude_unset=True) | changes)
+        return changed(environment, **changes)
     except ValidationError as fault:
         reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
         raise ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.") from fault
