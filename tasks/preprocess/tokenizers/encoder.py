@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,14 @@ def reference(encoder: Tokenizer) -> Encode:
         return np.concatenate(ids), ends[np.cumsum([0, *map(len, fragments)])]
 
     return encode
+
+
+def encode_each(encode: Encode, texts: list[bytes]) -> list[np.ndarray]:
+    """IDs of each text."""
+    if not texts:
+        return []
+    ids, offsets = encode(texts)
+    return [ids[first:last] for first, last in pairwise(offsets.tolist())]
 
 
 def cut_of(encoder: Tokenizer) -> Cut:

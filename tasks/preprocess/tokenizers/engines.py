@@ -21,7 +21,15 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import is_panic, tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.encoder import Cut, Encode, Ids, cut_of, encoder_of, reference
+from infini_llama.tasks.preprocess.tokenizers.encoder import (
+    Cut,
+    Encode,
+    Ids,
+    cut_of,
+    encode_each,
+    encoder_of,
+    reference,
+)
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import key_of
@@ -216,7 +224,7 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
         parts = np.split(ids, offsets[1:-1])
         runs = [run for number, text in enumerate(texts) if _is_young(text) for run in _runs(number, text, cut)]
         encoded = {
-            young: iter(_each(engine, [text for _, is_young, text in runs if is_young == young]))
+            young: iter(encode_each(engine, [text for _, is_young, text in runs if is_young == young]))
             for young, engine in ((True, slow), (False, fast))
         }
         for number, of_text in groupby(runs, key=itemgetter(0)):
@@ -231,14 +239,6 @@ def _runs(number: int, text: bytes, cut: Cut) -> Iterator[tuple[int, bool, bytes
     pieces = (piece.encode() for piece in cut(text.decode()))
     for young, run in groupby(pieces, _is_young):
         yield number, young, b"".join(run)
-
-
-def _each(encode: Encode, texts: list[bytes]) -> list[np.ndarray]:
-    """IDs of each text."""
-    if not texts:
-        return []
-    ids, offsets = encode(texts)
-    return np.split(ids, offsets[1:-1])
 
 
 def gigatoken_of(description: str) -> Encode:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.errors import DataError, TokenizerFails
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, special_ids
+from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, encode_each, special_ids
 from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
 from infini_llama.tasks.preprocess.tokenizers.expressed import Loss, losses_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
@@ -353,19 +352,13 @@ def encode_answers(
     if not answer_after:
         return *encode(texts), None
     halves = [_split_text(text, answer_after) for text in texts]
-    whole, prompts = _each(encode(texts)), _each(encode([prompt for prompt, _ in halves]))
+    whole, prompts = encode_each(encode, texts), encode_each(encode, [prompt for prompt, _ in halves])
     apart = [
         number
         for number, (ids, prompt) in enumerate(zip(whole, prompts, strict=True))
         if not np.array_equal(ids[: len(prompt)], prompt)
     ]
-    answers = _each(encode([halves[number][1] for number in apart])) if apart else []
+    answers = encode_each(encode, [halves[number][1] for number in apart])
     for number, answer in zip(apart, answers, strict=True):
         whole[number] = np.concatenate((prompts[number], answer))
     return np.concatenate(whole), np.cumsum([0, *map(len, whole)]), np.array([len(prompt) for prompt in prompts])
-
-
-def _each(encoded: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
-    """The ids of each of several documents."""
-    ids, offsets = encoded
-    return [ids[start:end] for start, end in pairwise(offsets.tolist())]
