@@ -99,12 +99,7 @@ def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
         ConfigError: it cannot be mapped here.
         DataError: the file is no shard.
     """
-    try:
-        with mapping(shard):
-            batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise DataError(f"{shard} is not a readable token shard ({error}).") from None
-    column = batch.column("input_ids")
+    column = _batch_of(shard).column("input_ids")
     # Not by to_numpy, which imports pandas: half a second in every process.
     _, offsets, _, values = column.buffers()
     dtype = column.type.value_type.to_pandas_dtype()  # numpy's
@@ -115,14 +110,21 @@ def map_prompts(shard: Path) -> np.ndarray:
     """Tokens of the prompt of each document of a shard, int64 [documents], as a view of the file.
 
     Raises:
-        DataError: the shard does not have them.
+        ConfigError: it cannot be mapped here.
+        DataError: the file is no shard, or does not have them.
     """
+    batch = _batch_of(shard)
+    if PROMPTS not in batch.schema.names:
+        raise DataError(f"{shard} has no column {PROMPTS}.")
+    return np.frombuffer(batch.column(PROMPTS).buffers()[1], np.int64, batch.num_rows)
+
+
+def _batch_of(shard: Path) -> pa.RecordBatch:
     try:
         with mapping(shard):
-            batch = pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
-        return np.frombuffer(batch.column(PROMPTS).buffers()[1], np.int64, batch.num_rows)
-    except (pa.ArrowInvalid, StopIteration, OSError, KeyError) as error:
-        raise DataError(f"{shard} has no readable column {PROMPTS} ({error}).") from None
+            return pa.ipc.open_stream(pa.memory_map(str(shard))).read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise DataError(f"{shard} is not a readable token shard ({error}).") from None
 
 
 def map_array(file: Path) -> np.ndarray:
