@@ -16,7 +16,7 @@ from infini_llama.model.llama import PIECE, Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -153,15 +153,9 @@ def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
     for path, name in matching_files(files, "--files", "auto", NotText(home)):
         source = TextFile(path, name, text_column, "--files")
         try:
-            for record in source.records():
-                if isinstance(record, Fault):
-                    raise Unreadable(record.reason)
-                if record:
-                    yield record
-        except Unreadable as error:
-            raise DataError(f"{source} {error}; repair it or remove it.") from None
-        except OSError as error:
-            raise DataError(f"{source} cannot be read ({error.strerror}).") from None
+            yield from filter(None, source.texts())
+        except Unreadable as fault:
+            raise DataError(f"{source} {fault}; repair it or remove it.") from None
 
 
 def over_texts(

@@ -66,16 +66,13 @@ class TextFile:
         words, left = list[str](), FILLER_CHARACTERS
         for file in self.filler:
             try:
-                for record in file.records():
-                    if isinstance(record, Fault):
-                        raise Unreadable(record.reason)
-                    words += record[:left].split()
-                    left -= len(record)
+                for text in file.texts():
+                    words += text[:left].split()
+                    left -= len(text)
                     if left <= 0:
                         return words
-            except (Unreadable, OSError) as error:
-                reason = error if isinstance(error, Unreadable) else f"cannot be read ({error.strerror})"
-                raise Unreadable(f"takes its filler from {file}, which {reason}") from None
+            except Unreadable as fault:
+                raise Unreadable(f"takes its filler from {file}, which {fault}") from None
         if self.filler and not words:
             raise Unreadable("has no filler: the files contain no word")
         return words
@@ -83,6 +80,20 @@ class TextFile:
     def records(self) -> TextRecords:
         """The same as `batches`, one at a time."""
         return chain.from_iterable(self.batches())
+
+    def texts(self) -> Iterator[str]:
+        """Its texts in order, where none may be left out.
+
+        Raises:
+            Unreadable: it is damaged, or a record of it, or the disk does not give it.
+        """
+        try:
+            for record in self.records():
+                if isinstance(record, Fault):
+                    raise Unreadable(record.reason)
+                yield record
+        except OSError as error:
+            raise Unreadable(f"cannot be read ({error.strerror})") from None
 
     def spans(self, most: int) -> list[Span] | None:
         """Ranges of about `most` bytes that it can be read in, found without reading it; None: it is read from its beginning."""
