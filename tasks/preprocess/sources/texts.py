@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from infini_llama.configs.errors import escaped
@@ -37,7 +37,7 @@ TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
 Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the first, and the one after the last
 Stamp = tuple[Any, ...]  # values that stay the same while the text of a file does
-AT_ONCE = 1024  # records
+PER_RECORD = BLOCK // 1024  # bytes that a record counts in a batch beside its text, so that short ones fill it
 
 
 def are_short(texts: Iterable[str]) -> bool:
@@ -80,17 +80,12 @@ def cut(data: bytes) -> int:
 
 def in_batches(records: TextRecords) -> Iterator[Batch]:
     """The same records, about a megabyte at a time; a text that is too long for one document is several."""
-    batch: list[str | Fault] = []
-    size = 0
-    for record in records:
-        for document in (record,) if isinstance(record, Fault) else documents_of(record):
-            batch.append(document)
-            size += len(document) if isinstance(document, str) else 0
-            if size >= BLOCK or len(batch) == AT_ONCE:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+
+    def size(document: str | Fault) -> int:
+        return PER_RECORD + (len(document) if isinstance(document, str) else 0)
+
+    documents = ((record,) if isinstance(record, Fault) else documents_of(record) for record in records)
+    return batches(chain.from_iterable(documents), size, BLOCK)
 
 
 def text_of(value: Any, text_column: str, place: str) -> str | Fault:
