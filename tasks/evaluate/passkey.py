@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, zip_longest
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from tokenizers import Tokenizer
@@ -250,14 +250,9 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
     )
 
 
-def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[str, PasskeyResult]:
+def _measured(model: Llama, texts: list[Asked], length: int, depth: float | None) -> dict[str, PasskeyResult]:
     """Retrieval by a model: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
     segments = model.config.attention != "softmax"
-    about |= {
-        "tokens": max(asked.length for asked in texts),
-        "distance": max(asked.after for asked in texts),
-        "boundaries": max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
-    }
 
     def result(with_memory: bool) -> PasskeyResult:
         begun = [begin(model, asked) for asked in texts]
@@ -265,7 +260,11 @@ def _measured(model: Llama, texts: list[Asked], about: dict[str, Any]) -> dict[s
         tokens = [right for answer in answers for right in answer]
         columns = zip_longest(*answers, fillvalue=False)
         return PasskeyResult(
-            **about,
+            length=length,
+            tokens=max(asked.length for asked in texts),
+            depth=depth,
+            distance=max(asked.after for asked in texts),
+            boundaries=max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
@@ -288,7 +287,7 @@ def passkey(
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
             texts = [ask(tokenizer, length, depth, new_key(random)) for _ in range(samples)]
-            results.append(_measured(model, texts, {"length": length, "depth": depth}))
+            results.append(_measured(model, texts, length, depth))
             _log(f"length {length}, depth {depth:g}", results, len(lengths) * len(depths))
     return results
 
@@ -309,7 +308,7 @@ def passkey_across(
     for count in ends:
         random = Random(f"{seed}-{count}")
         texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
-        results.append(_measured(model, texts, {"length": max(asked.length for asked in texts), "depth": None}))
+        results.append(_measured(model, texts, max(asked.length for asked in texts), None))
         _log(f"{count} segment boundaries", results, len(ends))
     return results
 
