@@ -29,7 +29,15 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
-from infini_llama.tasks.storage.artifacts import EXPORT, commit, has_all_files, read_manifest, remove, staged, sync
+from infini_llama.tasks.storage.artifacts import (
+    EXPORT,
+    commit,
+    has_all_files,
+    read_manifest,
+    remove,
+    rename_synced,
+    staged,
+)
 from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
@@ -76,7 +84,7 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
     output.parent.mkdir(parents=True, exist_ok=True)
     with staged(output) as folder:
         record = write_model(run_dir, folder, checkpoint, dtype, max_shard_size)
-        publish(folder, output)
+        rename_synced(folder, output)  # perhaps onto an empty folder
     return changed(record, path=str(output))
 
 
@@ -269,16 +277,6 @@ def write_tokenizer(
         about["chat_template"] = [{"name": name, "template": text} for name, text in kept.chat_template.items()]
     _write_json(folder / "tokenizer_config.json", special | about)
     _write_json(folder / "special_tokens_map.json", special)
-
-
-def publish(folder: Path, output: Path) -> None:
-    """Renames the staged folder, once all of it is on the disk."""
-    for path in [*folder.iterdir(), folder]:
-        sync(path)
-    if output.exists():
-        output.rmdir()  # it is empty
-    folder.rename(output)
-    sync(output.parent)
 
 
 def _write_json(path: Path, value: Any) -> None:

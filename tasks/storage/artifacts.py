@@ -155,12 +155,8 @@ def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyMani
     Returns:
         the manifest of the artifact that has the name, see `commit`.
     """
-    for folder, _, files in os.walk(staged_folder, topdown=False):
-        for name in files:
-            sync(Path(folder, name))
-        sync(Path(folder))
     try:
-        staged_folder.rename(target)  # onto an existing artifact, which is never empty, this fails
+        rename_synced(staged_folder, target)  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
@@ -173,9 +169,22 @@ def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyMani
             remove(staged_folder)
             return existing
         log.warning("%s It was moved to %s and replaced.", fault, move_aside(target))
-        staged_folder.rename(target)
-    sync(target.parent)
+        rename_synced(staged_folder, target)
     return manifest
+
+
+def rename_synced(folder: Path, target: Path) -> None:
+    """Gives a folder another name in the same parent, once all of it is on the disk.
+
+    Raises:
+        OSError: `target` is a file, or a folder that is not empty.
+    """
+    for root, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(Path(root, name))
+        sync(Path(root))
+    folder.rename(target)
+    sync(target.parent)
 
 
 def read_manifest(path: Path, kind: str, key: str | None = None) -> AnyManifest:
