@@ -280,11 +280,10 @@ def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | N
             raise Damaged(f"{file} is missing.")
         with readable(file):
             size = file.stat().st_size
-            checksum = file_checksum(file) if is_read and size == expected.size else expected.checksum
         if size != expected.size:
             raise Damaged(f"{file} has {size} bytes; its manifest says {expected.size}.")
-        if checksum != expected.checksum:
-            raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
+        if is_read:
+            verify_checksum(file, expected.checksum)
     for relative in _files_below(path):
         is_listed = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
         # .DS_Store, .nfs…: no reader opens them.
@@ -292,6 +291,18 @@ def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | N
         if not is_listed and not is_of_system and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
+
+
+def verify_checksum(file: Path, checksum: str) -> None:
+    """Compare the bytes of a file with what its manifest states.
+
+    Raises:
+        Damaged: they differ, or cannot be read.
+    """
+    with readable(file):
+        actual = file_checksum(file)
+    if actual != checksum:
+        raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
 
 
 @contextmanager

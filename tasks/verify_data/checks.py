@@ -32,11 +32,11 @@ from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
     check,
-    file_checksum,
     read_dataset,
     read_manifest,
     read_row_table,
     read_unit,
+    verify_checksum,
 )
 from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENIZER
 
@@ -143,8 +143,7 @@ def _tokenizer(dataset: Path) -> str:
     manifest = read_dataset(dataset)
     path = dataset / TOKENIZER
     for file in (path, dataset / TOKEN_BYTES):
-        if file_checksum(file) != manifest.files[file.name].checksum:
-            raise Damaged(f"{file} is not the one this dataset was made with (checksum differs).")
+        verify_checksum(file, manifest.files[file.name].checksum)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as fault:  # the library raises nothing narrower

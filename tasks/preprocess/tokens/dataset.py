@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokens.shards import (
 )
 from infini_llama.tasks.preprocess.tokens.units import Unit
 from infini_llama.tasks.records.manifest import SPLITS, Shard, SourceStats, SplitContent
-from infini_llama.tasks.storage.artifacts import Damaged, file_checksum, key_of
+from infini_llama.tasks.storage.artifacts import file_checksum, key_of, verify_checksum
 from infini_llama.tasks.storage.dataset_files import repairable
 
 TOGETHER = 2**23  # documents whose hashes are sorted at once
@@ -166,8 +166,7 @@ def _write(
         written.counts[occurring["token"]] += occurring[split]
     else:
         with repairable():
-            if file_checksum(stream) != checksum:
-                raise Damaged(f"{stream} does not have the bytes its manifest says (checksum differs).")
+            verify_checksum(stream, checksum)
         offsets, values = map_shard(stream)
         lengths = np.diff(offsets)
         tokens, lengths = values[np.repeat(kept, lengths)], lengths[kept]

@@ -7,9 +7,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
-from infini_llama.tasks.preprocess.tokens.stream import TokenStream, refuse_changed_bytes
+from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table, verify_checksum
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
 PROMPT_LETTERS = 60  # of those words at most
@@ -198,7 +198,7 @@ class TokenReader:
 
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
         if self.verify_on_read:
-            refuse_changed_bytes(folder / name, table.files[name].checksum)
+            verify_checksum(folder / name, table.files[name].checksum)
         return map_array(folder / name)
 
 

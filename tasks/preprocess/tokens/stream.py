@@ -8,7 +8,7 @@ import numpy as np
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.records.manifest import DatasetManifest
-from infini_llama.tasks.storage.artifacts import file_checksum
+from infini_llama.tasks.storage.artifacts import verify_checksum
 
 
 class TokenStream:
@@ -97,7 +97,7 @@ class TokenStream:
         if number not in self.mapped:
             path = self.paths[number]
             if self.verify_on_read:
-                refuse_changed_bytes(path, self.checksums[number])
+                verify_checksum(path, self.checksums[number])
             offsets, values = map_shard(path)
             if len(values) != self.tokens[number]:
                 raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[number]}.")
@@ -107,12 +107,6 @@ class TokenStream:
                 self.prompts[number] = map_prompts(path)
             self.mapped[number] = offsets, values
         return self.mapped[number]
-
-
-def refuse_changed_bytes(path: Path, checksum: str) -> None:
-    """Raise DataError where a file does not have the bytes that its manifest states."""
-    if not path.is_file() or file_checksum(path) != checksum:
-        raise DataError(f"{path} does not have the bytes its manifest says; training stops before using it.")
 
 
 def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:
