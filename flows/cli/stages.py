@@ -116,35 +116,20 @@ def preprocess(arguments: Namespace) -> Answer:
 def verify(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.formatting import in_words
-    from infini_llama.tasks.preprocess.rows.references import references
-    from infini_llama.tasks.records.dataset import VerifyReport
+    from infini_llama.tasks.preprocess.rows.references import reference_to_all
     from infini_llama.tasks.verify_data.checks import verify as verify_dataset
 
     path, home = find(arguments.dataset, "datasets"), home_folder()
     level = "deep" if arguments.deep else "quick"
-    reports = {
-        reference.row_table: verify_dataset(reference, home, level, sys.maxsize) for reference in references(path, home)
-    }
-    whole = VerifyReport(
-        level=level,
-        ok=True,
-        checks=tuple(check for report in reports.values() for check in report.checks),
-        files=sum(report.files for report in reports.values()),
-        checked_bytes=sum(report.checked_bytes for report in reports.values()),
-        seconds=sum(report.seconds for report in reports.values()),
-        verify_on_read=any(report.verify_on_read for report in reports.values()),
-    )
-    checks: list[JsonValue] = [
-        {"row_table": name, **dict(check)} for name, report in reports.items() for check in report.checks
-    ]
-    record: JsonObject = {"dataset": str(path), **whole.to_json(), "checks": checks}
+    report = verify_dataset(reference_to_all(path, home), home, level, sys.maxsize)
+    record: JsonObject = {"dataset": str(path), **report.to_json()}
     text = as_text(in_words(record))
     if arguments.html is not None:
         from infini_llama.flows.cli.runs import written
         from infini_llama.tasks.report.dataset import measured_dataset
         from infini_llama.tasks.report.page import page as as_page
 
-        page = written(arguments.html, as_page(measured_dataset(path, whole)))
+        page = written(arguments.html, as_page(measured_dataset(path, report)))
         return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
 

@@ -104,15 +104,14 @@ class DatasetPlan(Record):
 
 
 class Check(Record):
-    """One check of a dataset; `detail`: what it found, for people."""
+    """A check that a dataset has passed; `detail`: what it found, for people."""
 
     name: str
-    ok: bool
     detail: str
 
 
 class VerifyReport(Record):
-    """The result of verify-data.
+    """The result of verify-data for a dataset that passed every check; otherwise there is an error.
 
     Attributes:
         level: "quick" or "deep".
@@ -120,7 +119,6 @@ class VerifyReport(Record):
     """
 
     level: str
-    ok: bool
     checks: tuple[Check, ...]
     files: int
     checked_bytes: int

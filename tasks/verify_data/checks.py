@@ -61,7 +61,7 @@ class Progress:
         """
         log.info("checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")})
         try:
-            self.done.append(Check(name=name, ok=True, detail=action()))
+            self.done.append(Check(name=name, detail=action()))
         except (DataError, ValueError, ArrowException) as raised:
             # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
             words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
@@ -108,7 +108,6 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
     progress.finish()
     return VerifyReport(
         level=level,
-        ok=True,
         checks=tuple(progress.done),
         files=len(files),
         checked_bytes=total if checksums else 0,
@@ -130,13 +129,13 @@ def _manifest_of_rows(dataset: Path, table: Path) -> str:
     manifest = read_row_table(table)
     if (key := row_table_key(manifest.content, read_dataset(dataset).meta.key)[:12]) != table.name:
         raise Damaged(f"{table} holds the row table with key {key}, which is not its name.")
-    return f"{len(manifest.files)} files"
+    return f"{table.name}: {len(manifest.files)} files"
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
     if (actual := check(folder, kind, checksums).digest) != digest:
         raise Damaged(f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was expected.")
-    return f"every {'checksum' if checksums else 'size'}; {digest}"
+    return f"{folder.name}: every {'checksum' if checksums else 'size'}; {digest}"
 
 
 def _tokenizer(dataset: Path) -> str:
@@ -247,7 +246,7 @@ def _rows(dataset: Path, table: Path) -> str:
             raise Damaged(
                 f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
             )
-    return f"{content.rows.train:,} training and {content.rows.validation:,} validation rows"
+    return f"{table.name}: {content.rows.train:,} training and {content.rows.validation:,} validation rows"
 
 
 def _shard_of(shards: Sequence[Shard], number: int) -> Shard:

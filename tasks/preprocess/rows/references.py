@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.tables import with_curriculum
 from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_manifest, read_row_table, row_tables
+from infini_llama.tasks.storage.artifacts import read_dataset, read_manifest, read_row_table, row_tables
 
 
 def table_ref(table: Path) -> RowTableRef:
@@ -57,17 +56,14 @@ def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curric
     )
 
 
-def references(dataset: Path, home: Path) -> list[DatasetRef]:
-    """A reference for each row table of the dataset in this folder.
+def reference_to_all(dataset: Path, home: Path) -> DatasetRef:
+    """The reference of the dataset in this folder with every row table that it has.
 
     Raises:
         DataError: no dataset is there, or it has no row table.
     """
-    read_manifest(dataset, "dataset")
-    tables = row_tables(dataset)
-    if not tables:
-        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
-    return [dataset_ref(dataset, table, home, built=[], curriculum=[]) for table in tables]
+    first, *others = _tables(dataset)
+    return dataset_ref(dataset, first, home, built=[], curriculum=others)
 
 
 def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
@@ -77,19 +73,26 @@ def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
         ConfigError: the dataset has no such rows.
         DataError: no dataset is there, or it has no row table.
     """
-    available = references(dataset, home)
-    reference, *stages = [_with_rows(section, available, dataset) for section in with_curriculum(data)]
-    curriculum = tuple(table_ref(dataset / ROW_TABLES / stage.row_table) for stage in stages)
-    return changed(reference, curriculum=curriculum)
+    table, *stages = [_table_of(section, dataset) for section in with_curriculum(data)]
+    return dataset_ref(dataset, table, home, built=[], curriculum=stages)
 
 
-def _with_rows(data: DataConfig, available: list[DatasetRef], dataset: Path) -> DatasetRef:
-    for reference in available:
-        content = read_row_table(dataset / ROW_TABLES / reference.row_table).content
+def _tables(dataset: Path) -> list[Path]:
+    """Folders of the row tables, of which there is one at least."""
+    read_manifest(dataset, "dataset")
+    tables = row_tables(dataset)
+    if not tables:
+        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
+    return tables
+
+
+def _table_of(data: DataConfig, dataset: Path) -> Path:
+    contents = {table: read_row_table(table).content for table in _tables(dataset)}
+    for table, content in contents.items():
         requested = (data.sequence_length, data.packing, data.stride)
         if (content.sequence_length, content.strategy, content.stride) == requested:
-            return reference
-    lengths = ", ".join(str(reference.sequence_length) for reference in available)
+            return table
+    lengths = ", ".join(str(content.sequence_length) for content in contents.values())
     raise ConfigError(
         f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
         f"made by data.packing={data.packing}; change that."

@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess.rows.references import reference_for, references
+from infini_llama.tasks.preprocess.rows.references import reference_for, reference_to_all
 from infini_llama.tasks.preprocess.stage import preprocess
 
 
@@ -21,9 +21,11 @@ def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(data, tmp_p
     assert reference_for(data(files=files), folder, tmp_path / "elsewhere").path == str(folder)
     with pytest.raises(ConfigError, match=r"rows of 16, 32 tokens|rows of 32, 16 tokens"):
         reference_for(data(files=files, sequence_length=64), folder, home)
+    tables = reference_to_all(folder, home).row_tables
+    assert {table.row_table for table in tables} == {first.row_table, longer.row_table}
     damaged = folder / "chunks" / longer.row_table
     damaged.rename(f"{damaged}.damaged")
-    (reference,) = references(folder, home)  # a table that was moved aside is none
-    assert reference.row_table == first.row_table
+    (table,) = reference_to_all(folder, home).row_tables  # a table that was moved aside is none
+    assert table.row_table == first.row_table
     with pytest.raises(DataError, match="was never finished"):
-        references(tmp_path, home)
+        reference_to_all(tmp_path, home)
