@@ -187,7 +187,7 @@ def deploy(
         "deployments": names,
         "work_pools": pools,
         "limits": limits,
-        "automations": [one.name for one in automations],
+        "automations": [automation.name for automation in automations],
     }
 
 

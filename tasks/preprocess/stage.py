@@ -193,8 +193,9 @@ class Preparation:
                 "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
             )
         key = tokens_key(self.data, corpus.units_by_source())
-        of_tables = [row_table_key(section, key) for section in with_curriculum(self.data)]
-        first, *stages = [PlannedTable(row_table=of_table[:12], row_table_key=of_table) for of_table in of_tables]
+        first, *stages = [
+            PlannedTable(row_table_key=row_table_key(section, key)) for section in with_curriculum(self.data)
+        ]
         return DatasetPlan(
             key=key,
             table=first,
@@ -267,12 +268,11 @@ class Preparation:
             built.append("tokens")
             if aside:
                 _take_tables(aside, folder, planned.key)
-        for section in with_curriculum(self.data):
-            key = row_table_key(section, planned.key)
-            table = folder / ROW_TABLES / key[:12]
-            if not has_all_files(table, ROW_TABLES, key):
-                _clear(table)
-                write_table(section, folder, table, key)
+        for section, table in zip(with_curriculum(self.data), (planned.table, *planned.curriculum), strict=True):
+            target = folder / ROW_TABLES / table.row_table
+            if not has_all_files(target, ROW_TABLES, table.row_table_key):
+                _clear(target)
+                write_table(section, folder, target, table.row_table_key)
                 if "row tables" not in built:
                     built.append("row tables")
         return built

@@ -76,10 +76,14 @@ class DatasetRef(Record):
 
 
 class PlannedTable(Record):
-    """A row table that may not exist yet; row_table_key: 64 hex digits, of which `row_table` is the first 12."""
+    """A row table that may not exist yet; row_table_key: 64 hex digits."""
 
-    row_table: str
     row_table_key: str
+
+    @property
+    def row_table(self) -> str:
+        """Name of its folder below chunks/."""
+        return self.row_table_key[:12]
 
 
 class DatasetPlan(Record):

@@ -247,9 +247,9 @@ def _one_file(path: Path) -> Path:
             f"never read here; convert it to safetensors in an environment that you trust: {CONVERT}."
         )
     others = ", ".join(file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern)))
-    found = f" (it has {others}, which transformers does not load by itself either)" if others else ""
+    beside = f" (it has {others}, which transformers does not load by itself either)" if others else ""
     raise ConfigError(
-        f"{path} has neither {ONE} nor {INDEX}{found}; give a folder with both or one of them, as {CONVERT} writes it."
+        f"{path} has neither {ONE} nor {INDEX}{beside}; give a folder with both or one of them, as {CONVERT} writes it."
     )
 
 
@@ -309,7 +309,7 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
     """
     file = folder.path / TOKENIZER
     if not file.is_file():
-        others = ", ".join(found.name for pattern in OTHER_TOKENIZERS for found in sorted(folder.path.glob(pattern)))
+        others = ", ".join(other.name for pattern in OTHER_TOKENIZERS for other in sorted(folder.path.glob(pattern)))
         place = f"put the {TOKENIZER} of its tokens there"
         if others:
             place = f"it has {others}, which cannot be read here; write one with transformers: {CONVERT_TOKENIZER}, or {place}"
@@ -351,19 +351,18 @@ def refuse_other_added_tokens(path: Path, tokenizer: Tokenizer) -> None:
 
 def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
     """Added tokens with their IDs, as the files beside tokenizer.json have them, which transformers adds to it."""
-    found: list[tuple[str, int, Path]] = []
+    stated: list[tuple[str, int, Path]] = []
     settings, tokens = path / "tokenizer_config.json", path / "added_tokens.json"
     for file in (settings, tokens):
         refuse_pointer(file)
     if settings.is_file():
         added = _json(settings).get("added_tokens_decoder")
         for number, token in added.items() if isinstance(added, dict) else ():
-            content = token.get("content") if isinstance(token, dict) else None
-            if number.isdecimal() and isinstance(content, str):
-                found.append((content, int(number), settings))
+            if number.isdecimal() and isinstance(content := _content(token), str):
+                stated.append((content, int(number), settings))
     if tokens.is_file():
-        found += [(token, number, tokens) for token, number in _json(tokens).items() if isinstance(number, int)]
-    return found
+        stated += [(token, number, tokens) for token, number in _json(tokens).items() if isinstance(number, int)]
+    return stated
 
 
 @contextmanager
@@ -395,9 +394,7 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
 
 def _json(file: Path) -> JsonObject:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}).") from None
+        value = json.loads(_text(file))
     except (ValueError, RecursionError):
         raise DataError(f"{file} is not JSON.") from None
     if not isinstance(value, dict):

@@ -322,9 +322,9 @@ def _units_by_stream(recipe: Path) -> dict[str, Path]:
 
 def _known(table: Path, hashes: set[bytes]) -> set[bytes]:
     """Those of the hashes that a unit's table of documents has."""
-    wanted = np.frombuffer(b"".join(hashes), "<u8")[::2]
+    leading = np.frombuffer(b"".join(hashes), "<u8")[::2]
     of_unit = np.ascontiguousarray(map_array(table)["hash"])
-    alike = np.isin(of_unit.view("<u8")[:, 0], wanted)
+    alike = np.isin(of_unit.view("<u8")[:, 0], leading)
     return {bytes(hash) for hash in of_unit[alike]} & hashes
 
 
