@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownMemberType=false
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +35,7 @@ class Compiled:
     """The layers ("block") or the whole model and loss ("whole"), with compiled forward functions or without.
 
     The functions replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
-    compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR keeps it for later attempts.
+    compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR of the plan keeps it for later attempts.
 
     torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of an earlier layer still reads,
     and autotuning chooses kernels by their times.
@@ -57,12 +56,6 @@ class Compiled:
     def switch_off(self) -> None:
         for part in self.parts:
             del part.forward
-
-
-def use_cache(home: Path) -> None:
-    """Keeps compiled code in `home`/compile-cache for all attempts and runs, unless TORCHINDUCTOR_CACHE_DIR is set."""
-    folder = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "compile-cache")))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def compile_if_it_agrees(
@@ -87,7 +80,6 @@ def compile_if_it_agrees(
     what = plan.compile
     if what == "off":
         return
-    use_cache(run_dir.parent.parent)
     path = run_dir / "compile.json"
     before = RunFolder(run_dir).find(CompileRecord, path)
     if before and before.compile == what and before.reason:

@@ -7,7 +7,6 @@ import torch
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.strategies import compiling
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 from support.one_rank import OneRank
@@ -21,8 +20,7 @@ def module() -> LossModule:
 
 
 @pytest.fixture
-def run_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def run_dir(tmp_path):
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     return folder
@@ -87,17 +85,6 @@ def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, 
     module.model.model.layers[1].__dict__.pop("forward")
     compile_as(module, run_dir, lambda original, *arguments: original(*arguments) * 2, monkeypatch)
     assert not called(module) and "bitwise" in caplog.text
-
-
-def test_the_cache_lies_beside_the_runs_unless_the_user_has_another(tmp_path, monkeypatch):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    compiling.use_cache(tmp_path)
-    assert (tmp_path / "compile-cache").is_dir() and compiling.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(
-        tmp_path / "compile-cache"
-    )
-    compiling.use_cache(tmp_path / "elsewhere")
-    assert not (tmp_path / "elsewhere").exists()
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
 
 def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(module, run_dir, monkeypatch, caplog):
