@@ -37,10 +37,7 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     ranks, length = one_rank(device), config.data.sequence_length
     with ranks.device:
         model = Llama(model_of(config))
-    chunk = config.train.loss_chunk
-    if chunk == "auto":
-        chunk = chunk_of("cuda" if device == "cuda" else "cpu", micro * length, model.config.vocab_size)
-    save_memory(model, config.train, chunk)
+    save_memory(model, config.train, chunk_of(config, "cuda" if device == "cuda" else "cpu", micro * length))
     strategy = build_strategy(model, config.train, precision(device), micro, ranks)
     for _ in range(2):  # the optimizer's state exists from the second on
         rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)

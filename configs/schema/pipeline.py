@@ -116,10 +116,10 @@ class PipelineConfig(Section):
             problems.append(
                 f"train.frozen_layers={frozen} leaves no layer to train; model.num_hidden_layers={self.model.num_hidden_layers}"
             )
-        processes, micro = self.environment.nproc_per_node, self.train.micro_batch_size
+        processes = self.environment.nproc_per_node
         nodes, together = self.environment.nnodes, self.train.context_parallel
         workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes
-        batch = (micro if isinstance(micro, int) else 1) * workers // together
+        batch = self.train.least_micro_batch * workers // together
         if self.train.global_batch_size % batch:
             problems.append(
                 f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="

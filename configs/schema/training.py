@@ -233,6 +233,11 @@ class TrainingConfig(Section):
         """Tokens that the model reads in these steps."""
         return self.global_batch_size * sequence_length * self.planned_steps(sequence_length)
 
+    @property
+    def least_micro_batch(self) -> int:
+        """Sequences per forward pass; 1 where that is chosen by rule."""
+        return 1 if self.micro_batch_size == "auto" else self.micro_batch_size
+
     def groups(self, workers: int) -> int:
         """Groups of workers that have rows of their own, among which a global batch is split; at least 1."""
         return max(1, workers // self.context_parallel)

@@ -82,8 +82,7 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
         settings, train = config.environment, config.train
         device = "cuda" if settings.device == "cuda" else "cpu"
         default = "bf16" if device == "cuda" else "fp32"
-        micro = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
-        tokens = micro * config.data.sequence_length // train.context_parallel
+        micro = train.least_micro_batch
         processes = train.context_parallel if settings.nproc_per_node == "auto" else settings.nproc_per_node
         return EnvironmentPlan(
             device=device,
@@ -92,9 +91,7 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
             nnodes=settings.nnodes,
             precision=default if settings.precision == "auto" else settings.precision,
             attention_backend=settings.attention_backend,
-            loss_chunk=chunk_of(device, tokens, config.data.tokenizer.vocab_size)
-            if train.loss_chunk == "auto"
-            else train.loss_chunk,
+            loss_chunk=chunk_of(config, device, micro * config.data.sequence_length // train.context_parallel),
             threads=1,
             distributed_backend=settings.distributed_backend,
             micro_batch_size=micro,

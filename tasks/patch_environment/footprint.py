@@ -49,8 +49,11 @@ def attended_tokens(config: PipelineConfig) -> int:
     return length if config.model.attention == "softmax" else min(length, config.model.segment_length)
 
 
-def chunk_of(device: Device, tokens: int, vocab_size: int) -> int:
-    """Tokens per part of the loss for `train.loss_chunk=auto` and micro-batches of `tokens` tokens; 0: all at once."""
+def chunk_of(config: PipelineConfig, device: Device, tokens: int) -> int:
+    """`train.loss_chunk`, for auto by rule: tokens of a micro-batch (of `tokens` tokens) whose logits exist at a time; 0: all."""
+    if config.train.loss_chunk != "auto":
+        return config.train.loss_chunk
+    vocab_size = config.data.tokenizer.vocab_size
     if 4 * tokens * vocab_size <= LARGE_LOGITS[device]:
         return 0
     return GPU_CHUNK if device == "cuda" else 1 << ((CPU_CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
@@ -99,7 +102,7 @@ def bytes_needed(
         root = total - layers * layer
         weights += root + layer * (layers if train.zero_stage == 2 else 2)
         gradients += max(layer, root)
-    chunk = chunk_of(device, tokens, model.vocab_size) if train.loss_chunk == "auto" else train.loss_chunk
+    chunk = chunk_of(config, device, tokens)
     # At once the product, its fp32 copy and gradient; in parts the softmax is in place, and its copy in half precision comes after it.
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry

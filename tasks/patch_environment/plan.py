@@ -220,7 +220,7 @@ class Planner:
     def workers(self, device: Device) -> tuple[tuple[int, ...], int]:
         """The numbers of the GPUs, one per worker and none on a CPU, and the number of workers per node."""
         settings, sequences, group = self.settings, self.train.global_batch_size, self.train.context_parallel
-        micro = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
+        micro = self.train.least_micro_batch
         usable, all_gpus = self._usable_gpus(device), self.facts.gpus
 
         def rule() -> tuple[int, str]:
@@ -365,8 +365,8 @@ class Planner:
         """
         if self.train.activation_checkpointing == "selective":
             return "train.activation_checkpointing=selective does not keep them"
-        micro = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
-        need = footprint.bytes_needed(self.config, micro, precision, device, workers, self.settings.nnodes, True)
+        micro, nodes = self.train.least_micro_batch, self.settings.nnodes
+        need = footprint.bytes_needed(self.config, micro, precision, device, workers, nodes, True)
         return "" if footprint.fits(need, has) else f"they need {footprint.describe(need, has)}"
 
     def micro_batch_size(
@@ -465,7 +465,7 @@ class Planner:
         vocab_size = self.config.data.tokenizer.vocab_size
 
         def rule() -> tuple[int, str]:
-            chunk = footprint.chunk_of(device, tokens, vocab_size)
+            chunk = footprint.chunk_of(self.config, device, tokens)
             size = f"{4 * tokens * vocab_size / 2**20:,.0f} MiB, {'many' if chunk else 'few'}"
             return chunk, f"the logits of a micro-batch are {size}"
 
@@ -580,8 +580,8 @@ def _unused_gpus(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFa
     if config.environment.nproc_per_node != "auto" or config.environment.gpus != "auto" or plan.nproc_per_node >= free:
         return finding("workers", plan.nproc_per_node, "note", sentence)
     # With any micro-batch: what each of them takes at once is chosen after the number of workers.
-    micro, batch = config.train.micro_batch_size, config.train.global_batch_size
-    share = (1 if micro == "auto" else micro) * free * plan.nnodes // config.train.context_parallel
+    batch = config.train.global_batch_size
+    share = config.train.least_micro_batch * free * plan.nnodes // config.train.context_parallel
     sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
     sentence += (
         f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
