@@ -8,8 +8,8 @@ parameter by parameter, and a checkpoint has it under the names and in the shape
 import logging
 import math
 import os
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +160,10 @@ class DeepSpeed:
     def full_parameters(self) -> AbstractContextManager[None]:
         return self._gathered(list(self.parameters_by_name.values()))
 
-    @contextmanager
-    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> Generator[None]:
+    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> AbstractContextManager[None]:
         """Inside, these parameters are whole on every rank; stage 3 alone splits them."""
         first = 0 if modified else None
-        with self.deepspeed.zero.GatheredParameters(parameters, modifier_rank=first, enabled=self.stage == 3):
-            yield
+        return self.deepspeed.zero.GatheredParameters(parameters, modifier_rank=first, enabled=self.stage == 3)
 
     def to_plain_model(self) -> Llama | None:
         if self.stage < 3:

@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -143,10 +143,8 @@ class DDP(NativeStrategy):
         devices = [self.ranks.local_rank] if self.ranks.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
-    @contextmanager
-    def _gradient_sync(self, last: bool) -> Generator[None]:
-        with nullcontext() if last else self.wrapped.no_sync():
-            yield
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self.wrapped.no_sync()
 
 
 class FSDP(NativeStrategy):
@@ -167,10 +165,9 @@ class FSDP(NativeStrategy):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard)  # in place
         return module
 
-    @contextmanager
-    def _gradient_sync(self, last: bool) -> Generator[None]:
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         self.wrapped.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
-        yield
+        return nullcontext()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         self._reshard()
