@@ -78,7 +78,7 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     if before:
         _refuse_other_run(run, before, lineage)
         if (before.train, before.max_steps) != (lineage.train, lineage.max_steps):
-            lineage = _with_changed_settings(run, before, lineage)
+            lineage = _with_changed_settings(run, before, lineage, goes_back(config.runtime.resume, before))
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_curriculum(config.data, lineage)
@@ -321,10 +321,10 @@ def _refuse_other_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
         )
 
 
-def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage) -> Lineage:
+def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage, is_taken_back: bool) -> Lineage:
     """`now`, with a warning of what makes the run another one than began; `before` if the run has finished, and no step follows."""
     changed, result = _changed_settings(before, now), RunReader(run.path).result
-    if result is not None and result.is_final(now.max_steps, now.train.early_stopping_patience):
+    if not is_taken_back and result is not None and result.is_final(now.max_steps, now.train.early_stopping_patience):
         if changed:
             lines = "; ".join(changed.values())
             log.warning(

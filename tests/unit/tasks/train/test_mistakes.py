@@ -8,14 +8,15 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
-from infini_llama.tasks.train.planning import plan_attempt
+from infini_llama.tasks.train.planning import bind_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
-from support.made_up_runs import add_checkpoint
+from support.made_up_runs import add_checkpoint, make_run
 from support.records import make_dataset, make_lineage, make_plan
 
 INFINI = {"attention": "infini", "segment_length": 32}
@@ -73,6 +74,17 @@ def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
     assert (attempt.resume_from, attempt.from_step) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
         planned(tmp_path, "b", "never")
+
+
+def test_a_finished_run_that_is_taken_back_has_the_settings_of_the_command(tmp_path):
+    dataset, data = make_dataset(), DataConfig(source="python-stdlib")
+    run = RunFolder(make_run(tmp_path, dataset, data))
+    for resume, steps, rate in (("auto", 60, 1e-3), (str(run.checkpoints / "step-00000020"), 40, 1e-4)):
+        runtime = {"name": run.path.name, "home": str(tmp_path), "resume": resume}
+        train = {"max_steps": 40, "warmup_steps": 5, "learning_rate": 1e-4}
+        config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": runtime})
+        lineage = bind_run(config, dataset, make_plan())
+        assert (lineage.max_steps, lineage.train.learning_rate) == (steps, rate)
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
