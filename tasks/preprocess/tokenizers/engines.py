@@ -21,15 +21,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import is_panic, tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.encoder import (
-    Cut,
-    Encode,
-    Ids,
-    cut_of,
-    encode_each,
-    encoder_of,
-    reference,
-)
+from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, Ids, encode_each, encoder_of, reference
+from infini_llama.tasks.preprocess.tokenizers.fragments import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import key_of

@@ -15,6 +15,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
+from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
@@ -63,7 +64,8 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
             texts = _at_least_one(texts)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, trainer)
+    cut = cut_of(tokenizer)
+    tokenizer.train_from_iterator((fragment for text in texts for fragment in cut(text)), trainer)
     return tokenizer
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import encoder as encoders
-from infini_llama.tasks.preprocess.tokenizers.encoder import PATTERNS, cut_of, encoder_of, reference
+from infini_llama.tasks.preprocess.tokenizers import fragments
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, reference
+from infini_llama.tasks.preprocess.tokenizers.fragments import PATTERNS, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
 
@@ -74,7 +75,7 @@ def _trained_with(pattern):
 @settings(max_examples=300, deadline=None)
 def test_the_ids_of_the_pieces_are_those_of_the_whole(kinds, text):
     with pytest.MonkeyPatch.context() as short:
-        short.setattr(encoders, "SHORT", 1)
+        short.setattr(fragments, "SHORT", 1)
         for kind, encoder in kinds.items():
             pieces = cut_of(encoder)(text)
             assert "".join(pieces) == text
