@@ -39,6 +39,7 @@ from infini_llama.tasks.storage.artifacts import (
     staged,
 )
 from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
+from infini_llama.tasks.storage.locks import FOREVER, Lock
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
 log = logging.getLogger("infini_llama.export")
@@ -97,18 +98,21 @@ def export_trained(run_dir: Path) -> Path:
         DataError: checkpoint or tokenizer is damaged.
         PipelineError: no space left.
     """
-    chosen, output = find_checkpoint(run_dir, "latest"), RunFolder(run_dir).export
-    key = read_manifest(chosen, checkpoints.KIND).digest
-    if has_all_files(output, EXPORT, key):
-        log.info("%s was already exported", chosen.name)
-        return output
-    for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
-        shutil.rmtree(left, ignore_errors=True)
-    with disk_full_as(f"the export in {output}"), staged(output) as folder:
-        write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
-        if has_all_files(output, EXPORT):  # of a checkpoint before
-            remove(output)
-        commit(folder, output, EXPORT, {"key": key})
+    output = RunFolder(run_dir).export
+    # Of two commands, the second would delete what the first has staged.
+    with Lock(run_dir / "export.lock", wait=FOREVER):
+        chosen = find_checkpoint(run_dir, "latest")
+        key = read_manifest(chosen, checkpoints.KIND).digest
+        if has_all_files(output, EXPORT, key):
+            log.info("%s was already exported", chosen.name)
+            return output
+        for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
+            shutil.rmtree(left, ignore_errors=True)
+        with disk_full_as(f"the export in {output}"), staged(output) as folder:
+            write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
+            if has_all_files(output, EXPORT):  # of a checkpoint before
+                remove(output)
+            commit(folder, output, EXPORT, {"key": key})
     log.info("%s was exported to %s", chosen.name, output)
     return output
 

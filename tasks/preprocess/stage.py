@@ -58,10 +58,9 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, repairable
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
-from infini_llama.tasks.storage.locks import Busy, Lock
+from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
 
 log = logging.getLogger("infini_llama.preprocess")
-FOREVER = 10.0**9
 
 
 def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef:

@@ -21,6 +21,7 @@ from infini_llama.tasks.storage.files import write_atomic
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a filesystem without flock
 RENEW = 5.0  # seconds between renewals
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+FOREVER = 10.0**9  # seconds
 EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
 
 

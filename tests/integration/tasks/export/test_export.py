@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as their_logging
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.tasks.export.exporting import export, export_trained
+from infini_llama.tasks.export import exporting
+from infini_llama.tasks.export.exporting import export, export_trained, write_model
 from infini_llama.tasks.runs.checkpoints import committed, read_state
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.runs.mirror import Mirror
@@ -309,6 +312,23 @@ def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a
     save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
     assert export_trained(run) == folder and not mirror.has(folder)
     assert torch.equal(opened(folder, trust_remote_code=True)(ids).logits, model(ids))
-    assert [path.name for path in run.glob("*export*")] == ["export"]
+    assert sorted(path.name for path in run.glob("*export*")) == ["export", "export.lock"]
     (folder / "config.json").unlink()
     assert has_all_files(export_trained(run), "export")
+
+
+def test_two_commands_export_a_run_one_after_the_other(run_of, monkeypatch):
+    run, _ = run_of()
+    written, others = [], []
+
+    def write_while_another_begins(*arguments):
+        written.append(arguments)
+        if not others:
+            others.append(commands.submit(export_trained, run))
+            time.sleep(0.5)
+        return write_model(*arguments)
+
+    monkeypatch.setattr(exporting, "write_model", write_while_another_begins)
+    with ThreadPoolExecutor(1) as commands:
+        assert export_trained(run) == others[0].result() == run / "export"
+    assert len(written) == 1 and has_all_files(run / "export", "export")
