@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
 from operator import mul
@@ -28,8 +29,9 @@ from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempt_plan, read_attempts
 from infini_llama.tasks.runs.run_reader import RunReader
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.stopping import grace_period
@@ -155,8 +157,13 @@ def goes_back(resume: str, lineage: Lineage) -> bool:
 
 
 def is_first_of_command(run: RunFolder, invocation: str) -> bool:
-    """Whether this command has made no attempt before."""
-    return not any(record.invocation == invocation for record in read_attempts(run))
+    """Whether this command has made no attempt before. One that was killed with its command, or flow run, has no record yet."""
+    made = {record.attempt: record.invocation for record in read_attempts(run)}
+    for folder in attempt_folders(run):
+        if number_of(folder) not in made:
+            with suppress(Damaged):
+                made[number_of(folder)] = read_attempt_plan(folder).invocation
+    return invocation not in made.values()
 
 
 def _max_steps(
