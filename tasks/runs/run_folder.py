@@ -123,9 +123,9 @@ class RunFolder:
         """lineage.json, None before the first attempt; if it is damaged or removed, the copy that the newest attempt was given.
 
         Raises:
-            Damaged: there is no such copy.
+            Damaged: there is no such copy, or there are checkpoints without any attempt.
         """
-        if not os.path.lexists(self.lineage) and not attempt_folders(self):
+        if not os.path.lexists(self.lineage) and not attempt_folders(self) and not any(self.checkpoints.glob("step-*")):
             return None
         try:
             return self.read(Lineage, self.lineage)

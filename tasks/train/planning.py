@@ -15,7 +15,7 @@ import numpy as np
 
 from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.durations import count
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import JsonObject, JsonValue, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
@@ -113,13 +113,14 @@ def plan_attempt(
 
     Raises:
         ConfigError: runtime.resume names no checkpoint of this run.
+        DataError: a checkpoint in the run's folder is of another dataset.
     """
     run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
     if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
         resume = "auto"  # the rule holds for the first attempt of a command
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
-    from_step = _refuse_other_model(chosen, lineage.model, plan) if chosen else 0
+    from_step = _refuse_unlike(run, chosen, lineage, plan) if chosen else 0
     if resume not in checkpoints.RULES:  # a path holds until the run has a checkpoint of its own since
         lineage = changed(lineage, resumed_from=resume)
     if chosen and from_step >= lineage.max_steps:
@@ -394,13 +395,18 @@ def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int)
         )
 
 
-def _refuse_other_model(chosen: Path, model: LlamaConfig, plan: EnvironmentPlan) -> int:
-    """Step of the checkpoint, once it is known to be of this architecture."""
-    state, configured = checkpoints.read_state(chosen), model.to_dict()
+def _refuse_unlike(run: RunFolder, chosen: Path, lineage: Lineage, plan: EnvironmentPlan) -> int:
+    """Step of the checkpoint, once it is known to be of this architecture, and one of this run's folder of its dataset."""
+    state, configured = checkpoints.read_state(chosen), lineage.model.to_dict()
     saved = state.model
     if differing := [key for key in saved if key in configured and saved[key] != configured[key]]:
         lines = [f"model.{key}: {saved[key]} there, {configured[key]} here" for key in differing]
         raise ConfigError(f"checkpoint {chosen} has another architecture", lines)
+    if state.dataset not in (None, lineage.dataset.digest):
+        fault = f"checkpoint {chosen} was trained on another dataset ({state.dataset}) than this run ({lineage.dataset.digest})"
+        if chosen.parent.resolve() == run.checkpoints.resolve():
+            raise DataError(f"{fault}; move it out of the run's folder, or choose another runtime.name.")
+        log.warning("%s; the run continues with its own dataset. Both need the same tokenizer.", fault)
     if state.world_size != plan.world_size:
         log.warning(
             "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "

@@ -78,8 +78,9 @@ def test_a_removed_lineage_is_taken_from_an_attempt(run, caplog):
     rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
     run.lineage.unlink()
     home = run.path.parents[1]
-    assert run.read_lineage() is None
-    assert [each.path for each in leftovers(home, rules) if each.kind == "dataset of no run"] == [used]
+    with pytest.raises(Damaged, match=r"Put the file back from a backup"):  # its checkpoints may be of any settings
+        run.read_lineage()
+    assert not [each for each in leftovers(home, rules) if each.kind == "dataset of no run"]
     add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
     assert run.read_lineage() == lineage and str(run.lineage) in caplog.text
     assert not [each for each in leftovers(home, rules) if each.kind == "dataset of no run"]

@@ -1,11 +1,12 @@
 """A user's mistakes that are found at the start of an attempt end before its first step."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
@@ -53,6 +54,16 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
             planned(tmp_path, resume=str(theirs), hidden_size=128)
         attempt = planned(tmp_path, resume=str(theirs))
         assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (theirs, 7, str(theirs))
+
+
+def test_a_checkpoint_of_another_dataset(tmp_path, caplog):
+    add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, world_size=1, dataset="other")
+    with pytest.raises(DataError, match=r"another dataset \(other\) than this run \(same\)"):
+        planned(tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    theirs = add_checkpoint(tmp_path / "theirs", 7, world_size=1, dataset="other")
+    assert planned(tmp_path, resume=str(theirs)).from_step == 7
+    assert "another dataset (other) than this run (same)" in caplog.text, "it was named"
 
 
 def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
