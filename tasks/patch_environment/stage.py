@@ -5,6 +5,7 @@ Nothing is patched here: the record names the patches, and each worker applies t
 
 import logging
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,8 @@ from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PinnedSettings, PlannedEnvironment
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, read_attempt_plan
+from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.filesystem import require_temporary_folder, require_usable
 
 log = logging.getLogger("infini_llama.environment")
@@ -59,13 +61,14 @@ def patch_environment(
     require_temporary_folder()
     run = RunFolder.of(config.runtime)
     before = run.find(EnvironmentRecord, run.environment)
-    plan = plan_environment(config, facts, before and before.pinned)
-    if before is None:
+    earlier = before.pinned if before else _pinned_by_an_attempt(run)
+    plan = plan_environment(config, facts, earlier)
+    if earlier is None:
         pinned = plan.pinned()
     else:
-        _log_differences(before, plan, facts)
+        _log_differences(earlier, before.facts if before else facts, plan, facts)
         # What this machine does not support stays pinned: the run returns to it on a machine that does.
-        pinned = PinnedSettings.model_validate(before.pinned.to_json() | explicit(config))
+        pinned = PinnedSettings.model_validate(earlier.to_json() | explicit(config))
     for finding in plan.findings:
         if finding.severity == "error":
             raise PipelineError(f"{finding.value}. {finding.sentence} Then run the same command again.")
@@ -81,6 +84,20 @@ def patch_environment(
     )
     _log_plan(plan)
     return PlannedEnvironment(plan=plan, record=record)
+
+
+def _pinned_by_an_attempt(run: RunFolder) -> PinnedSettings | None:
+    """Where environment.json is missing or damaged, the settings of the newest attempt whose plan is there; None before the first."""
+    for attempt_dir in reversed(attempt_folders(run)):
+        with suppress(Damaged):
+            plan = read_attempt_plan(attempt_dir).plan
+            log.warning(
+                "%s is missing or damaged; the settings of %s are kept. Other versions or another processor since then go unnoticed.",
+                run.environment,
+                attempt_dir.name,
+            )
+            return plan.pinned()
+    return None
 
 
 def _log_plan(plan: EnvironmentPlan) -> None:
@@ -164,8 +181,10 @@ def _without_effect(facts: MachineFacts) -> dict[str, JsonValue]:
     }
 
 
-def _log_differences(before: EnvironmentRecord, plan: EnvironmentPlan, facts: MachineFacts) -> None:
-    for change in differences(before.pinned, before.facts, plan, facts):
+def _log_differences(
+    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan, facts: MachineFacts
+) -> None:
+    for change in differences(pinned, facts_then, plan, facts):
         level = logging.INFO if change.exactness == "kept" else logging.WARNING
         since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
         then, now = ("absent" if value is None else value for value in (change.then, change.now))

@@ -12,8 +12,9 @@ from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, write_attempt_plan
 from support.machines import H100, begun, in_home, reason_of, record_of, settings
+from support.records import make_attempt
 
 
 def change_record(home, part, values) -> None:
@@ -108,6 +109,17 @@ def test_a_damaged_record_is_reported_and_rewritten(tmp_path, caplog, text):
     path.write_text(text)
     assert begun(settings(), tmp_path, "run").device
     assert str(path) in caplog.text and record_of(tmp_path).pinned.device
+
+
+def test_without_its_record_a_run_keeps_the_plan_of_its_newest_attempt(tmp_path, caplog):
+    first = begun(settings({"threads": 3}), tmp_path, "run")
+    run = RunFolder(tmp_path / "runs/run")
+    folder = run.path / "logs" / "attempt-01"
+    folder.mkdir(parents=True)
+    write_attempt_plan(folder, make_attempt(run.path, plan=first))
+    run.environment.unlink()
+    assert begun(settings(), tmp_path, "run").threads == record_of(tmp_path).pinned.threads == 3
+    assert "environment.json is missing or damaged; the settings of attempt-01 are kept" in caplog.text
 
 
 def test_secrets_reach_the_workers_but_not_the_record(tmp_path):
