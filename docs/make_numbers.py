@@ -571,9 +571,12 @@ def cost_by_length() -> str:
 
 
 def console() -> str:
-    """What `infini-llama run configs/tiny.yaml` prints, without speeds, most steps and the dataset's key, which changes with formats."""
+    """What `infini-llama run configs/tiny.yaml` prints, without speeds, most steps, the dataset's key and folders."""
     (row,) = (row for row in result("recipes.json")["rows"] if row["config"] == "tiny")
-    printed = [re.sub(r"(?<=stdlib-)[0-9a-f]{12}", "…", line) for line in row["console_without_speed"]]
+    printed = [
+        re.sub(r"(?<=stdlib-)[0-9a-f]{12}", "…", line).replace(" workspace/", " …/workspace/")
+        for line in row["console_without_speed"]
+    ]
     lines = [line for line in printed if not re.match(r"train +(step|checkpoint)", line)]
     steps = [line for line in printed if re.match(r"train +(step|checkpoint)", line)]
     last = next(place for place, line in enumerate(lines) if line.startswith("run "))
