@@ -13,7 +13,7 @@ from pathlib import Path
 
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.records.machine import Compilers, Cpu, Disk, Folder
-from infini_llama.tasks.runs.run_folder import size_of
+from infini_llama.tasks.runs.run_folder import RunFolder, size_of
 from infini_llama.tasks.storage.filesystem import examine
 
 PACKAGES = (
@@ -94,7 +94,7 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
         has_links=tried.has_links,
         kind=kind,
         network=kind in NETWORK,
-        run_bytes=size_of(home / "runs" / run / "checkpoints") if run else 0,
+        run_bytes=size_of(RunFolder(home / "runs" / run).checkpoints) if run else 0,
     )
 
 

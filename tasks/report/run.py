@@ -75,14 +75,14 @@ def write_report(path: Path) -> tuple[Path, Path]:
             run.path,
             kind,
         )
-    report = path / "report.html"
+    report = run.folder.report
     write_atomic(report, run_page(run))
     return loss_picture(run), report
 
 
 def loss_picture(run: RunReader) -> Path:
     """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
-    picture, metrics = run.path / "loss.png", run.path / "metrics.jsonl"
+    picture, metrics = run.folder.loss_curve, run.folder.metrics
     is_current = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
     if not is_current:
         save_picture(loss_chart(run), picture)

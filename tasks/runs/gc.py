@@ -62,7 +62,7 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     used = {(home / lineage.dataset.path).resolve() for lineage in lineages.values()}
     candidates = [*_of_datasets(home, rules, used), *_of_units(home)]
     for run in lineages:
-        candidates += _of_run(run, rules)
+        candidates += _of_run(RunFolder(run), rules)
     moment = time.time() - rules.older_than
     kept = MAY_BE_NEEDED if damaged else ()
     return [
@@ -141,9 +141,9 @@ def _key(name: str) -> str:
     return match[1] if match else "unknown"
 
 
-def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
-    checkpoints, lock = run / "checkpoints", run / "lock"
-    for path in (path for place in (run, checkpoints) for path in sorted(place.glob("*"))):
+def _of_run(run: RunFolder, rules: Rules) -> Iterator[Leftover]:
+    checkpoints, lock = run.checkpoints, run.lock
+    for path in (path for place in (run.path, checkpoints) for path in sorted(place.glob("*"))):
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)
         elif DAMAGED.fullmatch(path.name):
@@ -151,7 +151,7 @@ def _of_run(run: Path, rules: Rules) -> Iterator[Leftover]:
     for path in sorted((checkpoints / "abandoned").glob("*")):
         yield Leftover(path, ABANDONED, lock)
     if rules.keep_checkpoints is not None:
-        permanent = RunFolder(run).require_lineage().train.save_permanent_every
+        permanent = run.require_lineage().train.save_permanent_every
         for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, OLDER, lock)
 

@@ -38,21 +38,6 @@ from infini_llama.tasks.storage.files import sync, temporary_name
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
 MOST_NAMES = 10  # of what is not copied
-# Files of a run beside its checkpoints. The metrics may be ahead of a checkpoint, never behind: they are cut when it is resumed.
-# The lineage comes back last: where it is, everything is.
-RECORD_FILES = (
-    "config.yaml",
-    "environment.json",
-    "compile.json",
-    "attempts.jsonl",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "wandb.json",
-    "result.json",
-    "summary.json",
-    "evaluations.jsonl",
-    "lineage.json",
-)
 
 
 class Mirror:
@@ -197,12 +182,13 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
     if config.storage.mirror is None:
         return
     planned = plan()
-    dataset = config.runtime.home / "datasets" / planned.name
+    home = config.runtime.home.resolve()
+    dataset = home / "datasets" / planned.name
     missing = [(path, kind) for path, kind in _of_dataset(dataset, planned.row_tables) if not path.exists()]
     if not missing:
         return
     with _asked(config, config.storage.mirror):
-        mirror = Mirror(config.storage.mirror, config.runtime.home)
+        mirror = Mirror(config.storage.mirror, home)
         for path, kind in missing:
             if path == dataset or dataset.exists():
                 mirror.restore(path, kind)
@@ -214,15 +200,15 @@ def restore_run(config: PipelineConfig) -> None:
     Raises:
         PipelineError: see `_asked`.
     """
-    run = _run(config)
-    if config.storage.mirror is None or _is_here(run):
+    run = RunFolder.of(config.runtime)
+    if config.storage.mirror is None or run.lineage.exists():
         return
     with _asked(config, config.storage.mirror):
-        mirror = Mirror(config.storage.mirror, config.runtime.home)
-        for path in reversed(mirror.kept(run / "checkpoints")):
+        mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
+        for path in reversed(mirror.kept(run.checkpoints)):
             if mirror.restore(path, KIND):
-                for name in RECORD_FILES:
-                    mirror.restore_file(run / name)
+                for record in run.records:  # the lineage last: where it is, everything is
+                    mirror.restore_file(record)
                 return
 
 
@@ -242,7 +228,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
         if no_space(fault):  # on this machine
             raise
         name, words = config.runtime.name, f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
-        if _is_here(_run(config)):
+        if RunFolder.of(config.runtime).lineage.exists():
             log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
         kind = ConfigError if isinstance(fault, (PermissionError, NotADirectoryError)) else PipelineError
@@ -262,9 +248,9 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     if (url := config.storage.mirror) is None:
         yield
         return
-    run, over = _run(config), threading.Event()
-    of_dataset = _of_dataset(config.runtime.home / reference.path, reference.row_tables)
-    copying = _Copying(url, config.runtime.home, run, of_dataset)
+    home, over = config.runtime.home.resolve(), threading.Event()
+    of_dataset = _of_dataset(home / reference.path, reference.row_tables)
+    copying = _Copying(url, home, RunFolder.of(config.runtime), of_dataset)
 
     def copy() -> None:
         logged = ""
@@ -295,10 +281,10 @@ class _Copying:
         ConfigError: the protocol is unknown. A mirror that cannot be reached is tried again each time.
     """
 
-    def __init__(self, url: str, home: Path, run: Path, of_dataset: list[tuple[Path, str]]) -> None:
+    def __init__(self, url: str, home: Path, run: RunFolder, of_dataset: list[tuple[Path, str]]) -> None:
         self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
         self.copied: set[Path] = set()
-        self.begun = checkpoints.latest_step(run / "checkpoints")
+        self.begun = checkpoints.latest_step(run.checkpoints)
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
@@ -327,20 +313,21 @@ class _Copying:
                 self.copied.add(path)
             if last:
                 _records(mirror, self.run)
-                self.copied.add(self.run)
+                self.copied.add(self.run.path)
         _delete_pruned(mirror, self.run)
         if not ahead:
             return ""
         return (
-            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.name}, but this machine continues from step {self.begun}; "
-            f"to use the mirror's copy, move {self.run} away. Nothing is copied to the mirror until this machine has passed that step."
+            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, but this machine continues from step "
+            f"{self.begun}; to use the mirror's copy, move {self.run.path} away. Nothing is copied to the mirror until this machine has "
+            "passed that step."
         )
 
     def _not_copied(self) -> str:
         paths = [path for path, _ in (*self.of_dataset, *_of_run(self.run)) if path not in self.copied]
         names = [path.relative_to(self.home).as_posix() for path in paths]
-        if self.run not in self.copied:
-            names.append(f"the records of run {self.run.name}")
+        if self.run.path not in self.copied:
+            names.append(f"the records of run {self.run.path.name}")
         more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
         return (
             f"; not copied: {', '.join(names[:MOST_NAMES] + more)}. Run the same command again to copy them."
@@ -354,15 +341,15 @@ def _of_dataset(folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]) 
     return [(folder, "dataset"), *((folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables)]
 
 
-def _of_run(run: Path) -> list[tuple[Path, str]]:
+def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
     """The artifacts of a run: checkpoints, oldest first, and the export."""
-    artifacts = [(checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run / "checkpoints"))]
-    if has_all_files(export := RunFolder(run).export, EXPORT):  # it may be a folder of the user
-        artifacts.append((export, EXPORT))
+    artifacts = [(checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run.checkpoints))]
+    if has_all_files(run.export, EXPORT):  # it may be a folder of the user
+        artifacts.append((run.export, EXPORT))
     return artifacts
 
 
-def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
+def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
     if not path.exists() or mirror.has(path):  # a checkpoint may have been pruned since
         return
     if kind == KIND:
@@ -371,24 +358,24 @@ def _keep(mirror: Mirror, run: Path, path: Path, kind: str) -> None:
         log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
 
 
-def _records(mirror: Mirror, run: Path) -> None:
-    for name in RECORD_FILES:
-        if (run / name).exists():
-            mirror.keep_file(run / name)
+def _records(mirror: Mirror, run: RunFolder) -> None:
+    """Copy the records. The metrics may be ahead of a checkpoint, never behind: they are cut when the run is resumed."""
+    for record in filter(Path.exists, run.records):
+        mirror.keep_file(record)
 
 
-def _of_another(mirror: Mirror, run: Path) -> Path | None:
+def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:
     """The newest copy of a later step that this folder never had: another machine took the run further, and its copy is left whole."""
-    newest = checkpoints.latest_step(run / "checkpoints")
-    ahead = [path for path in mirror.kept(run / "checkpoints") if checkpoints.step_of(path) > newest]
+    newest = checkpoints.latest_step(run.checkpoints)
+    ahead = [path for path in mirror.kept(run.checkpoints) if checkpoints.step_of(path) > newest]
     return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
 
 
-def _delete_pruned(mirror: Mirror, run: Path) -> None:
+def _delete_pruned(mirror: Mirror, run: RunFolder) -> None:
     """Follows the pruning of this run's checkpoints, and its going back to an older one."""
-    committed = [checkpoint.path for checkpoint in checkpoints.committed(run / "checkpoints")]
+    committed = [checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)]
     newest = checkpoints.step_of(committed[0]) if committed else 0
-    for path in mirror.kept(run / "checkpoints"):
+    for path in mirror.kept(run.checkpoints):
         if path not in committed and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
             mirror.delete(path)
 
@@ -396,12 +383,3 @@ def _delete_pruned(mirror: Mirror, run: Path) -> None:
 def _abandoned(mirror: Mirror, path: Path) -> bool:
     """Whether the copy of this checkpoint is of one that this run has gone back from."""
     return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
-
-
-def _run(config: PipelineConfig) -> Path:
-    return config.runtime.home / "runs" / config.runtime.name
-
-
-def _is_here(run: Path) -> bool:
-    """Whether this machine has the run: its lineage is restored last."""
-    return (run / "lineage.json").exists()

@@ -61,15 +61,30 @@ class RunFolder:
 
     checkpoints = _Entry("checkpoints")
     export = _Entry("export")
+    logs = _Entry("logs")
+    tensorboard = _Entry("tensorboard")
+    profile = _Entry("profile")
+    config = _Entry("config.yaml")
     lineage = _Entry("lineage.json")
     environment = _Entry("environment.json")
+    compile = _Entry("compile.json")
+    wandb = _Entry("wandb.json")
     attempts = _Entry("attempts.jsonl")
     metrics = _Entry("metrics.jsonl")
     samples = _Entry("samples.jsonl")
     evaluations = _Entry("evaluations.jsonl")
     result = _Entry("result.json")
     summary = _Entry("summary.json")
-    config = _Entry("config.yaml")
+    loss_curve = _Entry("loss.png")
+    report = _Entry("report.html")
+    lock = _Entry("lock")
+    lease = _Entry("lease")
+
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """Files beside the checkpoints without which a run cannot go on or be reported on; the lineage is last."""
+        beside = self.config, self.environment, self.compile, self.wandb, self.attempts, self.metrics, self.samples
+        return *beside, self.evaluations, self.result, self.summary, self.lineage
 
     @classmethod
     def of(cls, runtime: RuntimeConfig) -> "RunFolder":
@@ -269,7 +284,7 @@ def read_attempts(run: RunFolder) -> list[AttemptRecord]:
 
 def attempt_folders(run: RunFolder) -> list[Path]:
     """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
-    folders = (run.path / "logs").glob("attempt-*")
+    folders = run.logs.glob("attempt-*")
     return sorted((path for path in folders if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of)
 
 

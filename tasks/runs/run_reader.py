@@ -125,7 +125,7 @@ class RunReader:
     def attempts(self) -> list[AttemptRecord]:
         """Those whose line can be read, with a warning where attempts that have ended have none."""
         recorded = read_attempts(self.folder)
-        if self.result or lock_holder(self.path / "lock") is None:
+        if self.result or lock_holder(self.folder.lock) is None:
             begun = set(map(number_of, attempt_folders(self.folder)))
             _warn_of_missing(self.folder.attempts, "end of attempt", begun - {record.attempt for record in recorded})
         return recorded
@@ -239,7 +239,7 @@ class RunReader:
         """finished, running, or how the last attempt ended."""
         if self.result:
             return "finished"
-        if lock_holder(self.path / "lock") is not None:
+        if lock_holder(self.folder.lock) is not None:
             return "running"
         if not self.attempts:
             return "killed" if attempt_folders(self.folder) else "not begun"
@@ -310,9 +310,9 @@ class RunReader:
             checkpoint=self.committed[0].path,
             paths=RunPaths(
                 run=self.path,
-                tensorboard=self.path / "tensorboard",
-                loss_curve=self.path / "loss.png",  # written by the caller, as the page is
-                report=self.path / "report.html",
+                tensorboard=self.folder.tensorboard,
+                loss_curve=self.folder.loss_curve,  # written by the caller, as the page is
+                report=self.folder.report,
             ),
         )
 
@@ -352,9 +352,10 @@ def list_runs(home: Path) -> list[RunResults]:
     runs: list[RunResults] = []
     for path in run_folders(home):
         try:
-            if (path / "lineage.json").exists():
+            run = RunFolder(path)
+            if run.lineage.exists():
                 runs.append(RunReader(path).results)
-            elif (path / "checkpoints").is_dir() and any((path / "checkpoints").iterdir()):
+            elif run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
                 log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.name)
         except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.name, fault)

@@ -106,7 +106,7 @@ def prepare(attempt: AttemptPlan) -> Path:
     run.write(run.lineage, attempt.lineage)
     number = record_killed_attempts(run) + 1
     cut_metrics(run, attempt.from_step)
-    attempt_dir = run.path / "logs" / f"attempt-{number:02d}"
+    attempt_dir = run.logs / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     try:
         write_attempt_plan(attempt_dir, attempt)

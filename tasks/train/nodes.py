@@ -73,7 +73,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
     taken: set[Path] = set()
     was_supervised, since = False, time.monotonic()
     while True:
-        is_supervised = (run.path / "lease").exists()  # the supervisor removes it when it ends, unless it is killed
+        is_supervised = run.lease.exists()  # the supervisor removes it when it ends, unless it is killed
         newest, ends = _open_attempt(run), read_attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):

@@ -279,7 +279,7 @@ def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
 
 def _warn_of_unused_profile(run: RunFolder, lineage: Lineage) -> None:
     span, step = lineage.train.profile_steps, checkpoints.latest_step(run.checkpoints)
-    if span and (span[0] > lineage.max_steps or (span[1] <= step and not (run.path / "profile").exists())):
+    if span and (span[0] > lineage.max_steps or (span[1] <= step and not run.profile.exists())):
         log.warning(
             "train.profile_steps=%s: nothing is recorded, since the run continues with step %d and ends with step %d",
             span,

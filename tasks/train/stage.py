@@ -90,8 +90,8 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
     run.path.mkdir(parents=True, exist_ok=True)
     with (
         disk_full_as(f"the run in {run.path}", TrainFailed),
-        Lock(run.path / "lock", wait=grace_period(run, runtime) + 5) as lock,
-        Lease(run.path / "lease") as lease,
+        Lock(run.lock, wait=grace_period(run, runtime) + 5) as lock,
+        Lease(run.lease) as lease,
     ):
 
         def poll() -> None:

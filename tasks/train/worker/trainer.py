@@ -71,7 +71,7 @@ class Trainer:
     """
 
     def __init__(self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
-        train, plan = attempt.config.train, attempt.plan
+        train, plan, run = attempt.config.train, attempt.plan, RunFolder(attempt.run_dir)
         self.attempt, self.ranks, self.stop, self.heartbeat = attempt, ranks, stop, heartbeat
         self.state = TrainState(
             world_size=ranks.world_size, model=attempt.model.to_dict(), dataset=attempt.dataset.digest
@@ -109,13 +109,13 @@ class Trainer:
         evaluation = Evaluation(self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat)
         self.callbacks: list[Callback] = [
             self.policy,
-            Profiler(attempt.run_dir / "profile", train.profile_steps, ranks.rank),
+            Profiler(run.profile, train.profile_steps, ranks.rank),
             self.metrics,
             evaluation,
             Samples(attempt, self.strategy, ranks, evaluation, self.metrics),
         ]
         self.checkpointer = Checkpointer(
-            attempt.run_dir / "checkpoints", train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
+            run.checkpoints, train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
         )
 
     def fit(self) -> FitEnd:

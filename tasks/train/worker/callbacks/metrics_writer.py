@@ -67,7 +67,7 @@ class TensorBoard:
 
     def __init__(self, run_dir: Path, first_step: int, config: JsonObject) -> None:
         # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from
-        self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
+        self.board = SummaryWriter(RunFolder(run_dir).tensorboard, purge_step=first_step + 1)
         self.settings = flat(config)
         if first_step == 0:
             self.board.add_text("configuration", f"```json\n{json.dumps(config, indent=1)}\n```", 0)
@@ -104,7 +104,7 @@ class WeightsAndBiases:
                 "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or "
                 "remove it."
             ) from error
-        self.file = run_dir / "wandb.json"
+        self.file = RunFolder(run_dir).wandb
         text = self.file.read_bytes() if self.file.exists() else None
         self.sent = WandbRecord.model_validate_json(text) if text else WandbRecord(id=uuid.uuid4().hex[:8])
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
@@ -189,8 +189,8 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
         self.run = RunFolder(run_dir)
-        self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self.texts = (run_dir / "samples.jsonl").open("a", encoding="utf-8")
+        self.metrics = self.run.metrics.open("a", encoding="utf-8")
+        self.texts = self.run.samples.open("a", encoding="utf-8")
         self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, self.run.read_id()
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}

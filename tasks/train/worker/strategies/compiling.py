@@ -80,8 +80,8 @@ def compile_if_it_agrees(
     what = plan.compile
     if what == "off":
         return
-    path = run_dir / "compile.json"
-    before = RunFolder(run_dir).find(CompileRecord, path)
+    run = RunFolder(run_dir)
+    before = run.find(CompileRecord, run.compile)
     if before and before.compile == what and before.reason:
         log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
         return
@@ -91,7 +91,7 @@ def compile_if_it_agrees(
     seconds = time.perf_counter() - began
     if ranks.is_rank0:
         record = CompileRecord(compile=what, reason=reason, seconds=seconds, torch=torch.__version__)
-        RunFolder(run_dir).write(path, record)
+        run.write(run.compile, record)
     if reason:
         compiled.switch_off()
         log.warning("train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason)

@@ -14,7 +14,8 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.mirror import RECORD_FILES, Mirror, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import Mirror, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
 from support.remote import s3_server
@@ -188,8 +189,8 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
     _, reference = built
     run, wanted = home / "runs" / "one", settings(home, url)
     checkpoint(run, 10)
-    for name in RECORD_FILES:
-        (run / name).write_text(name)
+    for record in RunFolder(run).records:
+        record.write_text(record.name)
     with mirrored(wanted, reference):
         pass
     before = contents(run)
