@@ -70,8 +70,7 @@ class Checkpointer:
         if source is not None:
             self.strategy.load_tensors(source)
             loaded = checkpoints.read_state(source)
-            # World size, model and dataset are those of this attempt.
-            for name in vars(loaded).keys() - {"world_size", "model", "dataset"}:
+            for name in vars(loaded).keys() - {"world_size", "model"}:  # which are those of this attempt
                 setattr(state, name, getattr(loaded, name))
             for callback in self.callbacks:
                 callback.load_state(loaded)
@@ -204,9 +203,8 @@ class BackgroundSave:
     def _write(self, step: int, tensors: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
         self.before_commit()
-        if (
-            self.ranks.is_rank0 and not self.folder.is_dir()
-        ):  # not made again: whoever moved it may begin another run of this name
+        # Not made again: whoever moved it may begin another run of this name.
+        if self.ranks.is_rank0 and not self.folder.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the folder of the run was moved or removed", str(self.folder))
         target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
