@@ -294,7 +294,7 @@ class InfiniAttention(SegmentAttention):
         _, k, v = self.project(x)
         k, v = (part.unflatten(2, (-1, self.segment_length)).transpose(1, 2) for part in (k, v))
         with torch.autocast(x.device.type, enabled=False):
-            after = memories(k, v, self.update, state.memory if state.segments[0] else None, None, None)
+            after = memories(k, v, self.update, state.memory if state.segments[0] else None)
         state.memory.M[:], state.memory.z[:] = after.M[:, -1], after.z[:, -1]
         state.segments = [segments + k.shape[1] for segments in state.segments]
 

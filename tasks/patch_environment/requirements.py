@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
@@ -110,12 +111,11 @@ def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
 
 def fault_of_function(name: str) -> str | None:
     """Why a `module:function` cannot be used."""
-    module, _, function = name.partition(":")
     try:
-        value = getattr(importlib.import_module(module), function)
+        function = pkgutil.resolve_name(name)
     except Exception as error:
         return f"cannot be imported ({error}); install its module, or name its folder in environment.env.PYTHONPATH."
-    return None if callable(value) else "is not a function."
+    return None if callable(function) else "is not a function."
 
 
 def fault_of_package(name: str) -> str | None:

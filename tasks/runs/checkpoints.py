@@ -166,8 +166,7 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 
     Checkpoints of every `permanent_every`-th step are never removed, and not among the `keep`.
     """
-    if committed(folder):
-        point(folder)
+    point(folder)
     for path in superseded(folder, keep, permanent_every):
         remove(path)
 

@@ -52,9 +52,8 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         vocab_size=folder.config.vocab_size,
         max_position_embeddings=folder.config.max_position_embeddings,
         conversation=conversation_of(folder),
-        memory=before.memory
-        if before
-        else folder.config.attention == "infini",  # of a run that has begun: its jitter is fixed
+        # Of a run that has begun it stays, since its jitter is fixed.
+        memory=before.memory if before else folder.config.attention == "infini",
     )
 
 

@@ -1,8 +1,8 @@
 """One line of metrics per step: loss, rates, times, throughput, and in steps that are logged what costs communication."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-import importlib
 import math
+import pkgutil
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -182,9 +182,8 @@ def load_hook(name: str | None) -> Hook | None:
     """
     if name is None:
         return None
-    module, _, function = name.partition(":")
     try:
-        hook: Any = getattr(importlib.import_module(module), function)
+        hook: Any = pkgutil.resolve_name(name)
     except Exception as error:  # the module's own, too
         raise ConfigError(
             f"train.metrics_hook={name} cannot be imported ({error}); install its module, or add its folder to "
