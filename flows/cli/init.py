@@ -3,11 +3,13 @@
 The model is new, or with --from one of the Hub or of a folder whose training continues.
 """
 
+import json
 import logging
 import math
 import re
 import shlex
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,41 +86,7 @@ SIZES = (
     Size(2560, 8192, 32, 20, 10, 50304, 2048, 2**20, 2.0e-4),
     Size(4096, 11008, 32, 32, 8, 50304, 4096, 2**21, 1.5e-4),
 )
-TEMPLATE = """\
-# Written by `infini-llama init` for {machine} and about {text_tokens} tokens of text.
-# Run it: infini-llama run {output}
-# Keys that are left out have their default. `infini-llama estimate {output}` prints memory and compute.
-data:
-  # paths, folders or globs, from where the command is called: txt, md, rst, py, json, jsonl, ndjson, csv, tsv,
-  # parquet, arrow, also compressed
-  files: {files}
-  sequence_length: {length:<13}# tokens per sequence
-  {held_out}
-  tokenizer:
-    vocab_size: {vocabulary:<16}# learned from your text
-
-model:                          # {size} parameters: {why}
-  hidden_size: {hidden}
-  intermediate_size: {inner}
-  num_hidden_layers: {layers}
-  num_attention_heads: {heads}
-  num_key_value_heads: {key_value_heads}
-  attention: {attention:<19}# softmax; infini: local attention and a compressive memory
-  segment_length: {segment:<14}# tokens per segment (infini)
-
-train:
-  max_steps: {steps:<19}# {tokens} tokens: {epochs:.1f} epoch(s) over your text, {ratio:.0f} tokens per parameter
-  global_batch_size: {batch:<11}# sequences per step: {step_tokens} tokens{divides}
-  micro_batch_size: auto        # sequences per forward pass and worker: as many as fit and help
-{saving}  learning_rate: {rate}
-  warmup_steps: {warmup}
-  eval_steps: {every:<18}# steps; an evaluation also writes a sample
-  save_steps: {every:<18}# steps between checkpoints
-
-runtime:
-  name: {name:<24}# the same name resumes the same run
-"""
-
+COMMENTS_AT = 31  # column
 
 log = logging.getLogger("infini_llama.init")
 
@@ -186,13 +154,13 @@ def write_new(
     """
     _refuse(output)
     text, facts = _sampled(files, home, machine)
-    fitting = [plan for size in SIZES if (plan := _planned(size, text.tokens, facts, home, overrides, attention))]
+    fitting = [fit for size in SIZES if (fit := _planned(size, text.tokens, facts, home, overrides, attention))]
     if not fitting:
         raise ConfigError(
             f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; {FREE_MEMORY}"
         )
     chosen, why = _choose(fitting, text.tokens, facts, overrides)
-    return _write(output, chosen.written(output, text, attention, facts, why), text, chosen, facts)
+    return _write(output, chosen, text, facts, model=f"{_count(chosen.parameters)} parameters: {why}")
 
 
 def write_continuation(
@@ -219,33 +187,18 @@ def write_continuation(
     mapping: dict[str, Any] = {**configuration_of(folder, attention, None, heads)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
     text, facts = _sampled(files, home, machine, load(settings) if is_given(settings) else None)
-    size, length = parameters_of(folder), mapping["data"]["sequence_length"]
+    size = parameters_of(folder)
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
-    mapping["data"] |= {"files": files, **_held_out(text.files, length)}
-    mapping["runtime"] = {"name": output.stem}
     fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
     if fitted is None:
         raise ConfigError(f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}")
-    every = max(1, fitted.steps // 20)
-    mapping["train"] |= {
-        "global_batch_size": fitted.batch,
-        "micro_batch_size": "auto",
-        **fitted.saving,
-        "max_steps": fitted.steps,
-        "warmup_steps": fitted.steps // 20,
-        "eval_steps": every,
-        "save_steps": every,
-    }
-    head = (
-        f"# Written by `infini-llama init --from {model}` for {_machine(facts)} and about {_count(text.tokens)} tokens of text.\n"
-        f"# Run it: infini-llama run {shlex.quote(str(output))}\n"
-        f"# model, tokenizer: those of {folder.path.name} ({_count(size)} parameters, {folder.digest()}).\n"
-        f"# max_steps: {_count(fitted.tokens)} tokens, {fitted.tokens / text.tokens:.1f} epoch(s) over your text.\n"
-        f"# global_batch_size: {_count(fitted.batch * length)} tokens per step{_divides(fitted)}.\n"
-        "# learning_rate: lower than for new weights. micro_batch_size: as many as fit into memory and help.\n"
-        f"# The loss of untrained weights is {math.log(folder.config.vocab_size):.2f} nats per token; the first loss must be far below.\n"
+    untrained = math.log(folder.config.vocab_size)
+    note = (
+        "The learning rate is lower than for new weights. The loss of those is "
+        f"{untrained:.2f} nats per token; the first loss must be far below."
     )
-    return _write(output, head + yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), text, fitted, facts)
+    origin = f"{model}: {_count(size)} parameters, {folder.digest()}"
+    return _write(output, fitted, text, facts, origin, note)
 
 
 @dataclass(frozen=True)
@@ -278,7 +231,32 @@ def _sampled(
     return Text(patterns, files, tokens), probe(home, machine=machine)
 
 
-def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: MachineFacts) -> WrittenConfig:
+def _write(
+    output: Path, fitted: "Fitted", text: Text, facts: MachineFacts, model: str, note: str | None = None
+) -> WrittenConfig:
+    """Write the configuration.
+
+    Args:
+        model: the comment beside its section `model`.
+        note: a sentence for the comment at its beginning.
+    """
+    path, every = shlex.quote(str(output)), max(1, fitted.steps // 20)
+    size = {"max_steps": fitted.steps, "global_batch_size": fitted.batch, "micro_batch_size": "auto"}
+    rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
+    sections = {
+        "data": fitted.mapping["data"] | {"files": text.patterns} | _held_out(text.files, fitted.length),
+        "model": fitted.mapping["model"],
+        "train": fitted.mapping["train"] | size | fitted.saving | rest,
+        "runtime": {"name": output.stem},
+    }
+    head = [
+        f"Written by `infini-llama init` for {_machine(facts)} and about {_count(text.tokens)} tokens of text.",
+        f"Run it: infini-llama run {path}",
+        f"Keys that are left out have their default. `infini-llama estimate {path}` prints memory and compute.",
+        *([note] if note else []),
+    ]
+    lines = [*(f"# {line}" for line in head), *_lines(sections, _comments(fitted, text) | {"model": model})]
+    content = "\n".join(lines) + "\n"
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
     return WrittenConfig(
@@ -294,6 +272,51 @@ def _write(output: Path, content: str, text: Text, fitted: "Fitted", facts: Mach
         memory=fitted.memory,
         warning=_warning(text, fitted),
     )
+
+
+def _comments(fitted: "Fitted", text: Text) -> dict[str, str]:
+    """What stands beside keys, by their dotted names."""
+    divides = f"; {fitted.workers} GPUs divide it" if fitted.workers > 1 else ""
+    return {
+        "data.files": "paths, folders or globs: txt, md, rst, py, json, jsonl, ndjson, csv, tsv, parquet or arrow, also compressed",
+        "data.sequence_length": "tokens per sequence",
+        "data.validation_fraction": "fraction of documents to hold out",
+        "data.validation_files": "held out, instead of a fraction of the files, which are few",
+        "data.tokenizer.vocab_size": "learned from your text",
+        "model.attention": "softmax; infini: local attention and a compressive memory",
+        "model.segment_length": "tokens per segment (infini)",
+        "train.max_steps": f"{_count(fitted.tokens)} tokens: {fitted.tokens / text.tokens:.1f} epoch(s) over your text, "
+        f"{fitted.tokens / fitted.parameters:.0f} tokens per parameter",
+        "train.global_batch_size": f"sequences per step: {_count(fitted.batch * fitted.length)} tokens{divides}",
+        "train.micro_batch_size": "sequences per forward pass and worker: as many as fit and help",
+        **{f"train.{key}": "to fit into the memory" for key in fitted.saving},
+        "train.eval_steps": "steps; an evaluation also writes a sample",
+        "train.save_steps": "steps between checkpoints",
+        "runtime.name": "the same name resumes the same run",
+    }
+
+
+def _lines(section: Mapping[str, Any], comments: Mapping[str, str], within: str = "") -> Iterator[str]:
+    """The keys of a section in YAML, each with its comment, if it has one."""
+    for key, value in section.items():
+        if not within:
+            yield ""
+        name, is_section = within + key, isinstance(value, dict)
+        line = "  " * within.count(".") + (f"{key}:" if is_section else f"{key}: {_value(value)}")
+        yield f"{line:<{COMMENTS_AT}} # {comments[name]}" if name in comments else line
+        if is_section:
+            yield from _lines(value, comments, f"{name}.")
+
+
+def _value(value: object) -> str:
+    """A value on one line of YAML; text is quoted unless it is read as itself."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if re.fullmatch(r"[\w./-]+", value) and parse_yaml(value) == value:
+        return value
+    return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
 
 
 def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) -> int:
@@ -321,8 +344,15 @@ def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) ->
 
 @dataclass(frozen=True)
 class Fitted:
-    """How a model is trained on this machine. batch: sequences per step; saving: settings that need less memory."""
+    """A configuration, and how it is trained on this machine.
 
+    Attributes:
+        mapping: its sections data, model and train, without what follows.
+        batch: sequences per step.
+        saving: settings that need less memory.
+    """
+
+    mapping: dict[str, Any]
     parameters: int
     tokens: int
     length: int
@@ -333,43 +363,10 @@ class Fitted:
     saving: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Planned(Fitted):
-    """A new model of one of the sizes."""
-
-    size: Size
-
-    def written(self, output: Path, text: Text, attention: str, facts: MachineFacts, why: str) -> str:
-        size = self.size
-        every = max(1, self.steps // 20)
-        saving = "".join(
-            f"  {key}: {value:<{28 - len(key)}}# to fit into the memory\n" for key, value in self.saving.items()
-        )
-        return TEMPLATE.format(
-            machine=_machine(facts), text_tokens=_count(text.tokens), output=shlex.quote(str(output)), files=_quoted(text.patterns),
-            length=self.length, held_out=_held_out_lines(text.files, self.length), vocabulary=size.vocab_size,
-            size=_count(self.parameters), why=why, hidden=size.hidden_size, inner=size.intermediate_size, layers=size.layers,
-            heads=size.heads, key_value_heads=size.key_value_heads, attention=attention, segment=self.length // 4,
-            steps=self.steps, tokens=_count(self.tokens), epochs=self.tokens / text.tokens,
-            ratio=self.tokens / self.parameters, batch=self.batch, step_tokens=_count(self.batch * self.length),
-            divides=_divides(self), saving=saving, rate=size.learning_rate, warmup=self.steps // 20, every=every,
-            name=_quoted(output.stem),
-        )  # fmt: skip
-
-
-def _quoted(value: object) -> str:
-    """Text or a list of it as one line of YAML, which does not read JSON's surrogate pairs."""
-    return yaml.safe_dump(value, default_style='"', default_flow_style=True, allow_unicode=True, width=math.inf).strip()
-
-
-def _divides(fitted: Fitted) -> str:
-    return f"; {fitted.workers} GPUs divide it" if fitted.workers > 1 else ""
-
-
 def _planned(
     size: Size, text: int, facts: MachineFacts, home: Path, overrides: Overrides, attention: str
-) -> Planned | None:
-    """A size with its length, batch and steps; None where it does not fit into the machine's memory."""
+) -> Fitted | None:
+    """A new model of this size with its length, batch and steps; None where it does not fit into the machine's memory."""
     length = min(size.length, max(SHORTEST, 2 ** int(math.log2(text / 64))))
     mapping: dict[str, Any] = {
         "data": {"files": ["x"], "sequence_length": length, "tokenizer": {"vocab_size": size.vocab_size}},
@@ -382,12 +379,12 @@ def _planned(
             "attention": attention,
             "segment_length": length // 4,
         },
+        "train": {"learning_rate": size.learning_rate},
     }
     total = parameters(model_of(PipelineConfig.model_validate(mapping)))
     tokens = overrides.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
     tokens = min(tokens, overrides.tokens or int(_affordable(facts, overrides) / (6 * total)))
-    fitted = _fitted(mapping, size.vocab_size, size.batch, tokens, facts, home)
-    return fitted and Planned(**vars(fitted), size=size)
+    return _fitted(mapping, size.vocab_size, size.batch, tokens, facts, home)
 
 
 def _fitted(
@@ -403,7 +400,7 @@ def _fitted(
     per_step = min(most_per_step, max(gpus * length, tokens // FEWEST_STEPS))
     batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
     for saving in SAVING if gpus > 1 else SAVING[:-1]:
-        train = mapping.get("train", {}) | {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
+        train = mapping["train"] | {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
         config = PipelineConfig.model_validate(mapping | {"train": train, "runtime": {"home": home}})
         config = config.with_vocab_size(vocabulary)
         plan = plan_environment(config, facts)
@@ -411,6 +408,7 @@ def _fitted(
         if fits(need, have):
             steps = max(20, tokens // (batch * length))
             return Fitted(
+                mapping=mapping,
                 parameters=parameters(model_of(config)),
                 tokens=steps * batch * length,
                 length=length,
@@ -423,7 +421,7 @@ def _fitted(
     return None
 
 
-def _choose(fitting: list[Planned], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Planned, str]:
+def _choose(fitting: list[Fitted], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Fitted, str]:
     """The size to train, and the reason."""
     if parameters := overrides.parameters:
         nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
@@ -475,7 +473,8 @@ def _warning(text: Text, chosen: Fitted) -> str | None:
             f"{text.files[0]} is one document, and whole documents are held out; split it into several files, or "
             "name held-out text in data.validation_files."
         )
-    if isinstance(chosen, Planned) and TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text.tokens:
+    is_new = "init_from" not in chosen.mapping["train"]
+    if is_new and TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text.tokens:
         need = TOKENS_PER_PARAMETER * chosen.parameters / MOST_EPOCHS
         return (
             f"about {_count(text.tokens)} tokens are little text for {_count(chosen.parameters)} parameters, which learn from "
@@ -492,14 +491,6 @@ def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
     by_size = sorted(files, key=lambda file: file.size())
     chosen = next((file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
     return {"validation_files": [str(chosen.path)]}
-
-
-def _held_out_lines(files: list[TextFile], length: int) -> str:
-    """`_held_out` as lines with a comment."""
-    ((key, value),) = _held_out(files, length).items()
-    if key == "validation_fraction":
-        return f"{key}: {value:<9}# fraction of documents to hold out"
-    return f"# held out, instead of a fraction of the files, which are few\n  {key}: {_quoted(value)}"
 
 
 def _is_one_document(file: TextFile) -> bool:

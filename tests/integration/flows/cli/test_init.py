@@ -83,6 +83,11 @@ def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
     assert 5e7 < asked.parameters < 2e8
 
 
+def test_a_setting_that_saves_memory_is_in_the_file(begin_on):
+    config = begin_on([{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}], parameters=130_000_000)[1]
+    assert config.train.activation_checkpointing == "full"
+
+
 def test_a_gpu_that_holds_no_model_is_named(begin_on):
     with pytest.raises(ConfigError, match="no model fits"):
         begin_on([{**T4, "memory": 2 * GIB, "free": GIB // 4}])
@@ -139,6 +144,7 @@ def test_comments_are_aligned(begin):
     output, record = begin(*(f"a sentence of {n} words. " * 1000 for n in range(20)), attention="infini")
     lines = output.read_text().splitlines()
     assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
+    assert sum(" # " in line for line in lines) > 10
     config = load_config(output)
     assert f"max_steps: {record.steps}" in output.read_text()
     assert config.train.micro_batch_size == "auto"
