@@ -25,6 +25,7 @@ class TrainState:
         loss_scale, steps_at_scale: of the update policy, with fp16.
         world_size: workers that train.
         model: fields of LlamaConfig.
+        dataset: digest of the dataset.
     """
 
     step: int = 0
@@ -39,6 +40,7 @@ class TrainState:
     steps_at_scale: int = 0
     world_size: int = 1
     model: dict[str, Any] = field(default_factory=dict[str, Any])
+    dataset: str | None = None
 
     @classmethod
     def read_json(cls, text: bytes | str) -> "TrainState":

@@ -38,7 +38,7 @@ def trained_run(
                 parameter.uniform_(0.5, 1.5)
             if parameter_name.endswith(".gate"):
                 parameter.normal_()
-    state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields)
+    state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest)
     state.record_validation(5.5)
     save_checkpoint(run.checkpoints, 7, model_tensors(made), state.to_json())
     run.metrics.write_text(ValidationLine(step=7, loss=5.5, bits_per_byte=2.25).model_dump_json() + "\n")

@@ -70,7 +70,8 @@ class Checkpointer:
         if source is not None:
             self.strategy.load_tensors(source)
             loaded = checkpoints.read_state(source)
-            for name in vars(loaded).keys() - {"world_size", "model"}:  # which are those of this attempt
+            # World size, model and dataset are those of this attempt.
+            for name in vars(loaded).keys() - {"world_size", "model", "dataset"}:
                 setattr(state, name, getattr(loaded, name))
             for callback in self.callbacks:
                 callback.load_state(loaded)

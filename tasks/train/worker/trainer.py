@@ -73,7 +73,9 @@ class Trainer:
     def __init__(self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
         train, plan, run = attempt.config.train, attempt.plan, RunFolder(attempt.run_dir)
         self.attempt, self.ranks, self.stop, self.heartbeat = attempt, ranks, stop, heartbeat
-        self.state = TrainState(world_size=ranks.world_size, model=attempt.model.to_dict())
+        self.state = TrainState(
+            world_size=ranks.world_size, model=attempt.model.to_dict(), dataset=attempt.dataset.digest
+        )
         model = build_model(attempt.model, train, plan, ranks.device)
         if attempt.init_from:
             load_pretrained(model, attempt.init_from)
