@@ -135,12 +135,13 @@ def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str
     A hash of a file's name decides whether a run of small files ends with it, so that an added or removed file changes one run only.
     """
     parts: list[Part] = []
-    run: list[tuple[TextFile, int]] = []
+    run, run_bytes = list[TextFile](), 0
 
     def end_run() -> None:
+        nonlocal run, run_bytes
         if run:
-            add([file for file, _ in run], None, sum(size for _, size in run))
-            run.clear()
+            add(run, None, run_bytes)
+            run, run_bytes = [], 0
 
     def add(files: list[TextFile], span: Span | None, size: int) -> None:
         stamps = tuple(file.stamp() for file in files)
@@ -154,9 +155,10 @@ def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str
             for span in spans or (None,):
                 add([file], span, size // len(spans) if spans else size)
             continue
-        if sum(file_size + PER_FILE for _, file_size in run) + size > UNIT_BYTES:
+        if run_bytes + len(run) * PER_FILE + size > UNIT_BYTES:
             end_run()
-        run.append((file, size))
+        run.append(file)
+        run_bytes += size
         if xxh3_64_intdigest(file.name.encode()) < (size + PER_FILE) / RUN_BYTES * 2**64:
             end_run()
     end_run()

@@ -12,9 +12,10 @@ from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
-from infini_llama.tasks.preprocess.tokens.parts import Part
+from infini_llama.tasks.preprocess.tokens.parts import Part, parts_of
 from infini_llama.tasks.preprocess.workers import WORKER_MEMORY, WORTH_A_PROCESS, choose_workers
 from infini_llama.tasks.storage.artifacts import read_dataset
+from support.counting import calls_of
 from support.machines import FILES
 
 MB = 10**6
@@ -137,3 +138,13 @@ def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(data, tmp_path,
     assert choose_workers(data(), corpus.parts, machine(64)).count == 1
     ranges = [Part([corpus.parts[0].files[0]], (start, start + 1), 0.0, 0, (None,)) for start in range(6)]
     assert choose_workers(data(), ranges, machine(64)).count >= 3
+
+
+def test_the_time_of_listing_does_not_grow_with_the_files_of_a_part(tmp_path):
+    files = list[TextFile]()
+    for number in range(1500):  # of which a few runs of small files are made
+        path = tmp_path / f"{number}.txt"
+        path.write_text("a")
+        files.append(TextFile(path, path.name, "text"))
+    assert len(parts_of(files, 0.1)) < 5
+    assert calls_of(lambda: parts_of(files, 0.1)) < 200 * len(files)
