@@ -245,10 +245,9 @@ def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
         yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
 
 
-def _newest_first(samples: list[SampleLine]) -> Iterator[SampleLine]:
+def _newest_first(samples: list[SampleLine]) -> list[SampleLine]:
     """By step; those of one step in the order of their prompts."""
-    for step in sorted({sample.step for sample in samples}, reverse=True):
-        yield from (sample for sample in samples if sample.step == step)
+    return sorted(samples, key=lambda sample: -sample.step)
 
 
 def data_card(run: RunReader) -> Cells:

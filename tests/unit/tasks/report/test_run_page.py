@@ -5,13 +5,14 @@ import re
 import resource
 import shlex
 import shutil
+from collections.abc import Iterator
 
 from infini_llama.configs.reading import changed
 from infini_llama.flows.cli.main import main
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.records.evaluation import PasskeyResult, TextLoss
-from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine
-from infini_llama.tasks.report.run import run_document, write_report
+from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, SampleLine
+from infini_llama.tasks.report.run import _newest_first, run_document, write_report
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.locks import Lock
@@ -117,3 +118,20 @@ def test_a_row_table_of_another_run_is_not_described(make_run):
     lineage = run.require_lineage()
     run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64)))
     assert RunReader(folder).dataset is None
+
+
+class _Counted(list[SampleLine]):
+    """A list that counts how often all of it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[SampleLine]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_samples_are_gone_through_once():
+    samples = _Counted(SampleLine(step=step, prompt=prompt, text="") for step in range(20) for prompt in "ab")
+    newest_first = [(sample.step, sample.prompt) for sample in _newest_first(samples)]
+    assert newest_first == [(step, prompt) for step in reversed(range(20)) for prompt in "ab"]
+    assert samples.times <= 1
