@@ -32,7 +32,7 @@ from infini_llama.tasks.storage.record_files import (
     read_fields,
     read_lines,
     scan,
-    unreadable,
+    unreadable_lines,
     write_fields,
 )
 
@@ -259,11 +259,21 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
 
 def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
-    if fault := unreadable(path, kind, run):
-        log.warning("%s; removed.", fault)
-    lines = list(scan(path, kind, run))
-    kept = [line for _, line, record in lines if record is not None and record.step <= step]
-    if len(kept) < len(lines):
+    kept, bad, is_whole = (
+        list[bytes](),
+        list[int](),
+        True,
+    )  # not the records: they take several times the memory of the file
+    for number, line, record in scan(path, kind, run):
+        if record is not None and record.step <= step:
+            kept.append(line)
+            continue
+        is_whole = False
+        if record is None and line.endswith(b"\n"):
+            bad.append(number)
+    if bad:
+        log.warning("%s; removed.", unreadable_lines(path, bad))
+    if not is_whole:
         write_atomic(path, b"".join(kept).decode())
 
 

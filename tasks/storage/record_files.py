@@ -113,7 +113,7 @@ def read_lines(path: Path, kind: Kind[RecordType], run: str) -> list[RecordType]
                 records.append(record)
             else:
                 bad.append(number)
-        fault = _sentence(path, bad) if bad else None
+        fault = unreadable_lines(path, bad) if bad else None
     except Damaged as damaged:
         fault = str(damaged).rstrip(".")
     if fault and fault not in _named:
@@ -125,10 +125,11 @@ def read_lines(path: Path, kind: Kind[RecordType], run: str) -> list[RecordType]
 def unreadable(path: Path, kind: Kind[RecordType], run: str) -> str | None:
     """A sentence that names the lines that are not of this kind, without a last one that a kill has cut short; None without any."""
     numbers = [number for number, line, record in scan(path, kind, run) if record is None and line.endswith(b"\n")]
-    return _sentence(path, numbers) if numbers else None
+    return unreadable_lines(path, numbers) if numbers else None
 
 
-def _sentence(path: Path, numbers: list[int]) -> str:
+def unreadable_lines(path: Path, numbers: list[int]) -> str:
+    """A sentence that names the first of these lines."""
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
     return f"{path}: line {', '.join(map(str, numbers[:SHOWN]))}{more} cannot be read"
 

@@ -13,6 +13,7 @@ from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.storage import record_files
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
 from infini_llama.tasks.train.retries import next_attempt
@@ -128,3 +129,15 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(tmp_path_factory, st
     cut_metrics(run, step)
     assert run.metrics.read_text() == "".join(lines[: 2 * min(step, 10)])
     assert len(read_metrics(run)) == 2 * min(step, 10)
+
+
+def test_each_line_of_metrics_is_parsed_once_when_a_run_resumes(run, monkeypatch):
+    """Of a million steps this takes half a minute, and the records of all lines would take gigabytes of memory."""
+    run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 101)))
+    parsed = list[bytes]()
+    parse_line = record_files.parse_line
+    monkeypatch.setattr(
+        record_files, "parse_line", lambda line, *rest: [parsed.append(line), parse_line(line, *rest)][1]
+    )
+    cut_metrics(run, 90)
+    assert len(parsed) == 100 and run.metrics.read_text().count("\n") == 90
