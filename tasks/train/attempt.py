@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError, no_space
+from infini_llama.configs.errors import ExitCode, PipelineError, TrainFailed, no_space
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.formatting import best_effort, in_bytes
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
@@ -25,6 +25,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempt_plan,
     read_attempts,
     remove_staging,
+    size_of,
     write_attempt_plan,
 )
 from infini_llama.tasks.runs.signals import DeferredSignals
@@ -98,9 +99,14 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
 
 
 def prepare(attempt: AttemptPlan) -> Path:
-    """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step."""
+    """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step.
+
+    Raises:
+        TrainFailed: its first save would find the disk full.
+    """
     run = RunFolder(attempt.run_dir)
     remove_staging(run)
+    _require_disk_space(attempt)
     # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable from here on: a command that is
     # killed before only repeats the attempt that fails, and decides again.
     run.write(run.lineage, attempt.lineage)
@@ -117,6 +123,18 @@ def prepare(attempt: AttemptPlan) -> Path:
     source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
     log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
     return attempt_dir
+
+
+def _require_disk_space(attempt: AttemptPlan) -> None:
+    """Refuse an attempt whose steps would be lost at its first save, after which alone an older checkpoint is removed."""
+    if attempt.resume_from is None or attempt.from_step >= attempt.max_steps:
+        return
+    free, size = shutil.disk_usage(attempt.run_dir).free, size_of(attempt.resume_from)
+    if free < size:
+        raise TrainFailed(
+            f"no space for another checkpoint in {attempt.run_dir} ({in_bytes(free)} free, and {attempt.resume_from.name} takes "
+            f"{in_bytes(size)}); free space and run the same command again."
+        )
 
 
 def record_killed_attempts(run: RunFolder) -> int:

@@ -1,19 +1,22 @@
 """What the next attempt is after one that ran out of memory or diverged."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.configs.errors import ENDINGS
+from infini_llama.configs.errors import ENDINGS, TrainFailed
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
+from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics, size_of
 from infini_llama.tasks.storage import record_files
+from infini_llama.tasks.train.attempt import prepare
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
 from infini_llama.tasks.train.retries import next_attempt
@@ -141,3 +144,17 @@ def test_each_line_of_metrics_is_parsed_once_when_a_run_resumes(run, monkeypatch
     )
     cut_metrics(run, 90)
     assert len(parsed) == 100 and run.metrics.read_text().count("\n") == 90
+
+
+def test_an_attempt_does_not_train_towards_a_save_for_which_there_is_no_space(begun, run, monkeypatch):
+    """As a retry after a full disk would, at which nothing has changed."""
+    attempt = plan_next_attempt(begun())
+    assert attempt.resume_from is not None and attempt.resume_from.name == "step-00000030"
+    size = size_of(attempt.resume_from)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    with pytest.raises(TrainFailed, match=r"no space for another checkpoint in .*step-00000030 takes"):
+        prepare(attempt)
+    assert not (run.path / "logs").exists()
+    assert prepare(changed(attempt, from_step=attempt.max_steps)).is_dir(), "a finished run saves nothing"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
+    assert prepare(attempt).is_dir()
