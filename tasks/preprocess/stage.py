@@ -298,7 +298,8 @@ class Preparation:
                 if not written[split].shards:
                     log_left_out(left_out)
                     kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
-                    raise self._too_few(split, kept, selection.also_validation)
+                    texts_kept = kept if data.deduplicate else kept - selection.duplicates
+                    raise self._too_few(split, kept, texts_kept, selection.also_validation)
             trained = {shard.source for shard in written["train"].shards}
             if untrained := next((name for name in texts if name not in trained), None):
                 log_left_out(left_out)
@@ -331,16 +332,17 @@ class Preparation:
             checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split].shards}
             commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
-    def _too_few(self, split: str, documents: int, copies: int) -> DataError:
+    def _too_few(self, split: str, documents: int, distinct: int, copies: int) -> DataError:
         data = self.data
         if split == "train" and copies:
             return DataError(
                 f"all {copies} training document(s) are held-out text as well, which is not trained on; name other text to train on, or "
                 "to hold out (data.validation_files, data.validation_split)."
             )
-        other = ", change the fraction" if documents > 1 else ""
+        other = ", change the fraction" if distinct > 1 else ""  # copies fall on the same side
+        which = f" with {distinct} different text(s)" if distinct < documents else ""
         return DataError(
-            f"{documents} document(s) are too few to leave one for {'training' if split == 'train' else split} at "
+            f"{documents} document(s){which} are too few to leave one for {'training' if split == 'train' else split} at "
             f"data.validation_fraction={data.validation_fraction}; add files, split them into smaller ones{other}, "
             "or name held-out text in data.validation_files."
         )

@@ -156,6 +156,15 @@ def test_a_text_shorter_than_one_row_is_refused_and_leaves_nothing(data, tmp_pat
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
+def test_equal_documents_without_held_out_text_are_named_as_equal(data, tmp_path):
+    """No fraction would help: copies of a text are on the same side."""
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("the same text")
+    with pytest.raises(DataError, match=r"^30 document\(s\) with 1 different text\(s\) are too few") as caught:
+        preprocess(data(files=[str(tmp_path / "*.txt")]), tmp_path / "home")
+    assert "fraction" not in str(caught.value).partition(";")[2]
+
+
 def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_path):
     tokens = preprocess(data(), tmp_path).validation.tokens
     longest = preprocess(data(sequence_length=tokens - 1), tmp_path)
