@@ -29,7 +29,8 @@ class PasskeyConfig(Section):
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
         default=20_000, description="Number of texts to generate."
     )
-    repetitions: Annotated[int, Field(ge=1)] = fixed(
+    # Of more, a text would be longer than a document may be (16 MiB), and cut between what is hidden and the question for it.
+    repetitions: Annotated[int, Field(ge=1, le=100_000)] = fixed(
         default=3,
         description="Maximum repetitions of the filler text. Each text draws its length, and cuts the filler between any two words.",
     )

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
@@ -17,6 +18,7 @@ from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
 from infini_llama.tasks.preprocess.sources.sources import files_of
+from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
@@ -282,3 +284,10 @@ def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
     once = data(source="passkey", passkey={"documents": 20, "repetitions": 1})
     assert preprocess(once, tmp_path).digest != reference.digest
     assert describe(tmp_path / reference.path).license == "none: made by this program"
+
+
+def test_no_text_is_longer_than_a_document(data):
+    most = data(source="passkey", passkey={"repetitions": 100_000}).passkey.repetitions
+    assert most * len(FILLER) < LONGEST_DOCUMENT / 1.5, "the words of data.files are longer"
+    with pytest.raises(ValidationError, match="repetitions"):
+        data(source="passkey", passkey={"repetitions": most + 1})
