@@ -6,6 +6,7 @@ from infini_llama.tasks.records.plan import Finding, Severity, finding
 
 MIB, GIB = 1024**2, 1024**3
 LEAST_SHARED = MIB // 4  # bytes, for the semaphores of a few processes
+FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
 FEWEST_ADDRESSES = 1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
 # Of a folder that cannot be used, by the variable that names it: what it is, how bad that is, and what to do.
 FOLDERS: dict[str, tuple[str, Severity, str]] = {
@@ -22,7 +23,7 @@ def assess(facts: MachineFacts) -> list[Finding]:
         _processor(facts.cpu),
         _cores(facts),
         _memory(facts.memory),
-        *_address_space(facts.address_space),
+        *limits(facts.open_files, facts.address_space),
         *_gpus(facts),
         *_flash_attention(facts),
         _disk(facts.disk),
@@ -64,17 +65,20 @@ def _memory(memory: Memory) -> Finding:
     return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {fix}.")
 
 
-def _address_space(limit: int | None) -> list[Finding]:
-    if limit is None:
-        return []
-    few = limit < FEWEST_ADDRESSES
-    sentence = (
-        "Too few addresses for torch"
-        if few
-        else "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
-    )
-    fix = f"{sentence}; raise the limit with `ulimit -v unlimited`."
-    return [finding("address space", f"{in_bytes(limit)} per process", "error" if few else "note", fix)]
+def limits(open_files: int | None, address_space: int | None) -> list[Finding]:
+    """Limits of a process that are too tight for training, or may be; see `MachineFacts`."""
+    findings: list[Finding] = []
+    if open_files is not None and open_files < FEWEST_FILES:
+        fix = "Too few for torchrun; raise the limit with `ulimit -n 1024`."
+        findings.append(finding("open files", f"{open_files} per process", "error", fix))
+    if address_space is not None:
+        few = address_space < FEWEST_ADDRESSES
+        mapped = "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
+        fix = f"{'Too few addresses for torch' if few else mapped}; raise the limit with `ulimit -v unlimited`."
+        findings.append(
+            finding("address space", f"{in_bytes(address_space)} per process", "error" if few else "note", fix)
+        )
+    return findings
 
 
 def _gpus(facts: MachineFacts) -> list[Finding]:

@@ -116,9 +116,9 @@ def free_bytes(path: Path, machine: Machine) -> int | None:
         return None
 
 
-def address_space() -> int | None:
-    """Bytes that a process may map; None: any number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+def limit_of(kind: int) -> int | None:
+    """A limit of this process, such as `resource.RLIMIT_NOFILE`; None: there is none."""
+    limit, _ = resource.getrlimit(kind)
     return None if limit == resource.RLIM_INFINITY else limit
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import platform
+import resource
 import socket
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
 from infini_llama.tasks.patch_environment.machine import (
-    address_space,
     compilers,
     cpu,
     disk,
@@ -21,6 +21,7 @@ from infini_llama.tasks.patch_environment.machine import (
     folders,
     free_bytes,
     is_port_free,
+    limit_of,
     load,
     loopback_fault,
     shared_memory_fault,
@@ -50,7 +51,8 @@ def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | N
         cores=usable_cores(machine),
         load=load(machine),
         memory=memory(machine),
-        address_space=address_space(),
+        open_files=limit_of(resource.RLIMIT_NOFILE),
+        address_space=limit_of(resource.RLIMIT_AS),
         shared_memory=free_bytes(machine.path("/dev/shm"), machine),
         shared_memory_fault=shared_memory_fault(machine),
         folders=folders(machine),

@@ -16,52 +16,35 @@ from contextlib import suppress
 from infini_llama.configs.deepspeed import read_json, refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.patch_environment.findings import FEWEST_ADDRESSES
-from infini_llama.tasks.patch_environment.machine import address_space
+from infini_llama.tasks.patch_environment.findings import limits
+from infini_llama.tasks.patch_environment.machine import limit_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 IMPORT_SECONDS = 120.0
-FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
 log = logging.getLogger("infini_llama.environment")
 
 
 def check_requirements(config: PipelineConfig) -> None:
-    """Refuse a configuration that names a missing package, function or file.
+    """Refuse a configuration that names a missing package, function or file, and limits that workers cannot live with.
 
     Raises:
         ConfigError: one line per problem.
     """
-    if problems := unmet(config):
+    problems = unmet(config)
+    if config.environment.has_local_workers:
+        tight = limits(limit_of(resource.RLIMIT_NOFILE), limit_of(resource.RLIMIT_AS))
+        problems += [f"{each.name}: {each.value}. {each.sentence}" for each in tight if each.severity == "error"]
+    if problems:
         raise ConfigError("this machine cannot run the configuration", problems)
 
 
 def unmet(config: PipelineConfig) -> list[str]:
     """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
-    problems: list[str] = []
-    if config.environment.has_local_workers:  # else the workers' packages and limits are another machine's
-        problems += [*_few_files(), *_few_addresses(), *_failing_imports(config)]
-    return [*problems, *_contradicting_deepspeed_json(config)]
-
-
-def _few_files() -> list[str]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= FEWEST_FILES:
-        return []
-    return [
-        f"only {limit} files may be open at a time (ulimit -n), too few for torchrun; raise it with `ulimit -n 1024`."
-    ]
-
-
-def _few_addresses() -> list[str]:
-    limit = address_space()
-    if limit is None or limit >= FEWEST_ADDRESSES:
-        return []
-    return [
-        f"a process may map {in_bytes(limit)} only (ulimit -v), too little for torch; raise it with `ulimit -v unlimited`."
-    ]
+    # Else the workers' packages are another machine's.
+    imports = _failing_imports(config) if config.environment.has_local_workers else []
+    return [*imports, *_contradicting_deepspeed_json(config)]
 
 
 def _failing_imports(config: PipelineConfig) -> list[str]:

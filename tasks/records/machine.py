@@ -105,7 +105,7 @@ class MachineFacts(GpuFacts):
     Attributes:
         glibc: version; "" on other C libraries.
         cores: usable by this process; load: processes that need one.
-        address_space: bytes that a process may map (ulimit -v); None: any number.
+        open_files: that a process may have at a time (ulimit -n); address_space: bytes that it may map (ulimit -v); None: any number.
         shared_memory: free bytes of /dev/shm; None: there is none. shared_memory_fault: what fails there; "" where all works.
         folders: the user's home folder, Prefect's where the user names one, and that of temporary files.
         occupied_port: environment.master_port, where another program listens there.
@@ -123,6 +123,7 @@ class MachineFacts(GpuFacts):
     cores: int = 0
     load: float = 0.0
     memory: Memory = Memory()
+    open_files: int | None = None
     address_space: int | None = None
     shared_memory: int | None = None
     shared_memory_fault: str = ""

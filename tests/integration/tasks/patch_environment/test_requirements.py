@@ -78,8 +78,10 @@ def test_deepspeeds_file_is_checked(tmp_path, content):
 def test_too_few_open_files_or_addresses_are_named(monkeypatch, kind, limit, option):
     limits = {getattr(resource, f"RLIMIT_{kind}"): (limit, limit)}
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2))
-    (fault,) = unmet(settings())
-    assert f"ulimit {option}" in fault
+    with pytest.raises(ConfigError) as refused:
+        check_requirements(settings())
+    (fault,) = refused.value.problems
+    assert f"ulimit {option}" in fault and not unmet(settings()), "doctor has it among its findings"
 
 
 def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ def laptop(tmp_path_factory):
         ({"shared_memory": 4096}, "/dev/shm", "note", "data.num_workers=1"),
         ({"shared_memory_fault": "files cannot be written (x)"}, "/dev/shm", "note", "(x). Several"),
         ({"loopback_fault": "Network is unreachable"}, "loopback", "warning", "ip link set lo up"),
+        ({"open_files": 20}, "open files", "error", "ulimit -n"),
         ({"address_space": 10**9}, "address space", "error", "ulimit -v"),
         ({"address_space": 10**10}, "address space", "note", "ulimit -v"),
         (unusable("HOME"), "home folder", "note", "set HF_HOME to a folder"),
