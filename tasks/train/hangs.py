@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infini_llama.tasks.records.status import RankStatus
 from infini_llama.tasks.runs.heartbeat import (
     PHASES,
     STACKS,
@@ -16,7 +17,7 @@ from infini_llama.tasks.runs.heartbeat import (
     read_count,
     read_heartbeat,
 )
-from infini_llama.tasks.runs.status import is_here, read_status
+from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train.processes import is_alive, is_rank, is_stopped, send, waited_for_processor
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
@@ -56,6 +57,7 @@ class HangDetector:
             the model again: it is measured anew.
 
     Attributes:
+        statuses: of each rank, at the last look.
         longest: seconds that each phase has taken at most.
         newest, silent_since: each rank's newest heartbeat, and when it was first read.
         waited: seconds that each process of this machine had waited for a processor at the last look.
@@ -70,6 +72,7 @@ class HangDetector:
     after_rendezvous: bool = False
     stage_ends: tuple[int, ...] = ()
     clock: Callable[[], float] = time.monotonic
+    statuses: list[RankStatus | None] = field(default_factory=list[RankStatus | None])
     longest: dict[str, float] = field(default_factory=dict[str, float])
     newest: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
     silent_since: dict[int, float] = field(default_factory=dict[int, float])
@@ -106,8 +109,8 @@ class HangDetector:
         self.silent_since = {rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()}
         heartbeats: dict[int, HeartbeatRecord] = {}
         overdue, ended = False, 0
-        for rank in range(self.world_size):
-            status = read_status(self.attempt_dir, rank)
+        self.statuses = read_statuses(self.attempt_dir, self.world_size)
+        for rank, status in enumerate(self.statuses):
             if status is None:
                 if self.newest or not self.after_rendezvous:
                     overdue |= now - self.silent_since.setdefault(rank, now) > self.limit("start")
@@ -157,10 +160,9 @@ class HangDetector:
         return max((0.0, *(seconds - before[pid] for pid, seconds in self.waited.items())))
 
     def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
-        """Whether the process of a rank of this machine is gone, although its status says that it runs."""
-        statuses = [read_status(self.attempt_dir, rank) for rank in heartbeats]
-        local = [status.pid for status in statuses if status and status.state == "running" and is_here(status)]
-        return not all(map(is_alive, local))
+        """Whether the process of one of these ranks, which run by their statuses, was on this machine and is gone."""
+        statuses = (self.statuses[rank] for rank in heartbeats)
+        return not all(is_alive(status.pid) for status in statuses if status and is_here(status))
 
     def _describe(self, heartbeats: dict[int, HeartbeatRecord], now: float) -> str:
         """A sentence about the rank that holds up the others."""
@@ -174,7 +176,7 @@ class HangDetector:
         # In the earliest step and phase; of several, one whose process is stopped, else the longest silent one.
         rank = min(heartbeats, key=progress)
         step, phase, _ = heartbeats[rank]
-        status = read_status(self.attempt_dir, rank)
+        status = self.statuses[rank]
         host = f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
         stopped = " (the process is stopped)" if self._is_stopped(rank) else ""
         silence = now - self.silent_since[rank]
@@ -184,7 +186,7 @@ class HangDetector:
 
     def _pid(self, rank: int) -> int:
         """0 where it has none on this machine, or has ended: its number may be another process's by now."""
-        status = read_status(self.attempt_dir, rank)
+        status = self.statuses[rank]
         is_local = status is not None and is_here(status) and is_rank(status.pid, self.attempt_dir)
         return status.pid if status and is_local else 0
 
@@ -197,6 +199,7 @@ class HangDetector:
         """Have every rank write its stacks into its log: by a signal on this machine, by a file that ranks on others look for."""
         if self.published:
             (self.attempt_dir / STACKS).touch()
+        self.statuses = read_statuses(self.attempt_dir, self.world_size)
         for rank in range(self.world_size):
             if pid := self._pid(rank):
                 send(pid, signal.SIGUSR2)
