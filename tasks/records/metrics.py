@@ -122,10 +122,13 @@ class TrainLine(StepLine):
 
 
 class ValidationLine(StepLine):
-    """One validation. loss: nats per token, None if it was not finite, or with 0 `tokens` not measured; tokens: targets;
-    evaluation_time: seconds.
+    """One validation.
 
     Attributes:
+        loss: nats per token; None: it was not finite, or with 0 `tokens` not measured.
+        bits_per_byte: over the UTF-8 bytes of the same targets, comparable between tokenizers; None also without text in them.
+        tokens: targets.
+        evaluation_time: seconds.
         memory_reads, memory_norms: by layer, see `MemoryNorms`; of the first rank's rows.
     """
 

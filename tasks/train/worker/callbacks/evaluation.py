@@ -28,18 +28,6 @@ SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens i
 
 
 @dataclass(frozen=True)
-class Validation:
-    """loss in nats per token; bits_per_byte over the UTF-8 bytes of the same targets, comparable between tokenizers.
-
-    Both are None where they are not measured: without targets, or for bits per byte without text in them.
-    """
-
-    loss: float | None
-    bits_per_byte: float | None
-    tokens: int
-
-
-@dataclass(frozen=True)
 class ValidationSet:
     """So many `representative_rows` of the validation split, all if it has fewer.
 
@@ -55,8 +43,8 @@ class ValidationSet:
     micro_batch: int
     isolate: bool = False
 
-    def measure(self, module: nn.Module, ranks: Ranks) -> Validation:
-        """Mean over all targets; data rank r takes rows r, r + data_world_size, … A collective call.
+    def measure(self, module: nn.Module, ranks: Ranks, step: int) -> ValidationLine:
+        """The validation after `step`: means over all targets; data rank r takes rows r, r + data_world_size, … A collective call.
 
         All ranks make the same number of forward passes, as sharded parameters need all of them; one that has no row left computes
         one that does not count.
@@ -82,7 +70,9 @@ class ValidationSet:
                     targets += counted.size
         module.train()
         loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
-        return Validation(
+        return ValidationLine(
+            kind="validation",
+            step=step,
             loss=loss_sum / total_targets if total_targets else None,
             bits_per_byte=loss_sum / math.log(2) / total_bytes if total_bytes else None,
             tokens=int(total_targets),
@@ -157,17 +147,10 @@ class Evaluation(Callback):
         norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
         # Its shapes are others than those of training, and it is too rare to pay for compiled code of its own.
         with torch.compiler.set_stance("force_eager"), norms.observed(self.strategy.model):
-            validation = self.validation.measure(self.strategy.module, self.ranks)
+            line = self.validation.measure(self.strategy.module, self.ranks, step)
+        line = changed(line, evaluation_time=time.perf_counter() - started)
+        if norms.sums:
+            line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)
         if self.metrics.writer:
-            line = ValidationLine(
-                kind="validation",
-                step=step,
-                evaluation_time=time.perf_counter() - started,
-                loss=validation.loss,
-                bits_per_byte=validation.bits_per_byte,
-                tokens=validation.tokens,
-            )
-            if norms.sums:
-                line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)
             self.metrics.writer.validation(line)
-        return validation.loss
+        return line.loss

@@ -9,7 +9,8 @@ from torch._dynamo.utils import counters
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, Validation
+from infini_llama.tasks.records.metrics import ValidationLine
+from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 from support.one_rank import single_rank
@@ -46,8 +47,8 @@ def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch):
     Compiled(strategy.module, strategy.model, "block").switch_on()
     ids = torch.randint(0, 61, (2, 13))
 
-    def step(module, _=None):
-        return Validation(module(ids[:, :-1], ids[:, 1:]).item(), None, 24)
+    def step(module, *_):
+        return ValidationLine(step=1, loss=module(ids[:, :-1], ids[:, 1:]).item(), tokens=24)
 
     validation, metrics = SimpleNamespace(measure=step), SimpleNamespace(writer=None)
     heartbeat = SimpleNamespace(beat=lambda *_: None)

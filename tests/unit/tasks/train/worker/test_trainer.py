@@ -6,7 +6,7 @@ import pytest
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.records.metrics import TrainLine
+from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.report.run import headline
 from infini_llama.tasks.runs import checkpoints
@@ -14,7 +14,7 @@ from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.train.planning import bind_run, plan_attempt
-from infini_llama.tasks.train.worker.callbacks.evaluation import Validation, ValidationSet
+from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
@@ -44,8 +44,9 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         attempt_dir.mkdir(parents=True, exist_ok=True)
         heartbeat = Heartbeat(attempt_dir, 0)
 
-        def measure(*arguments: object) -> Validation:
-            return Validation(losses[heartbeat.step], 1.0, 10)
+        def measure(*arguments: object) -> ValidationLine:
+            step = heartbeat.step
+            return ValidationLine(kind="validation", step=step, loss=losses[step], bits_per_byte=1.0, tokens=10)
 
         class Stop(StopRequest):
             requested = property(lambda self: heartbeat.step + 1 == stop_after)

@@ -7,8 +7,9 @@ import pytest
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, Validation
+from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from support.one_rank import single_rank
 
 
@@ -16,7 +17,7 @@ from support.one_rank import single_rank
 def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(measured, steps):
     strategy, lines = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16))), []
     writer = SimpleNamespace(has_validation=lambda step: step in measured, validation=lines.append)
-    validation = SimpleNamespace(measure=lambda *_: Validation(2.0, None, 24))
+    validation = SimpleNamespace(measure=lambda module, ranks, step: ValidationLine(step=step, loss=2.0, tokens=24))
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     metrics = SimpleNamespace(writer=writer)
     evaluation = Evaluation(strategy, validation, TrainingConfig(), 20, strategy.ranks, metrics, heartbeat)
