@@ -1,6 +1,8 @@
 """Causal self-attention with grouped keys and values (Ainslie et al. 2023, arXiv 2305.13245) and rotary positions."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,15 +13,15 @@ from infini_llama.model.layers import RMSNorm
 from infini_llama.model.layout import Rows, Segments
 from infini_llama.model.rope import Rotary
 
+Shape = tuple[int, int, int, int]  # [B, Hkv, capacity, d]
+
 
 class KeyValues:
-    """Rotated keys and values of what was read, in buffers [B, Hkv, capacity, d]; row b holds filled[b] of them."""
+    """Rotated keys and values of what was read, in buffers of `shape` [B, Hkv, capacity, d]; row b holds filled[b] of them."""
 
-    def __init__(
-        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.k, self.v = (torch.zeros(batch, heads, capacity, size, dtype=dtype, device=device) for _ in range(2))
-        self.filled = [0] * batch
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.k, self.v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.filled = [0] * shape[0]
 
     def together(self) -> bool:
         """Whether all rows hold the same number of tokens."""
@@ -78,6 +80,9 @@ class KeyValues:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
 
+AnyState = TypeVar("AnyState", bound=KeyValues)
+
+
 class Attention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the whole row; parameter names are Hugging Face's.
 
@@ -113,10 +118,14 @@ class Attention(nn.Module):
 
     def new_state(self, batch: int, capacity: int) -> KeyValues:
         """Empty state for `batch` rows of at most `capacity` tokens."""
+        return self.empty(KeyValues, batch, capacity)
+
+    def empty(self, kind: type[AnyState], batch: int, capacity: int) -> AnyState:
+        """Empty state of a kind, in the type in which keys and values are computed."""
         weight = self.k_proj.weight
         device = weight.device.type
-        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        return KeyValues(batch, self.kv_heads, capacity, self.head_dim, half, weight.device)
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        return kind((batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device)
 
     def softmax(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments) -> torch.Tensor:
         dropout = self.dropout if self.training else 0.0

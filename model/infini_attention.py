@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from infini_llama.model.attention import Attention, KeyValues
+from infini_llama.model.attention import Attention, KeyValues, Shape
 from infini_llama.model.config import LlamaConfig, MemoryUpdate
 from infini_llama.model.context import shared_memories
 from infini_llama.model.layout import Rows, Segments
@@ -26,11 +26,9 @@ class SegmentState(KeyValues):
     The current segment's keys and values, rotated; row b has completed segments[b] before it.
     """
 
-    def __init__(
-        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(batch, heads, capacity, size, dtype, device)
-        self.segments = [0] * batch
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype, device)
+        self.segments = [0] * shape[0]
 
     def set_row(self, row: int, other: KeyValues) -> None:
         super().set_row(row, other)
@@ -51,11 +49,9 @@ class InfiniState(SegmentState):
     ones, which stay as they are during a segment, as every query of it reads them.
     """
 
-    def __init__(
-        self, batch: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(batch, heads, capacity, size, dtype, device)
-        wide = torch.promote_types(dtype, torch.float32)
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype, device)
+        (batch, heads, _, size), wide = shape, torch.promote_types(dtype, torch.float32)
         self.plain_k = torch.zeros_like(self.k)
         self.memory = Memory(
             torch.zeros(batch, heads, size, size, dtype=wide, device=device),
@@ -199,11 +195,7 @@ class SegmentAttention(Attention):
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state, which has room for any number of tokens, whatever `capacity` is."""
-        return self._new_state(SegmentState, batch)
-
-    def _new_state(self, kind: type[SegmentState], batch: int) -> SegmentState:
-        plain = super().new_state(batch, 0)
-        return kind(batch, self.kv_heads, self.segment_length, self.head_dim, plain.k.dtype, plain.k.device)
+        return self.empty(SegmentState, batch, self.segment_length)
 
 
 class InfiniAttention(SegmentAttention):
@@ -300,4 +292,4 @@ class InfiniAttention(SegmentAttention):
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state; without a memory if that is not used."""
-        return self._new_state(InfiniState if self.uses_memory else SegmentState, batch)
+        return self.empty(InfiniState if self.uses_memory else SegmentState, batch, self.segment_length)
