@@ -190,16 +190,14 @@ def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
     Raises:
         ConfigError: the ranks are not a multiple of `train.shard_size`.
     """
-    if train.parallel == "fsdp":
-        return (ranks.world_size,)
-    size = ranks.local_world_size if train.shard_size == "auto" else train.shard_size
+    size = train.shards(ranks.world_size, ranks.local_world_size)
     if ranks.world_size % size:
         raise ConfigError(
             f"train.shard_size={train.shard_size}, but {ranks.world_size} worker(s) cannot be divided into groups of "
             f"{size}; "
             "choose a divisor, or train.parallel=fsdp."
         )
-    return ranks.world_size // size, size
+    return (size,) if train.parallel == "fsdp" else (ranks.world_size // size, size)
 
 
 def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
