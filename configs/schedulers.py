@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NNODES = ("PET_NNODES", "NNODES")
 NODE_RANK = ("PET_NODE_RANK", "NODE_RANK")  # torchrun's own variable, and Lightning's
+INDEX = "JOB_COMPLETION_INDEX"  # of an indexed Job
 MASTER_ADDR = ("PET_MASTER_ADDR", "MASTER_ADDR")
 MASTER_PORT = ("PET_MASTER_PORT", "MASTER_PORT")
 NPROC = ("PET_NPROC_PER_NODE",)
@@ -26,23 +27,15 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
         ConfigError: a variable is not a number, or contradicts the configuration.
     """
     if environment.launcher == "srun":  # this process is the supervisor; srun numbers the nodes itself
-        names = {"nnodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")} if "SLURM_JOB_ID" in variables else {}
+        of_nodes = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in variables else ()
+        of_rank = ()
+    elif variables.get("SLURM_STEP_NUM_NODES", "1") != "1":  # one process per node, started by srun
+        of_nodes, of_rank = (*NNODES, "SLURM_STEP_NUM_NODES"), (*NODE_RANK, "SLURM_NODEID", INDEX)
     else:
-        in_step = variables.get("SLURM_STEP_NUM_NODES", "1") != "1"  # one process per node, started by srun
-        slurm = {"nnodes": ("SLURM_STEP_NUM_NODES",), "node_rank": ("SLURM_NODEID",)} if in_step else {}
-        names = {
-            "nnodes": (*NNODES, *slurm.get("nnodes", ())),
-            "node_rank": (*NODE_RANK, *slurm.get("node_rank", ()), "JOB_COMPLETION_INDEX"),
-        }
-    stated = {
-        field: value
-        for field, variable_names in names.items()
-        if (value := _number(variables, variable_names)) is not None
-    }
-    nnodes = (
-        environment.nnodes if "nnodes" in environment.model_fields_set else stated.get("nnodes", environment.nnodes)
-    )
-    if (started := stated.get("nnodes", nnodes)) != nnodes:
+        of_nodes, of_rank = NNODES, (*NODE_RANK, INDEX)
+    started, rank = _number(variables, of_nodes), _number(variables, of_rank)
+    nnodes = environment.nnodes if "nnodes" in environment.model_fields_set or started is None else started
+    if started is not None and started != nnodes:
         raise ConfigError(
             f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the same number for both, or leave "
             "the key out."
@@ -50,8 +43,8 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     if nnodes == 1:
         return environment
     changes: dict[str, Any] = {"nnodes": nnodes}
-    if environment.node_rank == "auto" and "node_rank" in stated:
-        changes["node_rank"] = stated["node_rank"]
+    if environment.node_rank == "auto" and rank is not None:
+        changes["node_rank"] = rank
     if environment.has_local_workers:
         if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
             changes["master_addr"] = address
