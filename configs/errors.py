@@ -26,7 +26,12 @@ def shown_url(url: str) -> str:
 
 def words_of(fault: BaseException, url: str) -> str:
     """The kind and the words of an error about a URL, for messages: one short line, with the URL as `shown_url` has it."""
-    return " ".join(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)).split())[:200]
+    return one_line(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)))
+
+
+def one_line(fault: object) -> str:
+    """The words of a library's error as a part of a sentence: on one line, and cut where there are very many."""
+    return " ".join(str(fault).split())[:200]
 
 
 def portable(name: str) -> str:
@@ -157,8 +162,7 @@ def tokenizer_faults() -> Generator[None]:
         yield
     except BaseException as error:
         if type(error) is Exception or is_panic(error):
-            words = " ".join(str(error).split())[:200]
-            raise TokenizerFails(f"the tokenizer fails ({words}); use another tokenizer.") from None
+            raise TokenizerFails(f"the tokenizer fails ({one_line(error)}); use another tokenizer.") from None
         raise
 
 

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from infini_llama.configs.errors import escaped
+from infini_llama.configs.errors import escaped, one_line
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.texts import Span, TextRecords, Unreadable, as_text
@@ -121,7 +121,7 @@ def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable
             column.validate(full=True)  # to_pylist follows any offset, also out of the buffer
         except pa.ArrowException as error:
             place = f"in the rows from {before() + number + 1}"
-            raise Unreadable(f"is damaged, or is not UTF-8, {place} ({' '.join(str(error).split())})") from None
+            raise Unreadable(f"is damaged, or is not UTF-8, {place} ({one_line(error)})") from None
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()

@@ -14,7 +14,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from infini_llama.configs.errors import DataError, escaped, portable
+from infini_llama.configs.errors import DataError, escaped, one_line, portable
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
@@ -138,17 +138,13 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise _damaged(error) from None
+        raise Unreadable(f"is damaged ({one_line(error)})") from None
     except OSError as error:
         if error.errno is None:  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
-            raise _damaged(error) from None
+            raise Unreadable(f"is damaged ({one_line(error)})") from None
         raise
     except Refused as fault:
         raise DataError(f"{escaped(portable(str(path)))} {fault}.") from None
-
-
-def _damaged(error: Exception) -> Unreadable:
-    return Unreadable(f"is damaged ({' '.join(str(error).split())})")  # thrift's messages have several lines
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from unicodedata import category
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import is_panic, tokenizer_faults
+from infini_llama.configs.errors import is_panic, one_line, tokenizer_faults
 from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, Ids, encode_each, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.fragments import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
@@ -73,7 +73,7 @@ def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
         return reference_engine()
     except Exception as error:
         # An installation can be broken in any way; it is not remembered, since it may be repaired.
-        fault = f"it cannot be imported ({_words(error)})"
+        fault = f"it cannot be imported ({one_line(error)})"
     else:
         fault = _compared(tokenizer, notes)
         if fault is None:
@@ -139,7 +139,7 @@ def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
         _compared_engine[:] = [(encoder, fast)]
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
-            return f"it does not take the tokenizer ({_words(error)})"
+            return f"it does not take the tokenizer ({one_line(error)})"
         raise
     return None
 
@@ -254,10 +254,6 @@ def _in_another_thread(action: Callable[[], Any]) -> Any:
     """Run `action` in another thread: a request to stop is raised in the main thread, and gigatoken would report it as its own fault."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _is_young(text: bytes) -> bool:
