@@ -121,7 +121,7 @@ def cell(value: object) -> str:
 
 def code(value: object) -> str:
     """A path, digest or command as it is, to be copied."""
-    line = " ".join(str(value).split(" ")).replace("\n", " ")
+    line = str(value).replace("\n", " ")
     fence = "`" * (1 + _longest_run_of_ticks(line))
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"

@@ -156,8 +156,6 @@ def prepare_parts(
         PipelineError: a worker was killed, or differs from this machine; finished units are kept.
         EngineDiffers: a fast engine gave other ids than the reference.
     """
-    if not parts:
-        return
     match data.engine:
         case "dask":
             opened = _dask(job, data, workers.count)

@@ -217,27 +217,22 @@ def files_of(
 def describe(data: DataConfig) -> Provenance:
     """Provenance of the source or sources, for the manifest."""
     if not data.sources:
-        return _with_loss(data)
+        return _provenance(data)
     sources = []
     for source in _by_name(data):
-        provenance = _with_loss(source)
+        provenance = _provenance(source)
         license = source.license if source.license != "not stated" else provenance.license
         sources.append(changed(provenance, name=source.name, weight=source.weight, license=license))
     licenses = sorted({source.license for source in sources})
     return Provenance(source="mixture", sources=tuple(sources), license="; ".join(licenses))
 
 
-def _with_loss(text: TextConfig) -> Provenance:
-    provenance = _provenance(text)
-    return provenance if text.loss_on == "all" else changed(provenance, loss_on=text.loss_on)
-
-
 def _provenance(text: TextConfig) -> Provenance:
     match text.source:
         case "python-stdlib":
-            return Provenance(source=text.source, python=platform.python_version(), license="PSF-2.0")
+            provenance = Provenance(source=text.source, python=platform.python_version(), license="PSF-2.0")
         case "huggingface":
-            return Provenance(
+            provenance = Provenance(
                 source=text.source,
                 dataset=text.dataset,
                 dataset_config=text.dataset_config,
@@ -249,7 +244,8 @@ def _provenance(text: TextConfig) -> Provenance:
         case "passkey":
             made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
+            made |= {"files": tuple(text.files)} if text.passkey.filler == "files" else {}
             provenance = Provenance(source=text.source, **made, license="none: made by this program")
-            return changed(provenance, files=tuple(text.files)) if text.passkey.filler == "files" else provenance
         case _:
-            return Provenance(source=text.source, files=tuple(text.files), license="not stated")
+            provenance = Provenance(source=text.source, files=tuple(text.files), license="not stated")
+    return provenance if text.loss_on == "all" else changed(provenance, loss_on=text.loss_on)
