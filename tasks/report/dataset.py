@@ -201,9 +201,13 @@ def _lengths(tokens: DocumentLengths) -> Cells:
 
 
 def _row_facts(name: str, rows: RowTableSummary) -> str:
-    about = {"row table": name} | rows.model_dump(exclude={"rows", "packing"})
+    about = {"row table": name} | rows.model_dump(exclude={"rows", "packing", "sources"})
     costs = {split: packed(rows.packing[split]) if rows.packing else {} for split in SPLITS}
-    columns = {split: {"rows": rows.rows[split], **costs[split]} for split in SPLITS}
+    parts = {
+        split: {f"of {part.name}": part.rows for part in rows.sources[split]} if rows.sources else {}
+        for split in SPLITS
+    }
+    columns = {split: {"rows": rows.rows[split], **parts[split], **costs[split]} for split in SPLITS}
     return subsection(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
 
 

@@ -9,7 +9,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetSummary
-from infini_llama.tasks.records.manifest import LeftOut
+from infini_llama.tasks.records.manifest import LeftOut, SourceRows
 from infini_llama.tasks.report.dataset import _widths, dataset_document, describe, measured_dataset, training_counts
 from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.artifacts import Damaged, move_aside, read_dataset
@@ -81,6 +81,16 @@ def test_nothing_in_its_tables_is_raw_python(text):
     assert rows and not [
         row for row in rows if set("{}[]") & set(row) or "None" in row or "_" in row.replace("`", "").split("/")[0]
     ]
+
+
+def test_rows_of_several_sources_are_in_the_table_of_rows(parts):
+    dataset, _, _ = parts
+    rows = SourceRows(name="prose", rows=5), SourceRows(name="code", rows=1234)
+    tables = {
+        name: changed(of, sources={"train": rows, "validation": rows[:1]}) for name, of in dataset.row_tables.items()
+    }
+    shown = markdown(dataset_document(changed(dataset, row_tables=tables)))
+    assert "| of prose | 5 | 5 |" in shown and "| of code | 1,234 |" in shown and "name=" not in shown
 
 
 def test_skipped_documents_are_counted_by_reason(parts):
