@@ -1,5 +1,7 @@
 import logging
+import os
 import shutil
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,6 +102,13 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
     assert len(list((folder / "chunks").iterdir())) == 2
     assert lookup(data(), tmp_path) == changed(first, built=[])
     assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == ("tokens", "row tables")
+
+
+def test_a_dataset_that_a_run_is_about_to_use_counts_as_used(data, tmp_path):
+    folder = tmp_path / preprocess(data(), tmp_path).path
+    os.utime(folder, (0, 0))
+    preprocess(data(), tmp_path)
+    assert time.time() - folder.stat().st_mtime < 1000, "gc keeps it, also before the run is bound to it"
 
 
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
