@@ -34,6 +34,7 @@ from infini_llama.tasks.storage.artifacts import (
     staged,
 )
 from infini_llama.tasks.storage.files import sync, temporary_name
+from infini_llama.tasks.storage.locks import FOREVER, Lock
 
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
@@ -203,7 +204,9 @@ def restore_run(config: PipelineConfig) -> None:
     run = RunFolder.of(config.runtime)
     if config.storage.mirror is None or run.lineage.exists():
         return
-    with _asked(config, config.storage.mirror):
+    with Lock(run.lock, wait=FOREVER), _asked(config, config.storage.mirror):
+        if run.lineage.exists():  # another command has fetched it, and may train by now
+            return
         mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
         for path in reversed(mirror.kept(run.checkpoints)):
             if mirror.restore(path, KIND):

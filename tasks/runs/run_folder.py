@@ -259,11 +259,8 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
 
 def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
-    kept, bad, is_whole = (
-        list[bytes](),
-        list[int](),
-        True,
-    )  # not the records: they take several times the memory of the file
+    # The lines, not their records, which take several times the memory of the file.
+    kept, bad, is_whole = list[bytes](), list[int](), True
     for number, line, record in scan(path, kind, run):
         if record is not None and record.step <= step:
             kept.append(line)

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -156,6 +157,32 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     assert "step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
 
 
+def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(url, home, built, monkeypatch):
+    _, reference = built
+    run = home / "runs" / "one"
+    checkpoint(run, 10)
+    (run / "lineage.json").write_text("{}")
+    wanted = settings(home, url)
+    with mirrored(wanted, reference):
+        pass
+    shutil.rmtree(run)
+    others = []
+
+    def restore_while_another_begins(*arguments):
+        if not others:
+            others.append(commands.submit(restore_run, wanted))
+            time.sleep(0.3)
+        return restore(*arguments)
+
+    restore, restore_file, files = Mirror.restore, Mirror.restore_file, list[Path]()
+    monkeypatch.setattr(Mirror, "restore", restore_while_another_begins)
+    monkeypatch.setattr(Mirror, "restore_file", lambda mirror, path: files.append(path) or restore_file(mirror, path))
+    with ThreadPoolExecutor(1) as commands:
+        restore_run(wanted)
+        others[0].result()
+    assert (run / "lineage.json").exists() and len(files) == len(set(files)), "the first one may train by then"
+
+
 def steps_kept(url: str, run: Path) -> list[int]:
     return [checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")]
 
@@ -211,6 +238,7 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
         left[0] = -1  # no more cuts
         (run / "environment.json").write_text("pinned here meanwhile")
         restore_run(wanted)
+        (run / "lock").unlink()
         assert contents(run) == before
 
 
