@@ -58,11 +58,11 @@ class TrainingConfig(Section):
         "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
         min_length=1,
     )
-    init_gate: float | list[float | list[float]] = inexact(
-        default=-2.0,
-        description="Initial value of Infini-attention's gates, before the sigmoid, if train.init_from has none. -2 mixes in 12 %"
-        " of the memory. A list has an entry per layer with a memory: a value, or a list of one per head. It also sets the gates of "
-        "random weights, which otherwise start at 0.",
+    init_gate: float | list[float | list[float]] | None = inexact(
+        default=None,
+        description="Initial value of Infini-attention's gates, before the sigmoid; not used if train.init_from has gates. A list has "
+        "an entry per layer with a memory: a value, or a list of one per head. Default: 0 for random weights, -2 with train.init_from, "
+        "which mixes in 12 % of the memory.",
     )
     frozen_layers: Annotated[int, Field(ge=0)] | Literal["all_but_memory"] = fixed(
         default=0,

@@ -14,6 +14,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.storage.hf_folder import open_folder
 
+GATE_OF_TRAINED_WEIGHTS = -2.0  # before the sigmoid: they have learned to do without a memory
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -28,16 +29,13 @@ def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPla
 
 
 def init_gates(model: Llama, train: TrainingConfig) -> None:
-    """Sets train.init_gate: a list in any case, a number where train.init_from is to replace the other weights.
+    """Sets train.init_gate, or its default for weights that are trained already.
 
     A model without a memory has no gates: the baseline of an Infini configuration differs from it in model.attention alone.
     """
-    if not model.config.layers_with_memory:
-        return
-    if isinstance(train.init_gate, list):
-        model.set_gates(train.init_gate)
-    elif train.init_from:
-        model.set_gates([train.init_gate] * len(model.config.layers_with_memory))
+    gates = GATE_OF_TRAINED_WEIGHTS if train.init_gate is None and train.init_from else train.init_gate
+    if gates is not None and (layers := model.config.layers_with_memory):
+        model.set_gates(gates if isinstance(gates, list) else [gates] * len(layers))
 
 
 def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True) -> None:

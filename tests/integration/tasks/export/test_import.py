@@ -51,7 +51,7 @@ def theirs(built, tmp_path):
     return make
 
 
-def imported(path, gate=-2.0, **changes):
+def imported(path, gate=None, **changes):
     model = Llama(LlamaConfig(**(open_folder(path).config.to_dict() | changes)))
     init_gates(model, TrainingConfig(init_from=str(path), init_gate=gate))
     load_pretrained(model, path)
@@ -75,7 +75,7 @@ def test_their_model_computes_the_same_here(theirs, changes):
         torch.testing.assert_close(imported(path)(ids), model(ids).logits, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("gate", [-2.0, 0.0, [1.0, 5.0]])
+@pytest.mark.parametrize("gate", [None, 0.0, [1.0, 5.0]])
 def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, gate):
     path, model = theirs()
     infini = imported(path, gate, attention="infini", segment_length=16)
@@ -84,15 +84,20 @@ def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, g
         torch.testing.assert_close(infini(ids[:, :16]), model(ids[:, :16]).logits, rtol=0, atol=1e-5)
         assert torch.equal(infini(ids[:, :16]), imported(path)(ids[:, :16]))
         assert not torch.allclose(infini(ids)[:, 17:], imported(path)(ids)[:, 17:])
-    gates = gate if isinstance(gate, list) else [gate] * 2
+    gates = gate if isinstance(gate, list) else [-2.0 if gate is None else gate] * 2
     assert [layer.self_attn.gate.tolist() for layer in infini.model.layers] == [[value] * 4 for value in gates]
 
 
 @pytest.mark.parametrize(
     ("gate", "expected"),
-    [(-2.0, [[0.0] * 4] * 2), ([-3.0, 1.0], [[-3.0] * 4, [1.0] * 4]), ([[1, 2, 3, 4], 0], [[1, 2, 3, 4], [0] * 4])],
+    [
+        (None, [[0.0] * 4] * 2),
+        (-3.0, [[-3.0] * 4] * 2),
+        ([-3.0, 1.0], [[-3.0] * 4, [1.0] * 4]),
+        ([[1, 2, 3, 4], 0], [[1, 2, 3, 4], [0] * 4]),
+    ],
 )
-def test_random_weights_take_gates_from_a_list_alone(gate, expected):
+def test_random_weights_have_the_gates_that_are_set(gate, expected):
     fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
     model = Llama(LlamaConfig(**(SIZES | fields), attention="infini"))
     init_gates(model, TrainingConfig(init_gate=gate))
