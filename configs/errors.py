@@ -85,9 +85,8 @@ ENDINGS = {
     ExitCode.UNEXPECTED: Ending(
         "unexpected error, killed worker, killed torchrun",
         "retry",
-        "Training is retried after a failed attempt, a full disk and an unexpected exception: by the Prefect task, or with "
-        "`--no-prefect` in a loop with the same policy. Other errors found before the attempt, such as a run that another command "
-        "trains, are not retried.",
+        "After a failed attempt, a full disk or an unexpected exception, training is retried: by the Prefect task, or with `--no-prefect` "
+        "in a loop. Other errors found before the attempt, such as a run that another command trains, are not retried.",
         "unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(

@@ -69,10 +69,9 @@ class DataConfig(TextConfig):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = free(
         default="auto",
-        description="Number of parts of the text that are read and tokenized at once: by threads of one process, or where there are "
-        "more or the text is of a format that Python reads (json, csv, tsv, a Hugging Face dataset), by as many processes. auto: as the "
-        "usable cores, the free memory and the amount of text allow; with dask and ray the workers of the cluster. The dataset does "
-        "not depend on it.",
+        description="Number of parts of the text that are read and tokenized at once. Up to four are threads of one process. More are "
+        "processes, and so are those that read json, csv, tsv or a Hugging Face dataset. auto: by usable cores, free memory and amount "
+        "of text; with dask and ray the workers of the cluster. The dataset does not depend on it.",
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",

@@ -134,9 +134,10 @@ class ModelConfig(Section):
     )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
-        description="In training, what each segment writes to the memory is scaled by a random factor between 1 and at most this value, "
-        "which is reached at 70 % of the steps, or, if the weights of init_from have a memory, at the first one. A fact is then also found "
-        "among more text than the training sequences have: among 1/60 of this number of segments. 1: no scaling. Not in the paper.",
+        description="In training, what each segment writes to the memory is scaled by a random factor between 1 and a maximum. The maximum "
+        "grows to this value until 70 % of the steps; if the weights of train.init_from have a memory, it has this value from the first "
+        "step. A fact is then found among more text than the training sequences have: about 1/60 as many segments as this number. 1: no "
+        "scaling. Not in the paper.",
     )
 
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class PasskeyConfig(Section):
         default="passkey",
         description="What is hidden. passkey: one number of five digits. facts: three things with a number each, of which one is "
         "asked for. overwritten: a number that is replaced by another, which is asked for. variables: a number that is asked for "
-        "by way of two assignments.",
+        "through two assignments.",
     )
     filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",
