@@ -118,3 +118,12 @@ def test_every_command_of_the_pages(tmp_path):
 def test_commands_run_elsewhere_have_a_test():
     for words, test in ELSEWHERE.items():
         assert (ROOT / test).is_file() and any(re.search(words, command) for command in commands()), words
+
+
+def test_the_nightly_tutorial_renames_the_run_of_its_configuration(tmp_path):
+    (tmp_path / "incoming.txt").write_text("once upon a time " * 1000)
+    page = (ROOT / "docs/prefect.md").read_text(encoding="utf-8")
+    (rename,) = re.findall(r"^sed -i .*$", page, re.MULTILINE)
+    shell(f"infini-llama init nightly.yaml --files incoming.txt --quiet\n{rename}", tmp_path)
+    config = yaml.safe_load((tmp_path / "nightly.yaml").read_text(encoding="utf-8"))
+    assert config["runtime"]["name"] == "nightly-{date}-{time}"
