@@ -49,7 +49,7 @@ class EnvironmentConfig(Section):
         description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
         "has it and no variable sets the same, otherwise system.",
     )
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
+    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = inexact(
         default="auto", description="CPU threads per worker. auto: the usable cores divided by the workers."
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = inexact(

@@ -80,7 +80,8 @@ class TrainingConfig(Section):
     max_tokens: Count | None = inexact(
         default=None, description="Training tokens (targets), instead of max_steps, for example 300M."
     )
-    global_batch_size: Annotated[int, Field(ge=1)] = fixed(
+    # Every worker computes the numbers of all of them.
+    global_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = fixed(
         default=32, description="Sequences per optimizer step, over all workers and accumulation steps."
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(

@@ -25,6 +25,8 @@ def message(mapping: dict) -> str:
     ("section", "wrong"),
     [
         ("train", {"seed": 10**5000}),
+        ("train", {"global_batch_size": 2**62, "micro_batch_size": 1}),
+        ("environment", {"threads": 2**31}),
         ("runtime", {"home": 3}),
         ("verify", {"level": {"a": 1}}),
     ],
