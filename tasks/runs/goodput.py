@@ -62,7 +62,8 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     """
     spent = dict.fromkeys(PARTS, 0.0)
     records = {record.attempt: record for record in read_attempts(run)}
-    measured = [_attempt(folder, records.get(number_of(folder))) for folder in attempt_folders(run)]
+    run_id = run.read_id()
+    measured = [_attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)]
     begun = [attempt for attempt in measured if attempt is not None]
     later = [attempt.from_step for attempt in begun[1:]] + ([] if from_step is None else [from_step])
     for number, attempt in enumerate(begun):
@@ -84,15 +85,15 @@ def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
     return Goodput.model_validate(spent | {"wall": wall, "share": spent["training"] / wall if wall else 0.0})
 
 
-def _attempt(folder: Path, record: AttemptRecord | None) -> _Attempt | None:
+def _attempt(folder: Path, record: AttemptRecord | None, run_id: str) -> _Attempt | None:
     """One attempt; None for one that never started, or that cannot be counted."""
     try:
-        begun = read_attempt_plan(folder)
+        begun = read_attempt_plan(folder, run_id)
     except (OSError, Damaged) as fault:
         log.warning("%s The time of %s is not counted.", fault, folder.name)
         return None
     start = begun.started.wall
-    lines = read_lines(folder / LEDGER, _LedgerLine, RunFolder(folder.parents[1]).read_id())
+    lines = read_lines(folder / LEDGER, _LedgerLine, run_id)
     recorded_until = lines[-1].time if lines else start
     seconds = record.seconds if record else None
     end = recorded_until if seconds is None else max(recorded_until, start + seconds)

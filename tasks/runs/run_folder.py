@@ -111,13 +111,16 @@ class RunFolder:
                 homes.append(Path(home))
         return next((folder for folder in (home / path for home in homes) if folder.is_dir()), homes[0] / path)
 
-    def read(self, kind: type[RecordType], path: Path) -> RecordType:
+    def read(self, kind: type[RecordType], path: Path, run_id: str = "") -> RecordType:
         """The record in a file of this folder; one without an id may be of any run.
+
+        Args:
+            run_id: of `read_id`, which goes through all attempts; "": it is read.
 
         Raises:
             Damaged: there is none, it is not as it was written, or it is of another run.
         """
-        fields, run_id = read_fields(path), self.read_id()
+        fields, run_id = read_fields(path), run_id or self.read_id()
         if run_id and (stored := fields.get(RUN_ID, run_id)) != run_id:
             raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}.")
         return as_record(kind, fields, path)
@@ -316,13 +319,13 @@ def attempt_plan_path(attempt_dir: Path) -> Path:
     return attempt_dir / "plan.json"
 
 
-def read_attempt_plan(attempt_dir: Path) -> AttemptPlan:
-    """The plan that the workers of an attempt are given.
+def read_attempt_plan(attempt_dir: Path, run_id: str = "") -> AttemptPlan:
+    """The plan that the workers of an attempt are given. run_id: see `RunFolder.read`.
 
     Raises:
         Damaged: there is no such file, or it is not as it was written.
     """
-    return RunFolder(attempt_dir.parents[1]).read(AttemptPlan, attempt_plan_path(attempt_dir))
+    return RunFolder(attempt_dir.parents[1]).read(AttemptPlan, attempt_plan_path(attempt_dir), run_id)
 
 
 def write_attempt_plan(attempt_dir: Path, attempt: AttemptPlan) -> None:

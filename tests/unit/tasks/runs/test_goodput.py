@@ -123,3 +123,12 @@ def test_the_clock_of_a_supervisor_on_another_machine_is_not_used(tmp_path):
     ledger = Ledger(tmp_path / LEDGER, began, Goodput())
     ledger.leave("start")
     assert ledger.spent().start_up == pytest.approx(3.0, abs=1.0)
+
+
+def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
+    """It goes through the folders of all attempts, of which a preempted run can have a thousand."""
+    run, read_id, ids = RunFolder(tmp_path), RunFolder.read_id, list[str]()
+    for number in range(1, 6):
+        story(run, number, 100.0 * number, 0, [line(0, 100.0 * number + 1.0, start=1.0)], 1.0, "failed")
+    monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
+    assert goodput(run).down == 4 * 99.0 and len(ids) <= 2
