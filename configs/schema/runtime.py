@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.section import Section, free
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
+LONGEST_NAME = 100
 
 
 def default_home() -> Path:
@@ -61,6 +62,15 @@ class RuntimeConfig(Section):
         description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
         "measured to take longer.",
     )
+
+    @field_validator("name")
+    @classmethod
+    def _fits_with_date_and_time(cls, name: str) -> str:
+        if len(name.replace("{date}", "2026-01-01").replace("{time}", "000000")) > LONGEST_NAME:
+            raise ValueError(
+                f"it has more than {LONGEST_NAME} characters once {{date}} and {{time}} are filled in; shorten it"
+            )
+        return name
 
 
 class StorageConfig(Section):

@@ -28,6 +28,7 @@ def message(mapping: dict) -> str:
         ("train", {"global_batch_size": 2**62, "micro_batch_size": 1}),
         ("environment", {"threads": 2**31}),
         ("runtime", {"home": 3}),
+        ("runtime", {"name": "a" + "{date}" * 10}),
         ("verify", {"level": {"a": 1}}),
     ],
 )
