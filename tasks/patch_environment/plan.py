@@ -253,6 +253,13 @@ class Planner:
                     f"train.context_parallel={group}, but {workers} worker(s) cannot be divided into groups of {group}; "
                     "change one of them."
                 )
+            world = workers * settings.nnodes
+            shards = self.train.shards(world, workers)
+            if world > 1 and world % shards:
+                return (
+                    f"train.shard_size={shards}, but {world} worker(s) cannot be divided into groups of {shards}; choose a divisor, or "
+                    "train.parallel=fsdp."
+                )
             return self._indivisible(micro, workers)
 
         workers = self.choose("nproc_per_node", settings.nproc_per_node, rule, fault)

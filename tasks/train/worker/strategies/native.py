@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
@@ -185,18 +184,8 @@ class FSDP(NativeStrategy):
 
 
 def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
-    """fsdp: (ranks,); hsdp: (copies of the model, ranks per copy).
-
-    Raises:
-        ConfigError: the ranks are not a multiple of `train.shard_size`.
-    """
+    """fsdp: (ranks,); hsdp: (copies of the model, ranks per copy). The plan refuses ranks that are not a multiple of the latter."""
     size = train.shards(ranks.world_size, ranks.local_world_size)
-    if ranks.world_size % size:
-        raise ConfigError(
-            f"train.shard_size={train.shard_size}, but {ranks.world_size} worker(s) cannot be divided into groups of "
-            f"{size}; "
-            "choose a divisor, or train.parallel=fsdp."
-        )
     return (size,) if train.parallel == "fsdp" else (ranks.world_size // size, size)
 
 

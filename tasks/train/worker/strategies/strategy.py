@@ -81,7 +81,7 @@ def build_strategy(
     """The strategy that `train.parallel` names.
 
     Raises:
-        ConfigError: the ranks are not a multiple of `train.shard_size`, or DeepSpeed is not installed.
+        ConfigError: DeepSpeed is not installed.
     """
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")

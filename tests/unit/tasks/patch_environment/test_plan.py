@@ -264,6 +264,13 @@ def test_every_impossible_setting_is_named_at_once(laptop):
     assert len(str(raised.value).splitlines()) == 3
 
 
+def test_workers_that_cannot_be_divided_into_copies_of_the_model_are_refused(laptop):
+    sharded = {"parallel": "hsdp", "shard_size": 3}
+    with pytest.raises(ConfigError, match=r"2 worker.* into groups of 3"):
+        plan_environment(settings({"nproc_per_node": 2}, sharded), laptop)
+    assert plan_environment(settings(train=sharded), laptop).nproc_per_node == 1, "one worker has the whole model"
+
+
 def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop, caplog):
     requested = settings(train={"global_batch_size": 8, "micro_batch_size": 8})
     pinned = plan_environment(settings({"nproc_per_node": 2}), laptop).pinned()
