@@ -24,6 +24,11 @@ def shown_url(url: str) -> str:
     return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url)
 
 
+def shown_path(path: object) -> str:
+    """A path for messages, also one whose bytes are no UTF-8, or control characters."""
+    return escaped(portable(str(path)))
+
+
 def words_of(fault: BaseException, url: str) -> str:
     """The kind and the words of an error about a URL, for messages: one short line, with the URL as `shown_url` has it."""
     return one_line(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)))

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from infini_llama.configs.errors import DataError, escaped, portable
+from infini_llama.configs.errors import DataError, shown_path
 
 LONGEST = 1024  # bytes; the specification of Git LFS: a pointer is shorter
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md; hawser was its first name.
@@ -43,7 +43,7 @@ def refuse_pointer(path: Path) -> None:
     except OSError:
         fault = dangling(path)
     if fault:
-        raise DataError(f"{escaped(portable(str(path)))} {fault}.")
+        raise DataError(f"{shown_path(path)} {fault}.")
 
 
 def dangling(path: Path) -> str | None:

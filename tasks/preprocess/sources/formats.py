@@ -14,7 +14,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from infini_llama.configs.errors import DataError, escaped, one_line, portable
+from infini_llama.configs.errors import DataError, one_line, shown_path
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
@@ -144,7 +144,7 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
             raise Unreadable(f"is damaged ({one_line(error)})") from None
         raise
     except Refused as fault:
-        raise DataError(f"{escaped(portable(str(path)))} {fault}.") from None
+        raise DataError(f"{shown_path(path)} {fault}.") from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, DataError, escaped, portable, shown_url
+from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
 from infini_llama.configs.reading import expanded
 from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
@@ -83,7 +83,7 @@ class NotText:
     def count_other(self, name: str) -> None:
         """Counts a file that is no text by the ending of its name."""
         if not _is_added(name):
-            ending = escaped(portable(Path(name).suffix.lower())) or "no ending"
+            ending = shown_path(Path(name).suffix.lower()) or "no ending"
             self.others["hidden" if name.startswith(".") else ending] += 1
 
 
@@ -251,7 +251,7 @@ def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list
 
     def refuse(error: OSError) -> None:
         if not_text.place_of(os.path.realpath(error.filename), begin) is None:
-            fault = f"{escaped(portable(str(error.filename)))} cannot be read ({error.strerror})"
+            fault = f"{shown_path(error.filename)} cannot be read ({error.strerror})"
             raise DataError(f"{fault}; repair it, or remove it from {key}.")
 
     seen: set[str] = set()

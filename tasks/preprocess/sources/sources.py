@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, escaped, portable
+from infini_llama.configs.errors import ConfigError, portable, shown_path
 from infini_llama.configs.reading import changed, expanded
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.runtime import default_home
@@ -44,7 +44,7 @@ class TextFile:
 
     def __str__(self) -> str:
         """Its path, for messages."""
-        return escaped(portable(str(self.path)))
+        return shown_path(self.path)
 
     def batches(self, span: Span | None = None) -> Iterator[Batch]:
         """Its texts in order, several at a time, and a Fault for each bad record.
