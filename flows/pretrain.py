@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import State
+from prefect import State, task
 from prefect.blocks.system import Secret
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError, escaped
-from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
+from infini_llama.flows import pipeline
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
 from infini_llama.flows.lost_runs import crash_tasks
 from infini_llama.flows.naming import config_of_run, run_name
@@ -31,7 +33,6 @@ from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
-from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.task import closing_card
@@ -93,6 +94,11 @@ def pretrain(
         return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()
 
 
+_not_stored = partial(task, cache_policy=NO_CACHE, persist_result=False, retries=0)
+evaluate = _not_stored(pipeline.evaluate, name="evaluate", task_run_name="evaluate-{run.name}")
+export = _not_stored(pipeline.export, name="export", task_run_name="export-{run.name}")
+
+
 def _tasks(page: RunPage) -> Stages:
     """The stages as Prefect tasks, which write their cards on the run's page."""
 
@@ -117,17 +123,7 @@ def _tasks(page: RunPage) -> Stages:
             log.info("run %s is finished: %d steps", page.run, summary.steps)
         return summary
 
-    def evaluate_model(run: Path, config: EvaluationConfig) -> Evaluations:
-        from infini_llama.tasks.evaluate.task import evaluate  # imports torch, as the next one does
-
-        return evaluate(run, config)
-
-    def export_model(run: Path) -> Path:
-        from infini_llama.tasks.export.task import export
-
-        return export(run)
-
-    return Stages(preprocess_text, verify, patch, train, evaluate_model, export_model)
+    return Stages(preprocess_text, verify, patch, train, evaluate, export)
 
 
 def _crash_tasks_of_killed_process() -> None:

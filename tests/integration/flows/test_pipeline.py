@@ -91,9 +91,7 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
 
 
 RETRIES = """
-from infini_llama.flows.pretrain import pretrain
-from infini_llama.tasks.evaluate.task import evaluate
-from infini_llama.tasks.export.task import export
+from infini_llama.flows.pretrain import evaluate, export, pretrain
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.verify_data.task import verify_data
 print([part.retries for part in (pretrain, evaluate, export, patch_environment, verify_data)])
