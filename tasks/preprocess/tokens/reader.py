@@ -142,6 +142,7 @@ class TokenReader:
         table = read_row_table(folder)
         self.verify_on_read = verify_on_read
         self.sequence_length = table.content.sequence_length
+        self.padding = manifest.content.eos_id
         sources = table.content.sources
         self.sources: tuple[SourceRows, ...] = sources[split] if sources else ()
         self.stream, size = TokenStream(dataset, manifest, split, verify_on_read), self.sequence_length + 1
@@ -149,7 +150,7 @@ class TokenReader:
         if (packed := f"{split}.pieces.npy") in table.files:
             pieces = self._table(folder, table, packed)
             self.rows: WindowRows | PackedRows = PackedRows(
-                self.stream, bounds=entries, pieces=pieces, size=size, padding=manifest.content.eos_id
+                self.stream, bounds=entries, pieces=pieces, size=size, padding=self.padding
             )
         else:
             self.rows = WindowRows(self.stream, starts=entries, size=size)
