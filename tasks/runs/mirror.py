@@ -7,10 +7,11 @@ holds.
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 import errno
+import json
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,7 +21,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, RowTableRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
     MANIFEST,
@@ -111,6 +112,10 @@ class Mirror:
             return []
         names = [PurePosixPath(entry["name"]).name for entry in self.files.ls(place, detail=True)]
         return [folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")]
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of one file that is kept; none where it is not."""
+        return self.files.cat_file(self.place(path)) if self._exists(self.place(path)) else b""
 
     def restore(self, path: Path, kind: str) -> bool:
         """Fetches the artifact to `path`, unless it is there, if the mirror has it; used only once every checksum holds.
@@ -309,6 +314,11 @@ class _Copying:
         for path, kind in self.of_dataset:
             _keep(mirror, self.run, path, kind)
             self.copied.add(path)
+        if _has_other_run(mirror, self.run):
+            return (
+                f"the mirror has another run of the name {self.run.path.name}, which began in another home; nothing of this one is copied. "
+                "Choose another runtime.name or storage.mirror, or remove the copy of the other one."
+            )
         ahead = _of_another(mirror, self.run)
         if not ahead:
             for path, kind in of_run:
@@ -365,6 +375,15 @@ def _records(mirror: Mirror, run: RunFolder) -> None:
     """Copy the records. The metrics may be ahead of a checkpoint, never behind: they are cut when the run is resumed."""
     for record in filter(Path.exists, run.records):
         mirror.keep_file(record)
+
+
+def _has_other_run(mirror: Mirror, run: RunFolder) -> bool:
+    """Whether the mirror's copy of this name is of a run with another id. Without the records of either, it is taken for this run's."""
+    here, there = run.read_id(), ""
+    with suppress(ValueError):
+        fields = json.loads(mirror.read(run.lineage))
+        there = fields.get(RUN_ID, "") if isinstance(fields, dict) else ""
+    return bool(here and there) and here != there
 
 
 def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:

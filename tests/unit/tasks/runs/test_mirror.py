@@ -19,6 +19,7 @@ from infini_llama.tasks.runs.mirror import Mirror, mirrored, restore_dataset, re
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
+from support.records import make_lineage
 from support.remote import s3_server
 
 
@@ -210,6 +211,22 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path
     assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
         second / "checkpoints" / "step-00000200"
     )
+
+
+def test_a_run_of_the_same_name_from_another_home_is_left_whole(url, tmp_path, built, caplog):
+    _, reference = built
+    first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
+    for run, step in ((first, 100), (second, 200)):
+        checkpoint(run, step)
+        RunFolder(run).write(run / "lineage.json", make_lineage())
+    for run in (first, second):
+        with mirrored(settings(run.parents[1], url), reference):
+            pass
+    assert "the mirror has another run of the name one" in caplog.text
+    assert steps_kept(url, second) == [100]
+    shutil.rmtree(tmp_path / "a")
+    restore_run(settings(first.parents[1], url))
+    assert RunFolder(first).read_id() != RunFolder(second).read_id()
 
 
 def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
