@@ -52,7 +52,7 @@ class Mirror:
         home: the local counterpart.
 
     Raises:
-        ConfigError: the protocol is unknown or its package is not installed.
+        ConfigError: the protocol is unknown, its package is not installed, or no bucket or folder is named.
     """
 
     def __init__(self, url: str, home: Path) -> None:
@@ -64,6 +64,8 @@ class Mirror:
         except (ValueError, ImportError) as fault:
             raise ConfigError(f"storage.mirror={self.url}: {fault}") from None
         self.files, self.root = place
+        if not self.root:  # `runs` would be a bucket
+            raise ConfigError(f"storage.mirror={self.url} names no bucket or folder, such as s3://bucket/project.")
 
     def place(self, path: Path) -> str:
         """The place in the mirror of `path`, below home."""

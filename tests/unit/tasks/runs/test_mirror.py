@@ -124,9 +124,10 @@ def test_a_damaged_artifact_is_not_copied(url, home):
         Mirror(url, home).keep(path, checkpoints.KIND)
 
 
-def test_an_unknown_location_is_named(home):
-    with pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"):
-        Mirror("nowhere://x", home)
+@pytest.mark.parametrize("wrong", ["nowhere://x", "s3://"])
+def test_a_location_that_is_none_is_named(home, wrong):
+    with pytest.raises(ConfigError, match=f"storage\\.mirror={wrong}"):
+        Mirror(wrong, home)
 
 
 def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog):
