@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.errors import ConfigError, one_line
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import (
     FrozenLayers,
@@ -19,7 +19,7 @@ from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
-from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
+from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings, finding
 from infini_llama.tasks.train.initial import initial_weights
 
 # What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
@@ -75,10 +75,10 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> tu
 
 
 def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> EnvironmentPlan:
-    """The plan on this machine; where the configuration is for another machine, one of what it sets."""
+    """The plan on this machine; where that cannot run the configuration, one of what it sets, with the reason as a finding."""
     try:
         return plan_environment(config, probe(config.runtime.home), pinned)
-    except ConfigError:
+    except ConfigError as refusal:
         settings, train = config.environment, config.train
         device = "cuda" if settings.device == "cuda" else "cpu"
         default = "bf16" if device == "cuda" else "fp32"
@@ -95,6 +95,7 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
             threads=1,
             distributed_backend=settings.distributed_backend,
             micro_batch_size=micro,
+            findings=(finding("this machine", "cannot run the configuration", "warning", one_line(refusal)),),
         )
 
 

@@ -182,10 +182,11 @@ def test_a_dry_run_plans_for_the_vocabulary_of_a_given_tokenizer(command, texts)
     assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
 
 
-def test_a_dry_run_shows_the_plans_warnings(texts, capsys, monkeypatch):
+@pytest.mark.parametrize("setting", ["threads=4000", "attention_backend=flash2"])
+def test_a_dry_run_shows_the_plans_warnings_and_that_this_machine_cannot_run_it(texts, capsys, monkeypatch, setting):
     monkeypatch.chdir(texts)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
-    command = ["run", "run.yaml", "--dry-run", "environment.device=cpu", "environment.threads=9999"]
+    command = ["run", "run.yaml", "--dry-run", "environment.device=cpu", f"environment.{setting}"]
     assert main([*command, "--json"]) == 0
     (finding,) = json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["findings"]
     assert main(command) == 0
