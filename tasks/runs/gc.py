@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -197,13 +198,25 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
             fault,
             run.name,
         )
+    found = leftovers(home, rules)
+    sizes = [
+        leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path) for leftover in found
+    ]
+    by_lock = defaultdict[Path, list[Leftover]](list)
+    for leftover in found:
+        by_lock[leftover.lock].append(leftover)
+    kept = dict[Leftover, str]()
+    for lock, of_lock in by_lock.items():
+        if (user := _user_of(lock)) is not None:
+            kept |= dict.fromkeys(of_lock, user)
+        elif yes:
+            kept |= _remove(home, rules, lock, of_lock)
     files: list[FoundFile] = []
     in_use: list[KeptFile] = []
-    for leftover in leftovers(home, rules):
+    for leftover, size in zip(found, sizes, strict=True):
         relative = leftover.path.relative_to(home).as_posix()
-        size = leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path)
-        if (other := _user_of(leftover.lock) or (_remove(home, rules, leftover) if yes else None)) is not None:
-            in_use.append(KeptFile(path=relative, by=other))
+        if leftover in kept:
+            in_use.append(KeptFile(path=relative, by=kept[leftover]))
         else:
             files.append(FoundFile(path=relative, kind=leftover.kind, bytes=size))
     latest = home / "datasets" / "latest"
@@ -219,21 +232,32 @@ def _user_of(lock: Path) -> str | None:
     return lock_holder(lock) if os.access(existing, os.W_OK) else f"the file system ({existing} cannot be written)"
 
 
-def _remove(home: Path, rules: Rules, leftover: Leftover) -> str | None:
-    """Deletes it under its lock, if it still can be; returns otherwise who holds the lock, or why it cannot be deleted."""
+def _remove(home: Path, rules: Rules, lock: Path, of_lock: list[Leftover]) -> dict[Leftover, str]:
+    """Deletes what has this lock under it, as far as it still can be; returns what is kept, with who holds the lock, or why."""
     try:
-        with Lock(leftover.lock):
-            if leftover not in leftovers(home, rules):
-                return "what became of it meanwhile"
-            if not leftover.path.is_dir() or leftover.path.is_symlink():
-                leftover.path.unlink(missing_ok=True)
-            elif leftover.kind == "temporary":
-                shutil.rmtree(leftover.path)
-            else:
-                remove(leftover.path)
-            log.info("removed %s", leftover.path)
+        with Lock(lock):
+            still = set(leftovers(home, rules))  # not for each file: all of the home is gone through
+            kept = {leftover: "what became of it meanwhile" for leftover in of_lock if leftover not in still}
+            for leftover in of_lock:
+                if leftover not in kept and (fault := _delete(leftover)):
+                    kept[leftover] = fault
+            return kept
     except Busy:
-        return lock_holder(leftover.lock) or "another process, a moment ago"
+        return dict.fromkeys(of_lock, lock_holder(lock) or "another process, a moment ago")
+    except OSError as fault:
+        return dict.fromkeys(of_lock, f"the file system ({fault.strerror})")
+
+
+def _delete(leftover: Leftover) -> str | None:
+    """Deletes it; returns otherwise why it cannot be deleted."""
+    try:
+        if not leftover.path.is_dir() or leftover.path.is_symlink():
+            leftover.path.unlink(missing_ok=True)
+        elif leftover.kind == "temporary":
+            shutil.rmtree(leftover.path)
+        else:
+            remove(leftover.path)
     except OSError as fault:  # it is another user's, or NFS keeps a file of it that another process reads
         return f"the file system ({fault.strerror})"
+    log.info("removed %s", leftover.path)
     return None

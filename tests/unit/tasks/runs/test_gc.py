@@ -216,3 +216,13 @@ def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_pat
     assert paths(collect(tmp_path, ALL, yes=True)) == sorted([*units, *notes, half.relative_to(tmp_path).as_posix()])
     assert not (tmp_path / units[0]).exists() and not half.exists()
     assert preprocess(data(), tmp_path) == reference
+
+
+def test_a_home_is_gone_through_once_for_each_lock_and_not_for_each_file(home, monkeypatch):
+    """Of 2,000 units that no dataset has, all manifests would be read 2,000 times."""
+    for number in range(9):
+        (home / "units" / "parts").mkdir(parents=True, exist_ok=True)
+        (home / "units" / "parts" / f"{number}.json").write_text("{}")
+    listed, leftovers = list[Path](), gc.leftovers
+    monkeypatch.setattr(gc, "leftovers", lambda home, rules: [listed.append(home), leftovers(home, rules)][1])
+    assert len(collect(home, ALL, yes=True).files) == 9 and len(listed) == 2
