@@ -94,9 +94,12 @@ def pretrain(
         return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()
 
 
-_not_stored = partial(task, cache_policy=NO_CACHE, persist_result=False, retries=0)
-evaluate = _not_stored(pipeline.evaluate, name="evaluate", task_run_name="evaluate-{run.name}")
-export = _not_stored(pipeline.export, name="export", task_run_name="export-{run.name}")
+evaluate = task(
+    name="evaluate", task_run_name="evaluate-{run.name}", cache_policy=NO_CACHE, persist_result=False, retries=0
+)(pipeline.evaluate)
+export = task(name="export", task_run_name="export-{run.name}", cache_policy=NO_CACHE, persist_result=False, retries=0)(
+    pipeline.export
+)
 
 
 def _tasks(page: RunPage) -> Stages:

@@ -382,9 +382,8 @@ def _records(mirror: Mirror, run: RunFolder) -> None:
 def _has_other_run(mirror: Mirror, run: RunFolder) -> bool:
     """Whether the mirror's copy of this name is of a run with another id. Without the records of either, it is taken for this run's."""
     here, there = run.read_id(), ""
-    with suppress(ValueError):
-        fields = json.loads(mirror.read(run.lineage))
-        there = fields.get(RUN_ID, "") if isinstance(fields, dict) else ""
+    with suppress(ValueError, AttributeError):  # not JSON, or no object
+        there = json.loads(mirror.read(run.lineage)).get(RUN_ID, "")
     return bool(here and there) and here != there
 
 
