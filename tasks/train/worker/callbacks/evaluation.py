@@ -49,13 +49,13 @@ class ValidationSet:
         All ranks make the same number of forward passes, as sharded parameters need all of them; one that has no row left computes
         one that does not count.
         """
-        sequences, step = min(self.sequences, len(self.reader)), ranks.data_world_size
-        rows = representative_rows(self.reader, sequences)[ranks.data_rank :: step]
+        sequences, readers = min(self.sequences, len(self.reader)), ranks.data_world_size
+        rows = representative_rows(self.reader, sequences)[ranks.data_rank :: readers]
         bytes_of = torch.from_numpy(self.token_bytes)
         loss_sum, target_bytes, targets = 0.0, 0, 0
         module.eval()
         with torch.no_grad():
-            for start in range(0, -(-sequences // step), self.micro_batch):
+            for start in range(0, -(-sequences // readers), self.micro_batch):
                 chosen = rows[start : start + self.micro_batch]
                 counts = len(chosen) > 0
                 chosen = chosen if counts else np.zeros(1, dtype=np.int64)

@@ -27,8 +27,8 @@ def test_rows_have_the_losses_of_training(run_of, ranks):
     dataset, table = dataset_of(folder), RunFolder(folder).require_lineage().dataset.row_table
     reader, token_bytes = TokenReader(dataset, table, "validation"), np.load(dataset / "token_bytes.npy")
     found = evaluate(folder, sequences=5).model
-    measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks, step=0)
-    assert found.tokens == measured.tokens == 5 * 16
+    measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks, step=7)
+    assert found.tokens == measured.tokens == 5 * 16 and measured.step == 7
     assert found.loss == pytest.approx(measured.loss, rel=1e-5)
     assert found.bits_per_byte == pytest.approx(measured.bits_per_byte, rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(found.loss))
