@@ -27,7 +27,7 @@ log = logging.getLogger("infini_llama.environment")
 
 
 def check_requirements(config: PipelineConfig) -> None:
-    """Refuse a configuration that names a missing package, function or file, and limits that workers cannot live with.
+    """Refuse a configuration that names a missing package, function or file, and limits of a process that are too tight for workers.
 
     Raises:
         ConfigError: one line per problem.

@@ -318,7 +318,7 @@ class _Copying:
             self.copied.add(path)
         if _has_other_run(mirror, self.run):
             return (
-                f"the mirror has another run of the name {self.run.path.name}, which began in another home; nothing of this one is copied. "
+                f"the mirror has another run of the name {self.run.path.name}, with another {RUN_ID}; nothing of this one is copied. "
                 "Choose another runtime.name or storage.mirror, or remove the copy of the other one."
             )
         ahead = _of_another(mirror, self.run)
