@@ -295,6 +295,7 @@ class _Copying:
         self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
+        self.answered: tuple[dict[Path, int], str] | None = None  # what was committed at the last answer, and what was said
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
@@ -303,10 +304,17 @@ class _Copying:
             self.mirror = None
 
     def once(self, last: bool) -> str:
-        """Copies what the mirror lacks, the `last` time the records as well; returns what is to be said about it, "" if nothing."""
+        """Copies what the mirror lacks, the `last` time the records as well; returns what is to be said about it, "" if nothing.
+
+        The mirror is asked again once it has failed, or once something was committed or deleted here: a request may cost money.
+        """
         try:
+            committed = _committed(self.run)
+            if self.answered and self.answered[0] == committed and not last:
+                return self.answered[1]
             self.mirror = self.mirror or Mirror(self.url, self.home)
-            return self._copy(self.mirror, last)
+            self.answered = committed, self._copy(self.mirror, last)
+            return self.answered[1]
         except Exception as fault:  # of any filesystem's making
             failed = f"copying to storage.mirror={shown_url(self.url)} failed ({words_of(fault, self.url)})"
             return failed + (self._not_copied() if last else "; it will be retried.")
@@ -362,6 +370,15 @@ def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
     if has_all_files(run.export, EXPORT):  # it may be a folder of the user
         artifacts.append((run.export, EXPORT))
     return artifacts
+
+
+def _committed(run: RunFolder) -> dict[Path, int]:
+    """When each artifact of a run was committed, in nanoseconds; none that is deleted meanwhile."""
+    times: dict[Path, int] = {}
+    for path, _ in _of_run(run):
+        with suppress(FileNotFoundError):
+            times[path] = (path / MANIFEST).stat().st_mtime_ns
+    return times
 
 
 def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:

@@ -15,6 +15,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs import mirror as mirror_module
 from infini_llama.tasks.runs.mirror import Mirror, mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage import artifacts
@@ -293,6 +294,30 @@ def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplo
     assert "no route to host" in first and "will be retried" in first
     assert all(name in last for name in (reference.path, "runs/one/checkpoints/step-00000010", "records of run one"))
     assert set(tries) == {"this run"}, "a flow of Prefect shows the lines of its own context"
+
+
+def test_the_mirror_is_asked_once_for_each_checkpoint(home, built, monkeypatch):
+    _, reference = built
+    run, looks, asked = home / "runs" / "one", [], []
+    committed, exists = mirror_module._committed, Mirror._exists
+    monkeypatch.setattr(mirror_module, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(mirror_module, "_committed", lambda run: (looks.append(run), committed(run))[1])
+    monkeypatch.setattr(Mirror, "_exists", lambda self, place: (asked.append(place), exists(self, place))[1])
+
+    def look(times: int) -> None:
+        until = len(looks) + times
+        while len(looks) < until:
+            time.sleep(0.001)
+
+    with mirrored(settings(home, "memory://asked"), reference):
+        for step in (10, 20):
+            checkpoint(run, step)
+            while step not in steps_kept("memory://asked", run):
+                time.sleep(0.001)
+            look(3)  # the copy has ended
+            before = len(asked)
+            look(20)
+            assert len(asked) == before
 
 
 @pytest.fixture(params=["refused", "below-a-file"])
