@@ -295,7 +295,7 @@ class _Copying:
         self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
-        self.answered: tuple[dict[Path, int], str] | None = None  # what was committed at the last answer, and what was said
+        self.answered: tuple[dict[Path, int], str] | None = None  # to what was committed here
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
