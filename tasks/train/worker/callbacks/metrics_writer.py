@@ -251,12 +251,12 @@ class MetricsWriter:
         return drawn
 
     def _each(self, report: Callable[[Reporter], None]) -> None:
-        """One that fails is not used again in this attempt: what it draws is only for people."""
-        for reporter in [*self.reporters]:
-            self.reporters.remove(reporter)
+        """One that fails is not used again in this attempt: what it draws is only for people. The thread of a save calls `sync`, too."""
+        for reporter in self.reporters:
             with best_effort(f"reporting to {type(reporter).__name__}", REPORTING):
                 report(reporter)
-                self.reporters.append(reporter)
+                continue
+            self.reporters = [other for other in self.reporters if other is not reporter]
 
     def _append(self, file: TextIO, line: StepLine) -> None:
         # null for numbers that JSON cannot represent

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import WeightsAndBiases
+from infini_llama.tasks.records.metrics import TrainLine
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, WeightsAndBiases
 
 
 def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, monkeypatch):
@@ -26,3 +28,21 @@ def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, m
         with pytest.raises(Ended):
             WeightsAndBiases(tmp_path, {})
     assert len(ids) == 2 and len({name for pair in ids for name in pair}) == 1
+
+
+def test_a_save_syncs_the_reporters_while_a_step_is_reported(tmp_path):
+    syncing, reporting, synced = threading.Event(), threading.Event(), threading.Event()
+
+    def report(*_: object) -> None:
+        reporting.set()
+        assert synced.wait(10)
+
+    first = SimpleNamespace(scalars=lambda *_: None, sync=lambda: (syncing.set(), reporting.wait(10)))
+    second = SimpleNamespace(scalars=report, sync=synced.set)
+    writer = MetricsWriter(tmp_path, logging_steps=1, reporters=[first, second])
+    save = threading.Thread(target=writer.sync)
+    save.start()
+    assert syncing.wait(10)
+    writer.train(TrainLine(step=1))
+    save.join()
+    assert writer.reporters == [first, second]
