@@ -32,6 +32,8 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 Tensors = dict[str, torch.Tensor]
+# Fields of a train state that follow from the losses of its run.
+OF_LOSSES = {"validation_loss", "best_validation_loss", "stale_validations", "skips", "losses"}
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -66,15 +68,20 @@ class Checkpointer:
         self.save_time = 0.0
 
     def load_into(self, state: TrainState, source: Path | None) -> None:
-        """Fill model, optimizer, train state and callbacks from a verified checkpoint; None: leave them as they are."""
+        """Fill model, optimizer, train state and callbacks from a verified checkpoint; None: leave them as they are.
+
+        Of another run's checkpoint, the losses are not compared with those of this run, which may be of other text.
+        """
         if source is not None:
             self.strategy.load_tensors(source)
             loaded = checkpoints.read_state(source)
+            is_own = source.parent.resolve() == self.folder.resolve()
             # World size, model and dataset are those of this attempt.
-            for name in vars(loaded).keys() - {"world_size", "model", "dataset"}:
+            left_out = {"world_size", "model", "dataset"} | (set[str]() if is_own else OF_LOSSES)
+            for name in vars(loaded).keys() - left_out:
                 setattr(state, name, getattr(loaded, name))
             for callback in self.callbacks:
-                callback.load_state(loaded)
+                callback.load_state(state)
             log.info("resumed from %s at step %d", source.name, state.step)
         self.interval.start(state)
         # Over the existing checkpoints, not the run so far: if the best one was lost, the best of the rest is kept.

@@ -31,10 +31,15 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
     home, reference = built
 
     def attempt(
-        name: str, losses: dict[int, float], stop_after: int | None = None, model: dict = SIZES, **changes: object
+        name: str,
+        losses: dict[int, float],
+        stop_after: int | None = None,
+        model: dict = SIZES,
+        resume: str = "auto",
+        **changes: object,
     ) -> RunFolder:
         given = {"data": data(), "model": model, "train": SHORT | changes}
-        config = parse_config(given | {"runtime": {"name": name, "home": str(home)}})
+        config = parse_config(given | {"runtime": {"name": name, "home": str(home), "resume": resume}})
         run = RunFolder(home / "runs" / name)
         dataset, plan = reference, make_plan()
         attempt = plan_attempt(
@@ -98,6 +103,14 @@ def test_a_resumed_run_saves_what_the_uninterrupted_run_does(train):
     assert kept(whole) == [12, 10, 9, 5, 3] and kept(cut) == [12, 10, 9, 7, 5, 3]
     results = [run.read(TrainingResult, run.result) for run in (whole, cut)]
     assert results[0] == results[1]
+
+
+def test_a_run_from_another_ones_checkpoint_has_validations_of_its_own(train):
+    one = train("one", {3: 1.0, 6: 2.0}, early_stopping_patience=1)
+    assert one.read(TrainingResult, one.result).stopped_early == 1
+    losses = {9: 5.0, 12: 4.0, 15: 4.5}
+    two = train("two", losses, resume=str(one.checkpoints / "latest"), max_steps=20, early_stopping_patience=1)
+    assert two.read(TrainingResult, two.result).steps == 15 and pointed(two) == "step-00000012"
 
 
 def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_path):
