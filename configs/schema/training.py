@@ -39,7 +39,7 @@ class TrainingConfig(Section):
         description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
         "to `profile` in the run's folder.",
     )
-    eval_tokens: Count | None = free(
+    eval_tokens: Count | None = fixed(  # losses of a run are compared with each other
         default=None,
         description="Validation tokens per evaluation, for example 1M; the same each time, drawn from all. Default: 64 sequences.",
     )
