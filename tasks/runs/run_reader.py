@@ -2,7 +2,9 @@
 
 import logging
 import math
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infini_llama.configs.reading import JsonObject, dotted
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.manifest import DatasetManifest, RowTableManifest
 from infini_llama.tasks.records.metrics import (
@@ -32,6 +35,7 @@ from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
     number_of,
+    read_attempt_plan,
     read_attempts,
     read_metrics,
     run_folders,
@@ -98,15 +102,30 @@ class RunReader:
         lines = read_metrics(self.folder)
         trained = {line.step for line in lines if isinstance(line, TrainLine)}
         validated = {line.step for line in lines if isinstance(line, ValidationLine)}
-        newest, interval = checkpoints.latest_step(self.folder.checkpoints), self.lineage.train.eval_steps
+        newest = checkpoints.latest_step(self.folder.checkpoints)
         # A run may have begun from a checkpoint of another one.
         first = min(trained, default=1) if self.lineage.resumed_from else 1
         expected = range(first, newest + 1)
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
-        if isinstance(interval, int):
-            due = {step for step in expected if step % interval == 0}
-            _warn_of_missing(self.folder.metrics, f"validation (one every {interval} steps) of step", due - validated)
+        for steps, train in self._trained_with:
+            if isinstance(interval := train.eval_steps, int):
+                of_attempt = expected[max(0, steps.start - first) : max(0, steps.stop - first)]
+                due = {step for step in of_attempt if step % interval == 0}
+                what = f"validation (one every {interval} steps) of step"
+                _warn_of_missing(self.folder.metrics, what, due - validated)
         return lines
+
+    @cached_property
+    def _trained_with(self) -> list[tuple[range, TrainingConfig]]:
+        """The steps that each attempt trained, which no later one repeated, with its settings; none whose plan cannot be read."""
+        parts: list[tuple[range, TrainingConfig]] = []
+        end, run_id = sys.maxsize, self.folder.read_id()
+        for attempt_dir in reversed(attempt_folders(self.folder)):
+            with suppress(OSError, Damaged):
+                plan = read_attempt_plan(attempt_dir, run_id)
+                parts.append((range(plan.from_step + 1, end), plan.lineage.train))
+                end = min(end, plan.from_step + 1)
+        return parts
 
     @cached_property
     def trained(self) -> list[TrainLine]:
@@ -226,11 +245,13 @@ class RunReader:
     def samples(self) -> list[SampleLine]:
         """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
         written = read_lines(self.folder.samples, SampleLine, self.folder.read_id())
-        if self.lineage.train.sample_prompts != []:
-            # The texts of a finished attempt's last step are in the result.
-            ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}
-            validated = {line.step for line in self.validated if 0 < line.step < self.step}
-            _warn_of_missing(self.folder.samples, "text of step", validated - ends - {line.step for line in written})
+        # The texts of a finished attempt's last step are in the result.
+        ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}
+        validated = {line.step for line in self.validated if 0 < line.step < self.step}
+        for steps, train in self._trained_with:
+            if train.sample_prompts != []:
+                due = {step for step in validated if step in steps}
+                _warn_of_missing(self.folder.samples, "text of step", due - ends - {line.step for line in written})
         texts = self.result.samples if self.result else ()
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 

@@ -152,15 +152,34 @@ def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missin
     assert ("has no line of step" in caplog.text) == (min(steps, default=0) < 9), "it began at step 9"
 
 
+def add_settings(run: RunFolder, number: int, from_step: int, **train: object) -> None:
+    """An attempt with these settings of section `train`."""
+    lineage = changed(make_lineage(), train=changed(TrainingConfig(), **train))
+    add_attempt(run, number, make_attempt(run.path, from_step=from_step, lineage=lineage))
+
+
+def test_settings_of_one_attempt_make_nothing_of_another_missing(run, caplog):
+    lines = [{"kind": "train", "step": step} for step in range(1, 17)]
+    lines += [{"kind": "validation", "step": step} for step in (8, 12, 14, 16)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.samples.write_text("".join(json.dumps({"step": step, "text": "a"}) + "\n" for step in (12, 14)))
+    for number, (from_step, train) in enumerate(
+        ((0, {"eval_steps": 8, "sample_prompts": []}), (10, {"eval_steps": 6}), (12, {"eval_steps": 2})), 1
+    ):
+        add_settings(run, number, from_step, **train)
+        append_attempt(run, AttemptRecord(attempt=number, kind="failed", code=70))
+    run.write(run.lineage, changed(run.require_lineage(), train=changed(TrainingConfig(), eval_steps=2)))
+    reader = RunReader(run.path)
+    assert len(reader.metrics) == 20 and len(reader.samples) == 2 and not caplog.text
+
+
 def test_missing_validations_texts_attempts_and_measurements_are_named(run, caplog):
-    train = changed(TrainingConfig(), eval_steps=4, sample_prompts=("a",))
-    run.write(run.lineage, changed(run.require_lineage(), train=train))
     lines = [{"kind": "train", "step": step} for step in range(1, 17)]
     lines += [{"kind": "validation", "step": step} for step in (4, 12, 16)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run.samples.write_text(json.dumps({"step": 12, "text": "a b"}) + "\n")
-    for number in (1, 2):
-        add_attempt(run, number, make_attempt(run.path))
+    add_settings(run, 1, 0, eval_steps=4, sample_prompts=["a"])
+    add_settings(run, 2, 12, eval_steps=1000)
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0, step=16))
     run.evaluations.touch()
     reader = RunReader(run.path)
