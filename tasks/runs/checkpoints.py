@@ -5,6 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -252,8 +253,8 @@ def abandon_newer(folder: Path, step: int) -> None:
     for path in newer:
         abandoned = folder / "abandoned"
         abandoned.mkdir(exist_ok=True)
-        before = sum(1 for _ in abandoned.glob(f"{path.name}*"))
-        target = abandoned / (f"{path.name}-{before + 1}" if before else path.name)
+        targets = (abandoned / (f"{path.name}-{number}" if number > 1 else path.name) for number in count(1))
+        target = next(target for target in targets if not target.exists())
         path.rename(target)
         log.warning("checkpoint %s was moved to %s: the run returns to step %d.", path.name, target, step)
     if newer:

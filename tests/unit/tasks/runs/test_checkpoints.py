@@ -244,6 +244,16 @@ def test_going_back_moves_damaged_ones_away_too(folder, resume):
     }
 
 
+def test_a_run_goes_back_again_after_gc_deleted_what_it_abandoned_first(folder):
+    for _ in range(2):
+        add_checkpoint(folder, 40)
+        checkpoints.abandon_newer(folder, 30)
+    checkpoints.remove(folder / "abandoned" / "step-00000040")
+    add_checkpoint(folder, 40)
+    checkpoints.abandon_newer(folder, 30)
+    assert {path.name for path in (folder / "abandoned").iterdir()} == {"step-00000040", "step-00000040-2"}
+
+
 def test_pointers_follow_when_the_run_goes_back(folder):
     add_checkpoint(folder, 40, 0.5)
     point_and_prune(folder, keep=4)
