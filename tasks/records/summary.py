@@ -65,7 +65,8 @@ class RunResults(Record):
     Attributes:
         state: finished, running, or how the last attempt ended.
         train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
-        tokens: targets trained on; input_tokens: that the model read for them.
+        tokens: targets trained on, without those of another run from whose checkpoint it began; input_tokens: that the model read for
+            them.
         step_seconds: spent in steps, over all attempts; tokens_per_second: read in them.
         seconds: since its first attempt started; goodput: share of them spent in steps.
         age: seconds since anything was last recorded.

@@ -275,7 +275,7 @@ class RunReader:
         """Its results so far, in numbers."""
         last = self.validated[-1] if self.validated else None
         step_seconds = sum(line.step_time for line in self.trained)
-        tokens = self.trained[-1].tokens if self.trained else 0
+        tokens = sum(line.targets or 0 for line in self.trained)
         read = sum(line.input_tokens for line in self.trained)
         files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
         return RunResults(

@@ -111,6 +111,8 @@ def test_a_run_from_another_ones_checkpoint_has_validations_of_its_own(train):
     losses = {9: 5.0, 12: 4.0, 15: 4.5}
     two = train("two", losses, resume=str(one.checkpoints / "latest"), max_steps=20, early_stopping_patience=1)
     assert two.read(TrainingResult, two.result).steps == 15 and pointed(two) == "step-00000012"
+    results = RunReader(two.path).results
+    assert results.tokens == results.input_tokens > 0, "those of its own steps"
 
 
 def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_path):
