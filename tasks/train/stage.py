@@ -63,9 +63,10 @@ def train(
         plan = environment.plan
         lineage = bind_run(config, dataset, plan)
         reader = RunReader(run.path)
-        if reader.result is None or reader.environment is None:  # of a finished run, what it was trained in stays
+        is_finished = reader.result is not None and not goes_back(config.runtime.resume, lineage)
+        if not is_finished or reader.environment is None:  # of a finished run, what it was trained in stays
             run.write(run.environment, environment.record)
-        if reader.result and not goes_back(config.runtime.resume, lineage):
+        if is_finished:
             if config.runtime.resume == "never" and is_first_of_command(run, invocation):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)

@@ -13,9 +13,11 @@ from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentRecord, PlannedEnvironment
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, write_attempt_plan
-from infini_llama.tasks.train.planning import bind_run, plan_attempt
+from infini_llama.tasks.train import stage
+from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.made_up_runs import add_checkpoint, make_run
 from support.records import make_dataset, make_lineage, make_plan
@@ -87,15 +89,25 @@ def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
         planned(tmp_path, "b", "never")
 
 
-def test_a_finished_run_that_is_taken_back_has_the_settings_of_the_command(tmp_path):
+def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_command(tmp_path, monkeypatch):
     dataset, data = make_dataset(), DataConfig(source="python-stdlib")
     run = RunFolder(make_run(tmp_path, dataset, data))
-    for resume, steps, rate in (("auto", 60, 1e-3), (str(run.checkpoints / "step-00000020"), 40, 1e-4)):
+    plan, attempts = make_plan(), list[AttemptPlan]()
+    record = EnvironmentRecord(plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+    run.write(run.environment, record)
+    monkeypatch.setattr(stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt))
+    for resume, steps, rate, cores in (
+        ("auto", 60, 1e-3, 2),
+        (str(run.checkpoints / "step-00000020"), 40, 1e-4, 4),
+    ):
         runtime = {"name": run.path.name, "home": str(tmp_path), "resume": resume}
         train = {"max_steps": 40, "warmup_steps": 5, "learning_rate": 1e-4}
         config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": runtime})
-        lineage = bind_run(config, dataset, make_plan())
-        assert (lineage.max_steps, lineage.train.learning_rate) == (steps, rate)
+        planned = PlannedEnvironment(plan=plan, record=changed(record, facts=changed(CPU, cores=4)))
+        stage.train(config, dataset, planned, "a")
+        lineage, environment = run.require_lineage(), run.read(EnvironmentRecord, run.environment)
+        assert (lineage.max_steps, lineage.train.learning_rate, environment.facts.cores) == (steps, rate, cores)
+    assert [attempt.from_step for attempt in attempts] == [20]
 
 
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
