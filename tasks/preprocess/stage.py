@@ -438,10 +438,9 @@ def _locked(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(Lock(path))
-        except Busy as other:
+        except Busy:
             # set while a spawned worker imports the script that started it: waiting would last forever
             if getattr(multiprocessing.current_process(), "_inheriting", False):
                 raise RuntimeError("a worker ran the script again: guard it by if __name__ == '__main__':") from None
-            log.info("another process builds this dataset; waiting for it (%s)", other)
             stack.enter_context(Lock(path, wait=FOREVER))
         yield

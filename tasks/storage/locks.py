@@ -5,6 +5,7 @@ A lock dies with its holder: `flock`, which the kernel frees at any end of a pro
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 import threading
@@ -22,7 +23,9 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a 
 RENEW = 5.0  # seconds between renewals
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 FOREVER = 10.0**9  # seconds
+LOG_AFTER = 2.0  # seconds of a wait
 EXPIRED = 30.0  # seconds without one after which the holder is taken for dead
+log = logging.getLogger("infini_llama.locks")
 
 
 class Busy(PipelineError):
@@ -81,17 +84,21 @@ class Lock:
         return self
 
     def _acquire(self) -> None:
-        deadline = time.monotonic() + self.wait
+        began, is_logged = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(self.fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                waited = time.monotonic() - began
+                if waited >= self.wait:
                     raise Busy(
                         f"{self.path} is locked by {_who(self.fd)}; wait until it ends, or stop it, and run the same "
                         "command again."
                     ) from None
+                if waited >= LOG_AFTER and not is_logged:
+                    is_logged = True
+                    log.info("waiting: %s is locked by %s", self.path, _who(self.fd))
                 time.sleep(0.1)
             except OSError as error:
                 if error.errno not in NO_LOCKS:

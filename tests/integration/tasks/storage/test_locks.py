@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.storage.locks import Busy, Lease, Lock
+from infini_llama.tasks.storage import locks
+from infini_llama.tasks.storage.locks import Busy, Lease, Lock, lock_holder
 from infini_llama.tasks.train.stage import train
 from support.records import make_dataset
 
@@ -51,12 +52,20 @@ def test_busy_names_process_and_host_and_kill_9_frees_the_lock(tmp_path):
     assert path.exists()
 
 
-def test_a_joining_node_waits_for_the_configured_time(tmp_path):
-    other = locking_process(tmp_path / "lock", seconds=0.8)
+def test_a_wait_is_bounded_and_logged_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(locks, "LOG_AFTER", 0.1)
+    caplog.set_level("INFO", "infini_llama.locks")
+    other = locking_process(tmp_path / "lock", seconds=2.0)
     started = time.monotonic()
-    with pytest.raises(Busy), Lock(tmp_path / "lock", wait=0.2):
+    with pytest.raises(Busy), Lock(tmp_path / "lock"):
         pass
-    assert time.monotonic() - started < 0.7
+    assert not caplog.records
+    with pytest.raises(Busy), Lock(tmp_path / "lock", wait=0.3):
+        pass
+    holder = lock_holder(tmp_path / "lock")
+    assert holder and f"process {other.pid} on" in holder
+    assert caplog.messages == [f"waiting: {tmp_path / 'lock'} is locked by {holder}"]
+    assert time.monotonic() - started < 1.5
     with Lock(tmp_path / "lock", wait=30):
         assert time.monotonic() - started >= 0.4
     assert other.wait() == 0
