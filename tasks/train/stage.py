@@ -16,7 +16,7 @@ from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan, PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
@@ -59,7 +59,7 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder.of(config.runtime)
-    with hold_run(run, config.runtime, each_poll) as locked:
+    with hold_run(run, config.runtime, each_poll) as locked, _bound_by_its_first_attempt(run):
         plan = environment.plan
         lineage = bind_run(config, dataset, plan)
         reader = RunReader(run.path)
@@ -101,6 +101,18 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
             each_poll()
 
         yield LockedRun((lock,), poll)
+
+
+@contextmanager
+def _bound_by_its_first_attempt(run: RunFolder) -> Generator[None]:
+    """Inside, a new run is bound to its settings; if that ends before its first attempt, other settings may have its name."""
+    is_new = not (run.lineage.exists() or attempt_folders(run) or checkpoints.named(run.checkpoints))
+    try:
+        yield
+    finally:
+        if is_new and not attempt_folders(run):
+            for record in (run.lineage, run.environment, run.config):
+                record.unlink(missing_ok=True)
 
 
 def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> RunSummary:

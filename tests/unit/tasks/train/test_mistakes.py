@@ -110,6 +110,27 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
     assert [attempt.from_step for attempt in attempts] == [20]
 
 
+@pytest.mark.parametrize("resume", ["must", "a/mistyped/path"])
+def test_a_run_that_is_refused_before_its_first_attempt_leaves_its_name_to_other_settings(
+    tmp_path, monkeypatch, resume
+):
+    plan, attempts = make_plan(), list[AttemptPlan]()
+    record = EnvironmentRecord(plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+    monkeypatch.setattr(stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt))
+
+    def train(resume: str, seed: int) -> None:
+        runtime = {"name": "mine", "home": str(tmp_path), "resume": resume}
+        config = parse_config({"data": {"source": "python-stdlib"}, "train": {"seed": seed}, "runtime": runtime})
+        stage.train(config, make_dataset(), PlannedEnvironment(plan=plan, record=record), "a")
+
+    with pytest.raises(ConfigError, match=rf"runtime\.resume=.*{resume}"):
+        train(resume, 1)
+    run = RunFolder(tmp_path / "runs" / "mine")
+    assert run.read_lineage() is None and not run.environment.exists(), "no setting is pinned"
+    train("auto", 2)
+    assert [attempt.config.train.seed for attempt in attempts] == [2]
+
+
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"infini-llama\[wandb\]"):
