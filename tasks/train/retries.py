@@ -85,13 +85,14 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
     run, limit = RunFolder(attempt.run_dir), attempt.config.runtime.max_rollbacks
     before = attempt.lineage.skipped_samples
-    good, first = _newest_until(run, error.first_skip - 1)  # newer ones stay until it is certain that the run goes back
+    # Newer ones stay until it is certain that the run goes back.
+    good, first = _newest_until(attempt, error.first_skip - 1)
     if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
         if good is None:
             log.warning("the run diverged again from its start; nothing older exists to roll back to")
             return None
         log.warning("%s was rolled back to before; an older checkpoint is used", good.name)
-        good, first = _newest_until(run, checkpoints.step_of(good) - 1)
+        good, first = _newest_until(attempt, checkpoints.step_of(good) - 1)
         before = before[:-1]
     elif len(before) >= limit:
         log.warning("the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)", len(before), limit)
@@ -107,10 +108,16 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     return changed(attempt.lineage, skipped_samples=(*before, skipped))
 
 
-def _newest_until(run: RunFolder, step: int) -> tuple[Path | None, int]:
-    """The newest valid checkpoint up to a step, None without one, and the samples consumed there."""
-    good = checkpoints.newest_with_damaged_moved_aside(run.checkpoints, step)
-    return good, checkpoints.read_state(good).samples if good else 0
+def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:
+    """The newest valid checkpoint of the run up to a step, None without one, and the samples consumed where it starts then.
+
+    Without one, that is the start, or the checkpoint of another run that `runtime.resume` names.
+    """
+    own, resume = RunFolder(attempt.run_dir).checkpoints, attempt.config.runtime.resume
+    good = checkpoints.newest_with_damaged_moved_aside(own, step)
+    is_of_another = resume not in checkpoints.RULES and Path(resume).parent.resolve() != own.resolve()
+    start = good or (Path(resume) if is_of_another else None)
+    return good, checkpoints.read_state(start).samples if start else 0
 
 
 class Retries:

@@ -13,6 +13,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
+from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics, size_of
 from infini_llama.tasks.storage import record_files
@@ -95,6 +96,17 @@ def test_a_rollback_to_before_the_named_checkpoint_starts_anew(run, begun):
     attempt = plan_next_attempt(begun(runtime={"resume": named}))
     assert attempt.from_step == 30
     assert diverged(attempt, 3, 40).resume_from is None
+
+
+def test_a_rollback_to_another_runs_checkpoint_skips_the_samples_since(run, begun, tmp_path):
+    theirs = add_checkpoint(tmp_path / "theirs", 7, samples=56, model={}, world_size=1)
+    checkpoints.abandon_newer(run.checkpoints, 0)
+    attempt = plan_next_attempt(begun(runtime={"resume": str(theirs)}))
+    again = diverged(attempt, 9, 80)
+    assert again.from_step == 7 and skipped(again) == [(56, 80)], (
+        "what that run has trained on counts for data.curriculum"
+    )
+    assert diverged(again, 9, 104) is None
 
 
 def test_a_rollback_that_diverges_again_goes_further_back(run, begun):
