@@ -67,7 +67,7 @@ class RunResults(Record):
         train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
         tokens: targets trained on, without those of another run from whose checkpoint it began; input_tokens: that the model read for
             them.
-        step_seconds: spent in steps, over all attempts; tokens_per_second: read in them.
+        step_seconds: spent in steps, over all attempts; tokens_per_second: read in them; mfu: in those of them where it is known.
         seconds: since its first attempt started; goodput: share of them spent in steps.
         age: seconds since anything was last recorded.
         bytes: on disk.

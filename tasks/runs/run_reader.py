@@ -277,6 +277,8 @@ class RunReader:
         step_seconds = sum(line.step_time for line in self.trained)
         tokens = sum(line.targets or 0 for line in self.trained)
         read = sum(line.input_tokens for line in self.trained)
+        measured = [line for line in self.trained if line.mfu is not None]
+        seconds = sum(line.step_time for line in measured)
         files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
         return RunResults(
             run=self.name,
@@ -296,7 +298,7 @@ class RunReader:
             bits_per_byte=last.bits_per_byte if last else None,
             step_seconds=step_seconds,
             tokens_per_second=read / step_seconds if step_seconds else None,
-            mfu=self.trained[-1].mfu if self.trained else None,
+            mfu=sum((line.mfu or 0.0) * line.step_time for line in measured) / seconds if seconds else None,
             goodput=self.goodput.share,
             seconds=self.goodput.wall,
             attempts=len(self.attempts),

@@ -90,6 +90,9 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     run, step_fields = RunFolder(folder), {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]}
     fields = {"train": step_fields, "validation": {"memory_reads": [0.5, 2.0]}}
     lines = [changed(line, **fields[line.kind]) for line in read_metrics(run)]
+    # A long step, and at the end one whose MFU is not known, and a short one: of all steps together it is 20 %.
+    for place, share, seconds in ((0, 0.05, 10.0), (-3, None, 0.5), (-2, 0.9, 0.1)):
+        lines[place] = changed(lines[place], mfu=share, step_time=seconds)
     run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     run.samples.write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
     cell = {"length": 90, "tokens": 90, "distance": 60, "right_tokens": 0.75, "right_by_token": (0.5, 1.0)}
@@ -107,7 +110,7 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
     assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
     assert page.elements.count("svg") == 12  # eight curves, gates, reads, distances, parts
-    assert "MFU 25.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
+    assert "MFU 20.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
     assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
 
 
