@@ -81,15 +81,12 @@ class ValidationSet:
 
 def rows_with(reader: TokenReader, tokens: int) -> int:
     """How many of the `representative_rows` have `tokens` targets between them; all of them if they have fewer."""
-    low, high = 1, len(reader)
-    rows = representative_rows(reader, high)
-    while low < high:
-        middle = (low + high) // 2
-        if reader.count_targets(rows[:middle]) < tokens:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+    rows = representative_rows(reader, len(reader))
+    for number in range(1, len(rows)):
+        tokens -= reader.count_targets(rows[number - 1 : number])  # masks of many rows at once may not fit into memory
+        if tokens <= 0:
+            return number
+    return len(rows)
 
 
 def validation_set(
