@@ -240,6 +240,7 @@ class Lease:
 
     def _outlast(self, rival: LeaseRecord) -> None:
         """Waits until `rival` has not renewed for as long as a lease lasts."""
+        log.info("waiting up to %g s: %s may still use %s", self.expired, rival, self.path.parent)
         until = time.monotonic() + self.expired
         while time.monotonic() < until:
             time.sleep(self.renew / 5)

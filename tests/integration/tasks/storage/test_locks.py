@@ -150,11 +150,13 @@ def test_the_same_machine_takes_its_own_lease_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"])
-def test_the_lease_of_a_dead_process_expires(tmp_path, content):
+def test_the_lease_of_a_dead_process_expires(tmp_path, caplog, content):
+    caplog.set_level("INFO", "infini_llama.locks")
     path = tmp_path / "lease"
     path.write_text(content)
     with Lease(path, "two", **QUICK):
         assert json.loads(path.read_text())["kernel"] == "two"
+    assert ("process 1 on there may still use" in caplog.text) == ("there" in content)
 
 
 def test_a_process_paused_too_long_detects_that_it_lost_the_lease(tmp_path):
