@@ -45,7 +45,8 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
-            checkpoints.verify(chosen, checksums=True)
+            if checkpoint != "latest":  # which was verified where it was chosen
+                checkpoints.verify(chosen, checksums=True)
             model = Llama(RunFolder(run_dir).require_lineage().model)
             load_tensors(chosen, model_tensors(model))
             return model, chosen

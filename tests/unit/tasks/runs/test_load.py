@@ -13,6 +13,7 @@ from infini_llama.tasks.evaluate.stage import evaluate
 from infini_llama.tasks.runs import checkpoints, load
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.runs.run_reader import RunReader
+from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import commit, remove, staging
 
 
@@ -50,6 +51,15 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
     copied(older, newer)
     with pytest.raises(ConfigError, match=newer.name):  # one that was named is not replaced
         load_run(run, newer.name)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_checksums_of_a_checkpoint_are_computed_once(run_of, monkeypatch, by_name):
+    (chosen,) = (run_of()[0] / "checkpoints").glob("step-*")
+    read, checksum = [], artifacts.file_checksum
+    monkeypatch.setattr(artifacts, "file_checksum", lambda path: read.append(path.name) or checksum(path))
+    load_run(chosen.parents[1], chosen.name if by_name else "latest")
+    assert sorted(read) == ["rank-00000.bin", "tensors.json", "train_state.json"]
 
 
 @pytest.mark.parametrize("moved", [".", "runs", "runs/run"])
