@@ -48,7 +48,8 @@ def _with_reports(gpus: tuple[Gpu, ...], machine: Machine) -> tuple[Gpu, ...]:
         return ()
     processes: dict[str, list[int]] = {}
     for uuid, pid in _rows(machine, "--query-compute-apps=gpu_uuid,pid", 2):
-        processes.setdefault(uuid, []).append(int(pid))
+        if pid.isdigit():  # some drivers do not report it
+            processes.setdefault(uuid, []).append(int(pid))
     rows = _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
     reported: list[Gpu] = []
     for index, gpu in enumerate(gpus):

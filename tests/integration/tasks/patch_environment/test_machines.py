@@ -16,7 +16,7 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, in_home, lay_out, reason_of, settings, with_driver
+from support.machines import GIB, H100, in_home, lay_out, reason_of, settings, with_driver, write_command
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -48,6 +48,14 @@ def test_four_gpus_with_one_busy(tmp_path):
     assert forced.plan.gpus == (2,) and findings(forced)["GPU 2 in the plan"].severity == "warning"
     everywhere = report(machine, tmp_path, environment={"nproc_per_node": 4}).plan
     assert everywhere.gpus == (0, 1, 2, 3) and "CUDA_VISIBLE_DEVICES" not in everywhere.env
+
+
+def test_a_driver_that_does_not_report_processes(tmp_path):
+    machine = lay_out(tmp_path, gpus=[H100])
+    answer = "case $1 in *apps*) echo '[Not Supported], [Not Supported]';; *) echo '[N/A], 390.1, [N/A]';; esac"
+    write_command(tmp_path / "machine-bin", "nvidia-smi", answer)
+    (gpu,) = gpus(machine).gpus
+    assert (gpu.driver, gpu.busy, gpu.processes, gpu.is_busy) == ("390.1", None, (), False)
 
 
 @pytest.mark.parametrize(
