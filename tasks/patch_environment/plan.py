@@ -582,13 +582,13 @@ def _unused_gpus(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFa
     unused = len(facts.gpus) - plan.nproc_per_node
     if unused <= 0:
         return None
-    sentence = f"{unused} GPU(s) stay unused."
-    free = sum(not gpu.is_busy for gpu in facts.gpus)
+    sentence, group = f"{unused} GPU(s) stay unused.", config.train.context_parallel
+    free = sum(not gpu.is_busy for gpu in facts.gpus) // group * group
     if config.environment.nproc_per_node != "auto" or config.environment.gpus != "auto" or plan.nproc_per_node >= free:
         return finding("workers", plan.nproc_per_node, "note", sentence)
     # With any micro-batch: what each of them takes at once is chosen after the number of workers.
     batch = config.train.global_batch_size
-    share = config.train.least_micro_batch * free * plan.nnodes // config.train.context_parallel
+    share = config.train.least_micro_batch * free * plan.nnodes // group
     sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
     sentence += (
         f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."

@@ -298,6 +298,16 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     assert findings(fewer)["workers"].severity == "note", "as it was requested"
 
 
+def test_a_gpu_without_others_to_share_sequences_with_is_not_for_want_of_batch(laptop):
+    infini = {"attention": "infini", "segment_length": 64}
+    shared = {"context_parallel": 2, "global_batch_size": 8, "micro_batch_size": 4}
+    plan = plan_environment(settings(train=shared, model=infini), with_gpus(laptop, [H100] * 5))
+    assert (plan.nproc_per_node, findings(plan)["workers"].severity) == (4, "note"), "of 5, groups of 2 are 4"
+    shared |= {"global_batch_size": 12}
+    plan = plan_environment(settings(train=shared, model=infini), with_gpus(laptop, [H100] * 5))
+    assert plan.nproc_per_node == 2 and "among 4; 8 or 16 uses all of them" in findings(plan)["workers"].sentence
+
+
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     new = changed(laptop, cpu={"model": "new", "bf16": True, "amx": True})
     assert (plan_environment(settings(), laptop).precision, plan_environment(settings(), new).precision) == (
