@@ -183,6 +183,12 @@ class Planner:
         for name, value in settings.env.items():
             if name in SET_BY_TORCHRUN:
                 self.refuse(f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it.")
+        if device == "cuda" and (visible := settings.env.get("CUDA_VISIBLE_DEVICES")) is not None:
+            # The plan would be of other GPUs than the workers'.
+            self.refuse(
+                f"environment.env.CUDA_VISIBLE_DEVICES={visible}, but the plan chooses the GPUs; use environment.gpus or "
+                "environment.device=cpu instead, or export the variable before the command."
+            )
         return EnvironmentPlan(
             device=device,
             gpus=gpus,

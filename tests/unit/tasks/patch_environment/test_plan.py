@@ -250,12 +250,19 @@ def test_the_users_variables_win_over_the_plans(laptop):
         ({"nproc_per_node": 4, "device": "cuda"}, [H100], "there are 1 GPU"),
         ({"nproc_per_node": 4}, [H100], "there are 1 GPU"),
         ({"env": {"WORLD_SIZE": "2"}}, [], "environment.env.WORLD_SIZE=2"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "1"}}, [H100] * 2, "use environment.gpus"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": ""}}, [H100], "environment.device=cpu"),
     ],
 )
 def test_forced_and_impossible_is_an_error(laptop, environment, gpus, words):
     with pytest.raises(ConfigError, match="environment") as raised:
         plan_environment(settings(environment), changed(laptop, gpus=gpus, nccl=bool(gpus)))
     assert words in str(raised.value)
+
+
+def test_gpus_may_be_hidden_from_workers_on_the_cpu(laptop):
+    hidden = settings({"device": "cpu", "env": {"CUDA_VISIBLE_DEVICES": ""}})
+    assert plan_environment(hidden, with_gpus(laptop, [H100])).env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_every_impossible_setting_is_named_at_once(laptop):
