@@ -10,6 +10,8 @@ from enum import IntEnum
 from typing import Literal
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+# Answers for a file that may be whole, and can be had later: limits, and file servers.
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 # All but tabs and line ends; those that turn the direction of writing; bytes of file names that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

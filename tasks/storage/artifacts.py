@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 from pydantic import ValidationError
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import PASSING, DataError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.manifest import (
     AnyManifest,
@@ -40,7 +40,7 @@ FORMAT_VERSIONS = {"unit": 4, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPO
 # The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # Answers for a file that may be whole.
-NOT_NOW = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+NOT_NOW = (errno.EACCES, errno.EPERM, *PASSING)
 READ_AT_ONCE = 2**21  # bytes
 USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
 log = logging.getLogger("infini_llama.artifacts")

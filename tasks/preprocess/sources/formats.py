@@ -14,7 +14,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from infini_llama.configs.errors import DataError, one_line, shown_path
+from infini_llama.configs.errors import PASSING, DataError, PipelineError, one_line, shown_path
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
@@ -73,6 +73,7 @@ def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Sp
         Unreadable: the file is damaged, or has no such column.
         DataError: the file is not damaged, and yet its text is not here: it is an archive, a pointer to a file that was not downloaded, or
             cannot be unpacked with the memory that is given.
+        PipelineError: it cannot be read just now, which is no damage.
         OSError: the disk does not give it.
     """
     form = _format(path, form)
@@ -134,7 +135,7 @@ def _compression(path: Path | RemoteFile) -> str:
 
 @contextmanager
 def _faults(path: Path | RemoteFile) -> Iterator[None]:
-    """Raise errors of readers and unpackers as Unreadable or DataError."""
+    """Raise errors of readers and unpackers as Unreadable or DataError, and those that pass as PipelineError."""
     try:
         yield
     except DAMAGE as error:
@@ -142,6 +143,10 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
             raise Unreadable(f"is damaged ({one_line(error)})") from None
+        if error.errno in PASSING:
+            raise PipelineError(
+                f"{shown_path(path)} cannot be read now ({error.strerror}); run the same command again."
+            ) from None
         raise
     except Refused as fault:
         raise DataError(f"{shown_path(path)} {fault}.") from None

@@ -1,5 +1,6 @@
 """Every malformed input that came to mind: a sentence and code 65, or left out and counted; nothing half-written is believed."""
 
+import errno
 import gzip
 import io
 import json
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.verify_data.checks import verify
@@ -159,6 +160,32 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
     assert f"{left_out} damaged records" in caplog.text and f"{len(FILES)} damaged files" in caplog.text
     bad = survey(settings).report.bad
     assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
+
+
+@pytest.mark.parametrize("name", ["fine-07.txt", "large.jsonl"])
+@pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
+def test_a_file_that_cannot_be_read_now_is_not_damaged(
+    data, text, tmp_path, monkeypatch, small_units, on_bad_input, name
+):
+    """It would be left out for good: what was found in text that stays the same is remembered."""
+    (text / "large.jsonl").write_bytes(GOOD * 1000)
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", -(10**10))
+    settings, opened = data(files=[str(text)], on_bad_input=on_bad_input), Path.open
+
+    def stale(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", stale)
+        with pytest.raises(
+            PipelineError, match=rf"{name} cannot be read now \(Stale file handle\); run the same"
+        ) as now:
+            preprocess(settings, tmp_path / "home")
+    assert now.value.exit_code == 70
+    reference = preprocess(settings, tmp_path / "home")
+    assert reference.train.documents + reference.validation.documents == 1030
 
 
 def test_a_tokenizer_learns_nothing_from_a_file_that_is_damaged_at_its_end(data, text, tmp_path, small_units):
