@@ -134,6 +134,7 @@ def _file_of(settings: TokenizerConfig) -> Path:
     return path / TOKENIZER if path.is_dir() else path
 
 
+@lru_cache(maxsize=1)  # as `_parsed`; and the warning is logged once
 def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
     """The tokenizer with its end-of-text token as a special one: otherwise a text that spells the token would end there."""
     added = tokenizer.get_added_tokens_decoder()

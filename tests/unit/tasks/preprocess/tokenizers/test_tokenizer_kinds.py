@@ -198,7 +198,7 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
 
 
 @pytest.mark.parametrize("added", [[], [{"special": False}]])
-def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(data, tmp_path, added):
+def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(data, tmp_path, caplog, added):
     written = described()
     written["added_tokens"] = [written["added_tokens"][0] | changes for changes in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
@@ -210,6 +210,7 @@ def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end
     assert reference.train.tokens + reference.validation.tokens == sum(map(len, texts)) + len(texts)
     stored = Tokenizer.from_file(str(tmp_path / "home" / reference.path / "tokenizer.json"))
     assert special_ids(stored).tolist() == [True] + [False] * 97
+    assert caplog.text.count("is no special token") == 1
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
