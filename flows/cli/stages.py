@@ -4,11 +4,12 @@ import os
 import shlex
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import PipelineConfig
@@ -140,8 +141,12 @@ def doctor(arguments: Namespace) -> Answer:
 
     config, home = None, home_folder()
     if arguments.config is not None:
+        from infini_llama.tasks.estimate.run import vocabulary_of
+
         config = config_of_run(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
+        with suppress(PipelineError):  # of a tokenizer or weights that are not here yet: preprocess names them
+            config = config.with_vocab_size(vocabulary_of(config))
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = examine(config, home, against, strict=arguments.strict)
     record = report.to_json()

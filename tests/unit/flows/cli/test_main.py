@@ -165,7 +165,7 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
 
 
-def test_a_dry_run_plans_for_the_vocabulary_of_a_given_tokenizer(command, texts):
+def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(command, texts):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
@@ -180,6 +180,10 @@ def test_a_dry_run_plans_for_the_vocabulary_of_a_given_tokenizer(command, texts)
     ]
     record = json.loads(command("run", "run.yaml", "--dry-run", "--json", *overrides, *sizes).stdout.splitlines()[-1])
     assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
+    for path, chunk in (("bytes.json", 0), ("absent.json", 512)):  # until it is there, that of the configuration
+        given = [*overrides, *sizes, f"data.tokenizer.path={path}"]
+        report = json.loads(command("doctor", "run.yaml", "--json", *given).stdout.splitlines()[-1])
+        assert report["plan"]["loss_chunk"] == chunk
 
 
 @pytest.mark.parametrize("setting", ["threads=4000", "attention_backend=flash2"])
