@@ -22,6 +22,8 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 LINE_END = ord("\n")
+# By msgspec: it is not JSON with such a text, not UTF-8, or the field's name has a quote, a backslash or a control character.
+REFUSED = (msgspec.DecodeError, ValueError, RecursionError)
 # Numbers are no text, and Python refuses to convert one of thousands of digits.
 DECODER = json.JSONDecoder(parse_int=lambda _: 0)
 
@@ -153,7 +155,7 @@ def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
         return None
     try:
         records = [record.text for record in _decoder(text_column).decode_lines(block)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except REFUSED:
         return None
     return records if len(records) == len(ends) + 1 and set(map(type, records)) == {str} else None
 
@@ -169,7 +171,7 @@ def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fau
     try:
         if isinstance(text := _decoder(text_column).decode(line).text, str):
             return text
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except REFUSED:
         pass
     try:
         value = DECODER.decode(line.decode())

@@ -254,6 +254,14 @@ def test_the_text_of_a_line_is_that_of_the_standard_parser(tmp_path):
     assert list(read(tmp_path / "x.jsonl", "text")) == [json.loads(line)["text"] for line in lines]
 
 
+@pytest.mark.parametrize("column", ['the "text"', "a\\b", "two\nlines", "ü"])
+def test_a_field_may_have_any_name(tmp_path, column):
+    lines = [json.dumps({"text": "no", column: f"number {number}"}) for number in range(3)]
+    (tmp_path / "x.jsonl").write_text("\n".join([*lines, "{}"]))
+    *texts, fault = read(tmp_path / "x.jsonl", column)
+    assert texts == ["number 0", "number 1", "number 2"] and isinstance(fault, Fault) and "in line 4" in fault.reason
+
+
 def test_numbers_of_any_length_are_no_text(tmp_path):
     number = "9" * 5000
     (tmp_path / "x.jsonl").write_text(f'{{"n": {number}, "text": "a"}}\n{{"text": {number}}}')
