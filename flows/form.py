@@ -13,6 +13,7 @@ from pydantic import Field, GetJsonSchemaHandler, create_model
 from pydantic_core import core_schema, to_jsonable_python
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.keys import all_keys
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 
@@ -51,7 +52,12 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     for section in (name for name in changes if name not in SHORT):
         if section not in settings:
             raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
-        settings[section] |= changes[section] or {}
+        for key, value in (changes[section] or {}).items():
+            below = settings[section].get(key)
+            merges = isinstance(value, dict) and all_keys().get(
+                f"{section}.{key}"
+            )  # tokenizer and passkey, which are sections
+            settings[section][key] = below | value if merges else value
     train = changes.get("train") or {}
     if any(train.get(length) for length in ("num_epochs", "max_tokens")):
         settings["train"] |= {"max_steps": None}

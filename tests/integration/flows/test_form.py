@@ -23,6 +23,16 @@ def test_the_first_section_and_an_opened_one_are_applied():
     assert settings.train.max_steps == 60, "keys that are not sent stay as deployed"
 
 
+def test_keys_of_a_section_within_a_section_that_are_not_sent_stay_as_deployed():
+    tokenizer, passkey = {"vocab_size": 9000, "special_tokens": ["<x>"]}, {"documents": 7}
+    deployed = parse_config({"data": {"source": "passkey", "tokenizer": tokenizer, "passkey": passkey}})
+    data = with_changes(deployed, {"data": {"tokenizer": {"kind": "unigram"}, "passkey": {"form": "facts"}}}).data
+    assert (data.tokenizer.kind, data.tokenizer.vocab_size, data.tokenizer.special_tokens) == ("unigram", 9000, ["<x>"])
+    assert (data.passkey.form, data.passkey.documents) == ("facts", 7)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer"):
+        with_changes(deployed, {"data": {"tokenizer": {"nope": 1}}})
+
+
 def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     epochs = with_changes(CONFIG, UNTOUCHED | {"train": {"num_epochs": 2.0}})
     assert (epochs.train.max_steps, epochs.train.num_epochs) == (None, 2.0)
