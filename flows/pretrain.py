@@ -48,10 +48,13 @@ keep_slots()  # in each process that executes the flow: a worker of Prefect's lo
 
 
 def _name() -> str:
-    config = with_schedule(flow_run.parameters["config"], flow_run.parameters.get("schedules") or {})
-    with contextlib.suppress(ConfigError):  # of changes that are refused, which the flow itself says
+    config = flow_run.parameters["config"]
+    try:
+        config = with_schedule(config, flow_run.parameters.get("schedules") or {})
         config = with_changes(config, flow_run.parameters.get("changes") or {})
-    return run_name(config.runtime.name, due(config.runtime.name))
+        return run_name(config.runtime.name, due(config.runtime.name))
+    except ConfigError:  # the flow itself fails with it; Prefect would show no reason here
+        return str(flow_run.name)
 
 
 def tags_of(config: PipelineConfig) -> list[str]:

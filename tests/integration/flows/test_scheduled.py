@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -12,7 +13,7 @@ from prefect.server.schemas.schedules import CronSchedule
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
-from infini_llama.flows import scheduled
+from infini_llama.flows import pretrain, scheduled
 from infini_llama.flows.deployments import read_deployment, read_deployments
 from infini_llama.flows.naming import run_name
 from infini_llama.flows.scheduled import Schedule
@@ -76,6 +77,22 @@ def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatc
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     assert run_name("{date}-{time}", scheduled.due("{date}-{time}")) == "2027-03-28-083000"
+
+
+def test_a_run_of_a_deleted_schedule_fails_in_the_flow_and_not_where_it_is_named(file, monkeypatch):
+    """There, Prefect would only say that the process has exited."""
+    deployment = read_deployment(str(file))
+    parameters = {"config": deployment.config, "schedules": deployment.schedules}
+    run = SimpleNamespace(id=str(uuid4()), name="by-prefect", parameters=parameters)
+    monkeypatch.setattr(pretrain, "flow_run", run)
+
+    def deleted() -> Schedule:
+        raise ConfigError("the schedule that created this run was deleted")
+
+    monkeypatch.setattr(scheduled, "_schedule", deleted)
+    assert pretrain._name() == "by-prefect"
+    with pytest.raises(ConfigError, match="was deleted"):
+        scheduled.with_schedule(**parameters)
 
 
 @pytest.mark.parametrize(
