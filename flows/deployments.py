@@ -296,9 +296,10 @@ def _write_schedules(
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
     """
-    stored = {schedule.slug: schedule for schedule in client.read_deployment_schedules(deployment)}
+    stored = client.read_deployment_schedules(deployment)  # those made in the UI have no name
+    by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
-        cron, old = CronSchedule(cron=schedule.cron, timezone=schedule.timezone), stored.pop(schedule.name, None)
+        cron, old = CronSchedule(cron=schedule.cron, timezone=schedule.timezone), by_name.get(schedule.name)
         if old is None:
             new = DeploymentScheduleCreate(schedule=cron, active=schedule.active, slug=schedule.name)
             client.create_deployment_schedules(deployment, [new])
@@ -306,5 +307,6 @@ def _write_schedules(
         active = old.active if keep_active else schedule.active
         if (old.schedule, old.active) != (cron, active):
             client.update_deployment_schedule(deployment, old.id, active=active, schedule=cron)
-    for removed in stored.values():
+    names = {schedule.name for schedule in schedules}
+    for removed in (schedule for schedule in stored if schedule.slug not in names):
         client.delete_deployment_schedule(deployment, removed.id)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import uuid4
 from zoneinfo import ZoneInfo
 
@@ -14,7 +15,7 @@ from prefect.server.schemas.schedules import CronSchedule
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows import pretrain, scheduled
-from infini_llama.flows.deployments import read_deployment, read_deployments
+from infini_llama.flows.deployments import _write_schedules, read_deployment, read_deployments
 from infini_llama.flows.naming import run_name
 from infini_llama.flows.scheduled import Schedule
 
@@ -93,6 +94,20 @@ def test_a_run_of_a_deleted_schedule_fails_in_the_flow_and_not_where_it_is_named
     assert pretrain._name() == "by-prefect"
     with pytest.raises(ConfigError, match="was deleted"):
         scheduled.with_schedule(**parameters)
+
+
+def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(file):
+    """As the UI makes them."""
+    config = read_deployment(str(file)).config.deployment
+    kept = [
+        SimpleNamespace(id=schedule.name, slug=schedule.name, active=True, schedule=None)
+        for schedule in config.schedules
+    ]
+    others = [SimpleNamespace(id=name, slug=slug) for name, slug in (("a", None), ("b", None), ("c", "old"))]
+    client = Mock(read_deployment_schedules=Mock(return_value=[*kept, *others]))
+    _write_schedules(client, uuid4(), config.schedules, keep_active=True)
+    assert [call.args[1] for call in client.delete_deployment_schedule.call_args_list] == ["a", "b", "c"]
+    assert [call.args[1] for call in client.update_deployment_schedule.call_args_list] == ["nightly", "plain"]
 
 
 @pytest.mark.parametrize(
