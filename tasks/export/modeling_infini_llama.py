@@ -53,7 +53,8 @@ class InfiniLlamaConfig(PreTrainedConfig):
 class InfiniCache:
     """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding.
 
-    `capacity` is the number of tokens that a softmax model's states first have room for.
+    `capacity` is the number of tokens that a softmax model's states first have room for, `padding` that of the first input's tokens
+    that its attention_mask left out.
     """
 
     is_compileable = False
@@ -62,7 +63,7 @@ class InfiniCache:
     _is_user_defined = True  # with is_croppable: on Apple GPUs, generate must not read one token ahead
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+        self.capacity, self.length, self.padding = capacity, 0, 0
         self.states: States | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -182,6 +183,10 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if past is not None and past.states is not None:
             if documents is not None:
                 raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+            if attention_mask is not None and int((attention_mask == 0).sum()) > past.padding:
+                raise ValueError(
+                    "attention_mask leaves out tokens after the first input, which past_key_values cannot; pad the first input alone"
+                )
             past.states = self._llama.with_room(past.states, length)
             hidden = self._llama.read_embeddings(x, past.states, None, layer_outputs)
         else:
@@ -193,6 +198,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
                 if position_ids is not None:
                     documents = _documents(position_ids.expand(batch, length).gather(1, order), lengths)
             hidden = self._begin(x, documents, past, lengths, layer_outputs)
+            if past is not None and lengths is not None:
+                past.padding = batch * length - sum(lengths)
         if past is not None:
             past.length += length
         hidden_states = [x, *layer_outputs[:-1], hidden]

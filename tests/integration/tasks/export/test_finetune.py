@@ -163,6 +163,18 @@ def test_each_turn_of_a_conversation_continues_from_the_cache_of_the_last(change
         mask = torch.cat([mask, torch.ones(2, 10, dtype=torch.long)], dim=1)
 
 
+@pytest.mark.parametrize(("changes", "padding"), [({"attention": "infini"}, 0), ({"qk_norm": True}, 2)])
+@torch.no_grad()
+def test_tokens_that_a_mask_leaves_out_after_the_first_input_are_refused_with_a_cache(changes, padding):
+    model, text, mask = wrapped(**changes), torch.randint(0, 97, (2, 13)), torch.ones(2, 13, dtype=torch.long)
+    mask[0, :padding] = 0
+    past = model(text[:, :7], attention_mask=mask[:, :7], use_cache=True)[CACHE]
+    model(text[:, 7:10], attention_mask=mask[:, :10], past_key_values=past)
+    mask[1, 10:12] = 0
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(text[:, 10:], attention_mask=mask, past_key_values=past)
+
+
 @torch.no_grad()
 def test_hidden_states_are_those_of_their_llama():
     ours = wrapped()
