@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import changed
+from infini_llama.configs.reading import changed, dotted
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -27,6 +27,7 @@ FAMILIES = re.compile(
 # A variable of such a family may still hold a secret.
 SECRET = re.compile(r"AUTH|CRED|DSN|KEY|PASS|PWD|SECRET|TOKEN|UR[IL]")
 MASK = "***"
+PASSWORD = re.compile(r"://[^/:@\s]*:[^/@\s]+@")  # in a URL
 # Prefect's own way to name a Secret block; a flow replaces it by the block's value where the run is executed.
 REFERENCE = re.compile(r"\{\{\s*prefect\.blocks\.secret\.([a-z0-9-]+)\s*\}\}")
 
@@ -103,8 +104,14 @@ def refuse_secrets(config: "PipelineConfig") -> None:
     """For what is handed to Prefect's server, where another process takes it up.
 
     Raises:
-        ConfigError: there are secrets in `environment.env`.
+        ConfigError: there are secrets in `environment.env`, or a password in a URL.
     """
+    for key, value in dotted(config.model_dump(mode="json", include={"data", "storage"})).items():
+        if PASSWORD.search(str(value)):
+            raise ConfigError(
+                f"{key}: a URL contains a password, and Prefect's server stores the parameters of a run; leave it out, and set it in the "
+                "environment of the process that executes its runs, for ftp:// as FSSPEC_FTP_PASSWORD."
+            )
     if secrets := _secrets(config.environment.env):
         names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(

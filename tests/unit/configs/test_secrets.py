@@ -48,3 +48,22 @@ def test_a_run_without_its_secrets_is_refused_in_another_process():
         refuse_secrets(config)
     assert "environment.env.DBPASSWORD" in str(refused.value) and "hunter2" not in str(refused.value)
     refuse_secrets(parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": {"NCCL_DEBUG": "INFO"}}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("data.files", {"data": {"files": ["a/*.txt", "ftp://me:hunter2@host/*.txt"]}}),
+        ("data.sources", {"data": {"sources": [{"name": "a", "files": ["sftp://me:hunter2@host:22/x"]}]}}),
+        ("storage.mirror", {"data": {"files": ["x"]}, "storage": {"mirror": "ftp://:hunter2@host/x"}}),
+    ],
+)
+def test_passwords_in_urls_are_refused_where_prefect_would_store_them(key, sections):
+    with pytest.raises(ConfigError, match=f"^{key}: ") as refused:
+        refuse_secrets(parse_config(sections))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://me@host/x.txt", "https://host:8080/a@b.txt?sig=x", "s3://bucket/x:y@z.txt"])
+def test_urls_without_a_password_are_not_refused(url):
+    refuse_secrets(parse_config({"data": {"files": [url]}}))
