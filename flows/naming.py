@@ -67,10 +67,18 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
 
     Args:
         due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
+
+    Raises:
+        ConfigError: a setting cannot be used here; or each node runs this command, and would resolve another name.
     """
+    environment = with_scheduler(config.environment, os.environ)
+    if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
+        raise ConfigError(
+            f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} nodes; use a name without {{date}} and "
+            "{time}."
+        )
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
     runtime = changed(config.runtime, home=home, name=name, resume=str(expanded(config.runtime.resume)))
-    environment = with_scheduler(config.environment, os.environ)
     from infini_llama.configs.deepspeed import read_json
 
     train = config.train

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -108,3 +109,13 @@ def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("INFINI_LLAMA_HOME", "~no-such-user/other")
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
         home_folder()
+
+
+@pytest.mark.parametrize(("variables", "refused"), [({"JOB_COMPLETION_INDEX": "1"}, True), ({}, False)])
+def test_a_name_with_the_time_is_refused_where_each_node_runs_the_command(monkeypatch, variables, refused):
+    """By hand, the others join by the name that node 0 prints."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sections = {"data": {"source": "python-stdlib"}, "environment": {"nnodes": 2}, "runtime": {"name": "run-{date}"}}
+    with pytest.raises(ConfigError, match=r"runtime\.name=run-\{date\}") if refused else nullcontext():
+        config_of_run(parse_config(sections))
