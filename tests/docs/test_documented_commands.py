@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infini_llama.configs.loading import load_config
 from support.shell import shell
 
 ROOT = Path(__file__).parents[2]
@@ -120,10 +121,13 @@ def test_commands_run_elsewhere_have_a_test():
         assert (ROOT / test).is_file() and any(re.search(words, command) for command in commands()), words
 
 
-def test_the_nightly_tutorial_renames_the_run_of_its_configuration(tmp_path):
+def test_the_nightly_tutorial_changes_the_configuration_that_init_writes(tmp_path):
     (tmp_path / "incoming.txt").write_text("once upon a time " * 1000)
     page = (ROOT / "docs/prefect.md").read_text(encoding="utf-8")
-    (rename,) = re.findall(r"^sed -i .*$", page, re.MULTILINE)
-    shell(f"infini-llama init nightly.yaml --files incoming.txt --quiet\n{rename}", tmp_path)
-    config = yaml.safe_load((tmp_path / "nightly.yaml").read_text(encoding="utf-8"))
-    assert config["runtime"]["name"] == "nightly-{date}-{time}"
+    (changes,) = re.findall(r"^sed -i .*?^END$", page, re.MULTILINE | re.DOTALL)
+    shell(f"infini-llama init nightly.yaml --files incoming.txt --quiet\n{changes}", tmp_path)
+    config = load_config(tmp_path / "nightly.yaml")
+    (nightly,) = config.deployment.schedules
+    scheduled = load_config(tmp_path / "nightly.yaml", nightly.overrides)
+    assert [one.runtime.name for one in (config, scheduled)] == ["nightly-{date}-{time}", "nightly-{date}"]
+    assert scheduled.data.tokenizer.path == "tokenizer.json"
