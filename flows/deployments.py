@@ -40,6 +40,7 @@ from infini_llama.tasks.train.task import GPU_LIMIT
 # In the name of a deployment: the first four are refused by Prefect, which does not encode the others in its URLs.
 UNUSABLE = {"%", "&", "<", ">", "?", "#"}
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
+PENDING_FOR = 6 * SILENT_FOR  # a run may wait for a node or an image
 SILENT = "infini-llama: silent runs are crashed"
 PENDING = "infini-llama: runs that do not start are crashed"
 CANCELLING = "infini-llama: runs that are cancelling are cancelled"
@@ -78,7 +79,10 @@ class Deployment:
         settings, limit = self.config.deployment, None
         if settings.concurrency_limit:
             limit = ConcurrencyLimitConfig(
-                limit=settings.concurrency_limit, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
+                limit=settings.concurrency_limit,
+                collision_strategy=ConcurrencyLimitStrategy.ENQUEUE,
+                # After Prefect's five minutes, a run that waits gets the slot, and the one that then starts is cancelled.
+                grace_period_seconds=int(PENDING_FOR.total_seconds()),
             )
         # where this program is not installed, Python needs the path to find it
         python_path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}

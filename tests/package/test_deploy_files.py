@@ -146,7 +146,7 @@ def test_every_worker_creates_the_automation_for_silent_runs_first():
 
 
 def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch):
-    from infini_llama.flows.deployments import Deployment
+    from infini_llama.flows.deployments import PENDING_FOR, Deployment
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
     (file,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
@@ -159,7 +159,9 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     assert ours.version and file["version"] == ours.version.partition("+")[0]
     assert file["work_pool"]["name"] == ours.work_pool_name
     assert ours.concurrency_options
-    assert file["concurrency_limit"]["collision_strategy"] == ours.concurrency_options.collision_strategy
+    options = ours.concurrency_options.model_dump(mode="json")
+    assert file["concurrency_limit"] == {"limit": ours.concurrency_limit} | options
+    assert options["grace_period_seconds"] == PENDING_FOR.total_seconds(), "as long as a run may be pending"
     # the folder of a run is set by the step `pull`
     variables = {name: value for name, value in ours.job_variables.items() if name != "working_dir"}
     assert file["work_pool"]["job_variables"] == variables
