@@ -225,7 +225,7 @@ def with_numbers(
         "gate_learning_rate": 0.003,
         "lr_schedule": "wsd",
         "eval_steps": 100,
-        "eval_tokens": 20_000,  # else of the first source alone, which is the numbers
+        "eval_tokens": 20_000,
         "save_steps": 50,
     }
     model = mapping["model"] | {"memory_write_jitter": jitter}
