@@ -53,11 +53,11 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         if section not in settings:
             raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
         for key, value in (changes[section] or {}).items():
-            below = settings[section].get(key)
-            merges = isinstance(value, dict) and all_keys().get(
+            if isinstance(value, dict) and all_keys().get(
                 f"{section}.{key}"
-            )  # tokenizer and passkey, which are sections
-            settings[section][key] = below | value if merges else value
+            ):  # a section in a section, as data.tokenizer
+                value = (settings[section][key] or {}) | value
+            settings[section][key] = value
     train = changes.get("train") or {}
     if any(train.get(length) for length in ("num_epochs", "max_tokens")):
         settings["train"] |= {"max_steps": None}
