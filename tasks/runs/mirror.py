@@ -295,7 +295,7 @@ class _Copying:
         self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
-        self.answered: tuple[dict[Path, int], str] | None = None  # to what was committed here
+        self.answered: tuple[list[tuple[Path, int]], str] | None = None  # to what was committed here
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
@@ -372,13 +372,13 @@ def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
     return artifacts
 
 
-def _committed(run: RunFolder) -> dict[Path, int]:
-    """When each artifact of a run was committed, in nanoseconds; none that is deleted meanwhile."""
-    times: dict[Path, int] = {}
+def _committed(run: RunFolder) -> list[tuple[Path, int]]:
+    """The artifacts of a run, with the time at which each was committed, in nanoseconds; none that is deleted meanwhile."""
+    found: list[tuple[Path, int]] = []
     for path, _ in _of_run(run):
         with suppress(FileNotFoundError):
-            times[path] = (path / MANIFEST).stat().st_mtime_ns
-    return times
+            found.append((path, (path / MANIFEST).stat().st_mtime_ns))
+    return found
 
 
 def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
