@@ -62,8 +62,8 @@ def find(name: str, *kinds: str) -> Path:
 
 
 def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
-    """The configuration of one run, with its name in full, the absolute path of home, the nodes that a scheduler has set, the
-    contents of train.deepspeed_config, and nothing of its deployment.
+    """The configuration of one run, with its name in full, absolute paths of home and checkpoint, the nodes that a scheduler has set,
+    the contents of train.deepspeed_config, and nothing of its deployment.
 
     Args:
         due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
@@ -71,6 +71,9 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     Raises:
         ConfigError: a setting cannot be used here; or each node runs this command, and would resolve another name.
     """
+    from infini_llama.configs.deepspeed import read_json
+    from infini_llama.tasks.runs.checkpoints import RULES
+
     environment = with_scheduler(config.environment, os.environ)
     if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
         raise ConfigError(
@@ -78,9 +81,10 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
             "{time}."
         )
     home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
-    runtime = changed(config.runtime, home=home, name=name, resume=str(expanded(config.runtime.resume)))
-    from infini_llama.configs.deepspeed import read_json
-
+    resume = config.runtime.resume
+    if resume not in RULES:  # a run compares it with the path that it has followed, also from another folder
+        resume = str(expanded(resume).absolute())
+    runtime = changed(config.runtime, home=home, name=name, resume=resume)
     train = config.train
     if train.deepspeed_config is not None:
         train = changed(train, deepspeed_config=read_json(train.deepspeed_config))

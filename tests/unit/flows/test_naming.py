@@ -90,13 +90,16 @@ def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(tmp_pa
     assert "the run is a-120001" in capsys.readouterr().err
 
 
-def test_the_settings_of_a_run_hold_no_deployment_and_an_absolute_home(tmp_path, monkeypatch):
+def test_the_settings_of_a_run_hold_no_deployment_and_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
     offered = {"deployment": {"concurrency_limit": 2}}
     settings = config_of_run(parse_config(config | offered), datetime(2026, 1, 2, 12))
     assert (settings.runtime.name, settings.runtime.home) == ("a-2026-01-02", Path(tmp_path, "here"))
     assert settings.deployment == DeploymentConfig()
+    for resume, absolute in (("best", "best"), ("a/latest", str(tmp_path / "a/latest"))):
+        followed = parse_config({"data": config["data"], "runtime": {"home": "here", "resume": resume}})
+        assert config_of_run(followed).runtime.resume == absolute
 
 
 def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
