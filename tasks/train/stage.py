@@ -19,6 +19,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.locks import Busy, Lease, Lock
 from infini_llama.tasks.train.attempt import LockedRun, run_attempt
 from infini_llama.tasks.train.outcome import error_of
@@ -59,7 +60,7 @@ def train(
         Busy: another process, here or on another machine, trains this run.
     """
     run = RunFolder.of(config.runtime)
-    with hold_run(run, config.runtime, each_poll) as locked, _bound_by_its_first_attempt(run):
+    with hold_run(run, config.runtime, each_poll) as locked, _bound_by_an_attempt(run):
         plan = environment.plan
         lineage = bind_run(config, dataset, plan)
         reader = RunReader(run.path)
@@ -104,15 +105,23 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
 
 
 @contextmanager
-def _bound_by_its_first_attempt(run: RunFolder) -> Generator[None]:
-    """Inside, a new run is bound to its settings; if that ends before its first attempt, other settings may have its name."""
-    is_new = not (run.lineage.exists() or attempt_folders(run) or checkpoints.named(run.checkpoints))
+def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
+    """Inside, a run is bound to the settings of a command. If that fails before an attempt, its records are as they were: a new run leaves
+    its name to other settings, and a finished one has those that it was trained with."""
+    records = {path: path.read_bytes() for path in (run.lineage, run.environment, run.config) if path.is_file()}
+    made = attempt_folders(run)
     try:
         yield
-    finally:
-        if is_new and not attempt_folders(run):
-            for record in (run.lineage, run.environment, run.config):
-                record.unlink(missing_ok=True)
+    except Busy:  # the folder may be another run's by now
+        raise
+    except BaseException:
+        if attempt_folders(run) == made:
+            for path in (run.lineage, run.environment, run.config):
+                if path in records:
+                    write_atomic(path, records[path].decode(errors="replace"))  # what is damaged stays so
+                elif path.is_file():
+                    path.unlink()
+        raise
 
 
 def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> RunSummary:

@@ -108,6 +108,13 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
         lineage, environment = run.require_lineage(), run.read(EnvironmentRecord, run.environment)
         assert (lineage.max_steps, lineage.train.learning_rate, environment.facts.cores) == (steps, rate, cores)
     assert [attempt.from_step for attempt in attempts] == [20]
+    files = (run.lineage, run.environment, run.config)
+    before = [path.read_bytes() for path in files]
+    runtime |= {"resume": str(run.checkpoints / "mistyped")}
+    config = PipelineConfig.model_validate({"data": data, "train": train | {"learning_rate": 0.5}, "runtime": runtime})
+    with pytest.raises(ConfigError, match="mistyped"):
+        stage.train(config, dataset, PlannedEnvironment(plan=plan, record=record), "b")
+    assert [path.read_bytes() for path in files] == before, "it was refused"
 
 
 @pytest.mark.parametrize("resume", ["must", "a/mistyped/path"])
