@@ -78,7 +78,8 @@ class EnvironmentConfig(Section):
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
-        description="Environment variables of the workers. They override the plan's variables. The value "
+        description="Environment variables of the workers. They override the plan's variables, but those of threads and GPUs: use "
+        "environment.threads and environment.gpus. The value "
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
     )
     launcher: Literal["local", "srun"] = free(

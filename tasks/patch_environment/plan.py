@@ -39,6 +39,7 @@ SET_BY_TORCHRUN = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
 # "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
 GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
@@ -183,6 +184,10 @@ class Planner:
         for name, value in settings.env.items():
             if name in SET_BY_TORCHRUN:
                 self.refuse(f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it.")
+            if name in OF_THREADS and value != str(threads):  # a worker sets them by itself
+                self.refuse(
+                    f"environment.env.{name}={value}, but a worker has {threads} threads by environment.threads; set that instead."
+                )
         if device == "cuda" and (visible := settings.env.get("CUDA_VISIBLE_DEVICES")) is not None:
             # The plan would be of other GPUs than the workers'.
             self.refuse(
@@ -516,8 +521,7 @@ def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFact
 
 def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> dict[str, str]:
     """Variables of every worker of this plan."""
-    threads = str(plan.threads)
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {"TOKENIZERS_PARALLELISM": "false"}
     if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
         # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: beside busy
         # neighbours, steps took several times as long as with threads that sleep at once. Without neighbours, spinning saves some

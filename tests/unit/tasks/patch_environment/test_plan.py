@@ -236,9 +236,10 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
 
 
 def test_the_users_variables_win_over_the_plans(laptop):
-    plan = plan_environment(settings({"env": {"OMP_NUM_THREADS": "3", "MINE": "x"}}), laptop)
-    assert plan.env["OMP_NUM_THREADS"] == "3" and plan.env["MINE"] == "x"
-    assert findings(plan).keys() == {"environment.env.OMP_NUM_THREADS"}, "that it replaces the plan's is noted"
+    mine = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "8", "MINE": "x"}
+    plan = plan_environment(settings({"env": mine}), laptop)
+    assert plan.env["TOKENIZERS_PARALLELISM"] == "true" and plan.env["MINE"] == "x"
+    assert findings(plan).keys() == {"environment.env.TOKENIZERS_PARALLELISM"}, "that it replaces the plan's is noted"
 
 
 @pytest.mark.parametrize(
@@ -250,6 +251,8 @@ def test_the_users_variables_win_over_the_plans(laptop):
         ({"nproc_per_node": 4, "device": "cuda"}, [H100], "there are 1 GPU"),
         ({"nproc_per_node": 4}, [H100], "there are 1 GPU"),
         ({"env": {"WORLD_SIZE": "2"}}, [], "environment.env.WORLD_SIZE=2"),
+        ({"env": {"OMP_NUM_THREADS": "3"}}, [], "8 threads by environment.threads"),
+        ({"env": {"MKL_NUM_THREADS": "8"}, "threads": 4}, [], "4 threads by environment.threads"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "1"}}, [H100] * 2, "use environment.gpus"),
         ({"env": {"CUDA_VISIBLE_DEVICES": ""}}, [H100], "environment.device=cpu"),
     ],
