@@ -192,7 +192,7 @@ class Preparation:
         if not any(report.units for report in corpus.reports.values()):
             log_left_out(corpus.left_out())
             raise DataError(
-                "every file that data.files matches is empty, or all documents are skipped; there is no text to train on."
+                "all of the text is empty or skipped (data.min_length, data.on_bad_input), so there is none to train on; name other text."
             )
         key = tokens_key(self.data, corpus.units_by_source())
         first, *stages = [
