@@ -1,7 +1,6 @@
 """The text that a configuration names: its parts, what is known of them, and the tokenizer that is given or learned from them."""
 
 import logging
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_of
+from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -320,7 +320,7 @@ class Corpus:
             if not file.exists():
                 return None
             tokenizer = tokenizer_of(read_record(LearnedTokenizer, file).description)
-            os.utime(file)  # `gc` deletes what is not used
+            mark_used(file)
             return tokenizer
         except Damaged as fault:
             log.warning("%s The tokenizer is learned again.", fault)

@@ -6,10 +6,9 @@ documents is the dataset (tokens/dataset), over whose tokens the row tables (row
 
 import logging
 import multiprocessing
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -58,6 +57,7 @@ from infini_llama.tasks.storage.artifacts import (
     staged,
 )
 from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, repairable
+from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
 
@@ -151,8 +151,7 @@ class Preparation:
         with disk_full_as(f"the dataset in {datasets}"):
             reference = self.of_run or self._build(repair)
             set_pointer(datasets, "latest", reference.name)
-            with suppress(OSError):  # it may be another user's, or on a disk that is only read
-                os.utime(self.home / reference.path)  # `gc` deletes a dataset of no run that was not used for long
+            mark_used(self.home / reference.path)
         log_left_out(reference.text.left_out)
         lost = read_dataset(self.home / reference.path).meta.inexpressible
         if lost.files:

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError
@@ -26,6 +27,12 @@ def sync(path: Path) -> None:
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no reader looks at, and that no other process has."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def mark_used(path: Path) -> None:
+    """Sets the time of what `gc` deletes where it was not used for long; nothing where it is another user's, or the disk is only read."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def write_atomic(path: Path, text: str) -> None:

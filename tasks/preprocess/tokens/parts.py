@@ -4,7 +4,6 @@ What reading a part has found, the names of its units and what was left out, is 
 so that unchanged text is not read again.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable, batches
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
+from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
 UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document is longer; of a file in a range of it
@@ -322,7 +322,7 @@ class PartReports:
             return None
         try:
             report = read_record(PartReport, record)
-            os.utime(record)  # `gc` deletes what is not used
+            mark_used(record)
             return report
         except (Damaged, OSError):
             return None

@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import shutil
@@ -109,6 +110,19 @@ def test_a_dataset_that_a_run_is_about_to_use_counts_as_used(data, tmp_path):
     os.utime(folder, (0, 0))
     preprocess(data(), tmp_path)
     assert time.time() - folder.stat().st_mtime < 1000, "gc keeps it, also before the run is bound to it"
+
+
+def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", -(10**10))
+    first = preprocess(data(), tmp_path)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert lookup(data(), tmp_path) == changed(first, built=[]), "and no text is read for it"
+    other = preprocess(data(deduplicate=True), tmp_path)
+    assert other.built == ("tokens", "row tables") and other.vocab_size == first.vocab_size
 
 
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
