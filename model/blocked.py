@@ -155,8 +155,9 @@ def _size(q: torch.Tensor, keep: bool) -> int:
     batch, length, heads, _ = q.shape
     size = block_size(length, q.dtype)
     ends = [(start, min(start + size, length)) for start in range(0, length, size)]
-    sizes = [_aligned(batch * heads * (end - start) * end) for start, end in ends]
-    return sum(sizes) if keep else max(sizes)
+    sizes = [_aligned(heads * (end - start) * end) for start, end in ends]  # of a row that is one document
+    # Several documents have less in them, but each of their blocks is aligned: in short rows of few heads, that is more.
+    return batch * (max(sum(sizes), length * (heads + ALIGNED)) if keep else max(sizes))
 
 
 def _aligned(numbers: int) -> int:

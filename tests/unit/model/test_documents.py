@@ -139,6 +139,17 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
         assert largest(gradient, other) < 1e-11
 
 
+@pytest.mark.parametrize(
+    ("heads", "rows"),
+    [(6, [[row] * 250 for row in range(8)]), (2, [[0, 1, 2, 2, 2, 2, 2, 2]]), (1, [[*range(16)]])],
+    ids=["a document fills each row", "few tokens", "a token each"],
+)
+def test_kept_weights_have_room_for_the_alignment_of_each_document(heads, rows):
+    documents = torch.tensor(rows)
+    q = torch.randn(len(rows), heads, documents.shape[1], 8, requires_grad=True)
+    assert relative(causal_attention(q, q, q, documents, "blocked"), causal_attention(q, q, q, documents)) < 1e-6
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_of_queries_have_the_same_bits_every_time(packed):
     """Whether their weights are kept for the backward pass, or computed again."""
