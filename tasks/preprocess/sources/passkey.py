@@ -13,7 +13,7 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
-MADE_VERSION = 1  # of the texts: a change of what is below for the same settings is another one
+MADE_VERSION = 2  # of the texts: a change of what is below for the same settings is another one
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
 WORDS = FILLER.replace(".", "").lower().split()
 
@@ -28,13 +28,15 @@ class Hidden:
 
     Attributes:
         statement: has the answer.
-        others: what else is hidden, before it.
+        others: what else is hidden.
+        is_last: the others are before it; else on both sides, so that its place does not give it away.
     """
 
     statement: str
     question: str
     answer: str
     others: tuple[str, ...] = ()
+    is_last: bool = True
 
 
 def passkey(random: Random) -> Hidden:
@@ -48,7 +50,7 @@ def facts(random: Random) -> Hidden:
     others = [f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)]
     asked = others.pop(random.randrange(len(others)))
     name, answer = asked.split()[4], asked.split()[-1].rstrip(".")
-    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(others))
+    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(others), is_last=False)
 
 
 def overwritten(random: Random) -> Hidden:
@@ -120,7 +122,10 @@ class PasskeyTexts:
             if random.random() < 0.5:
                 after = int((count + 1) ** random.random()) - 1
             words = cut_anywhere(self.filler, count, random, prose)
-            places = [*sorted(random.randint(0, count - after) for _ in hidden.others), count - after]
-            for place, statement in zip(reversed(places), reversed([*hidden.others, hidden.statement]), strict=True):
+            most = count - after if hidden.is_last else count
+            placed = [(random.randint(0, most), other) for other in hidden.others]
+            placed.append((count - after, hidden.statement))
+            placed.sort(key=lambda each: each[0])
+            for place, statement in reversed(placed):
                 words.insert(place, statement)
             yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."

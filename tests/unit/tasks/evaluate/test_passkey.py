@@ -250,17 +250,19 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
-    texts = list(PasskeyTexts(50, 3, form, "random"))
+    texts, is_last = list(PasskeyTexts(50, 3, form, "random")), []
     for text in texts:
         statement, _, rest = text.rpartition("? ")
         answer = rest.rstrip(".").split()[-1]
         assert len(answer) == 5 and answer.isdigit() and answer in statement and FILLER not in text
         numbers = re.findall(r"\d{5}", statement)
+        is_last.append(numbers[-1] == answer)
         if form == "facts":
             name = statement.split()[-1]
             assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in statement
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
+    assert all(is_last) == (form != "facts"), "of several facts, the place does not say which one is asked for"
     assert len({text.rpartition("? ")[2].rpartition(" ")[0] for text in texts}) == 1
 
 
