@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
 from infini_llama.configs.optimizers import OPTIMIZERS, OptimizerName, Strategy
@@ -250,6 +250,11 @@ class TrainingConfig(Section):
         if self.parallel == "fsdp":
             return workers
         return workers_per_node if self.shard_size == "auto" else self.shard_size
+
+    @field_validator("eval_tokens")
+    @classmethod
+    def _in_numbers(cls, value: Count | None) -> Count | None:
+        return None if value is None else count(value)  # 1M and 1000000 are the same run
 
     @model_validator(mode="after")
     def _a_span_of_steps(self) -> TrainingConfig:

@@ -28,6 +28,8 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
     assert not caplog.text
     bind_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
     assert "train.document_masking: False before, True now" in caplog.text
+    bind_run(config_in(tmp_path / "b", train={"eval_tokens": "1k"}), DATASET, make_plan())
+    bind_run(config_in(tmp_path / "b", train={"eval_tokens": 1000}), DATASET, make_plan())
     for name, line in (("seed", "seed: 1234 before, 1 now"), ("eval_tokens", "eval_tokens: None before, 1 now")):
         with pytest.raises(ConfigError, match=rf"train\.{line}"):
             bind_run(config_in(tmp_path, train={name: 1}), DATASET, make_plan())
