@@ -161,9 +161,9 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     if have is None or count * each <= have:
         return None
     if have < each:
-        sentence = f"Not one checkpoint fits at {disk.path}; free space, or set runtime.home to a larger disk."
-        value = f"{in_bytes(have)}, and one takes {in_bytes(each)}"
+        sentence = f"Not one fits at {disk.path}; free space, or set runtime.home to a larger disk."
+        value = f"{in_bytes(have)} are free, and one checkpoint takes {in_bytes(each)}"
         return finding(name, value, "error", sentence)
-    value = f"{in_bytes(have)} for {count} checkpoints of {in_bytes(each)}"
+    value = f"{in_bytes(have)} are free for {count} checkpoints of {in_bytes(each)}"
     fix = "Saving will fail when the disk is full; free space, lower train.save_total_limit or set runtime.home to a larger disk."
     return finding(name, value, "warning", fix)

@@ -112,3 +112,4 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     settings = ("--prompt", "The sky is", "--max-new-tokens", "5", "--temperature", "0")
     (text,) = answer(tmp_path, "generate", str(lab.run_dir("calm")), *settings)["texts"]
     assert text["tokens"]
+    shutil.rmtree(tmp_path)  # 10 GB
