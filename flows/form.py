@@ -53,9 +53,8 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         if section not in settings:
             raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
         for key, value in (changes[section] or {}).items():
-            if isinstance(value, dict) and all_keys().get(
-                f"{section}.{key}"
-            ):  # a section in a section, as data.tokenizer
+            # A section in a section, as data.tokenizer.
+            if isinstance(value, dict) and all_keys().get(f"{section}.{key}"):
                 value = (settings[section][key] or {}) | value
             settings[section][key] = value
     train = changes.get("train") or {}
