@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-TOLERANCE = 1e-3  # relative, of a loss: more than rounding explains for the first steps of a training
+TOLERANCE = (
+    1e-3  # relative, of a loss: more than rounding explains for the first steps of a training
+)
 
 
 def require_equal(what: str, results: Mapping[str, object]) -> None:
@@ -20,7 +22,9 @@ def require_equal(what: str, results: Mapping[str, object]) -> None:
             )
 
 
-def require_close(what: str, results: Mapping[str, Sequence[float]], tolerance: float = TOLERANCE) -> float:
+def require_close(
+    what: str, results: Mapping[str, Sequence[float]], tolerance: float = TOLERANCE
+) -> float:
     """Numbers of every program have to agree; returns the largest relative difference from the first program's.
 
     Raises:
@@ -30,7 +34,9 @@ def require_close(what: str, results: Mapping[str, Sequence[float]], tolerance: 
     largest = 0.0
     for name, found in [(first, expected), *others]:
         apart = [abs(a - b) / abs(a) for a, b in zip(expected, found, strict=False)]
-        if len(found) != len(expected) or not all(one <= tolerance for one in apart):  # NaN compares as false
+        if len(found) != len(expected) or not all(
+            one <= tolerance for one in apart
+        ):  # NaN compares as false
             raise SystemExit(
                 f"nothing is stored: {what} of {name} ({_numbers(found)}) differ from those of {first} ({_numbers(expected)}) "
                 f"by more than {tolerance:g}, so their times cannot be compared."

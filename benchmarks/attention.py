@@ -48,7 +48,10 @@ OURS = {
     "infini delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
     "full attention": {"attention": "softmax"},
 }
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of outputs and gradients, relative: what rounding explains
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 3e-2,
+}  # of outputs and gradients, relative: what rounding explains
 THEIRS = {"infini-transformer-pytorch": 10**9, "infini-transformer-pytorch, gradient cut": 2}
 
 
@@ -56,7 +59,9 @@ def ours(kind: str, device: str):  # noqa: ANN201
     from infini_llama.model.config import LlamaConfig
     from infini_llama.model.llama import Llama
 
-    config = LlamaConfig(VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **OURS[kind])  # type: ignore[arg-type]
+    config = LlamaConfig(
+        VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **OURS[kind]
+    )  # type: ignore[arg-type]
     model = Llama(config).to(device)
 
     def step(row: torch.Tensor) -> None:
@@ -70,9 +75,13 @@ def theirs(kind: str, device: str):  # noqa: ANN201
     from infini_transformer_pytorch import InfiniTransformer, InfiniTransformerWrapper  # type: ignore[import-not-found]
 
     delta = {"use_mem_delta_rule": False}
-    model = InfiniTransformer(num_tokens=VOCABULARY, dim=WIDTH, depth=LAYERS, dim_head=64, heads=HEADS, **delta)
+    model = InfiniTransformer(
+        num_tokens=VOCABULARY, dim=WIDTH, depth=LAYERS, dim_head=64, heads=HEADS, **delta
+    )
     cut = THEIRS[kind]
-    wrapped = InfiniTransformerWrapper(model, segment_length=SEGMENT, detach_mems_every_num_segments=cut).to(device)
+    wrapped = InfiniTransformerWrapper(
+        model, segment_length=SEGMENT, detach_mems_every_num_segments=cut
+    ).to(device)
     return lambda row: wrapped(row, backward=True)
 
 
@@ -123,7 +132,8 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     batch, length, size, device = case["batch"], case["length"], case["head_size"], case["device"]
     heads = (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"])
     q, k, v, downstream = (
-        torch.randn(batch, length, number, size, device=device).to(dtype).transpose(1, 2) for number in heads
+        torch.randn(batch, length, number, size, device=device).to(dtype).transpose(1, 2)
+        for number in heads
     )
     documents = None
     if case["document"]:
@@ -162,15 +172,28 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one document, above 2,048 tokens with one of HEADS_OF_MODELS alone, and those of WITH_DOCUMENTS."""
     one = HEADS_OF_MODELS[1:2]
     shapes = [
-        (length, 0, heads) for length in options.lengths for heads in (HEADS_OF_MODELS if length <= 2048 else one)
+        (length, 0, heads)
+        for length in options.lengths
+        for heads in (HEADS_OF_MODELS if length <= 2048 else one)
     ]
-    shapes += [(length, document, *one) for length in options.lengths for document in WITH_DOCUMENTS.get(length, ())]
+    shapes += [
+        (length, document, *one)
+        for length in options.lengths
+        for document in WITH_DOCUMENTS.get(length, ())
+    ]
     names = ("heads", "kv_heads", "head_size")
     return [
-        {"device": options.device, "precision": precision, "threads": threads, "batch": max(1, TOKENS // length)}
+        {
+            "device": options.device,
+            "precision": precision,
+            "threads": threads,
+            "batch": max(1, TOKENS // length),
+        }
         | {"length": length, "document": document}
         | dict(zip(names, heads, strict=True))
-        for precision, threads, (length, document, heads) in product(options.precisions, options.threads, shapes)
+        for precision, threads, (length, document, heads) in product(
+            options.precisions, options.threads, shapes
+        )
     ]
 
 
@@ -181,13 +204,27 @@ def compare_backends(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         known["processor"] = torch.cuda.get_device_name()
     for case in cases_of(options):
-        command = [sys.executable, __file__, "--rounds", str(options.rounds), "--case", json.dumps(case)]
+        command = [
+            sys.executable,
+            __file__,
+            "--rounds",
+            str(options.rounds),
+            "--case",
+            json.dumps(case),
+        ]
         answer = subprocess.run(
-            command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
+            command,
+            env=os.environ | {"GLIBC_TUNABLES": KEEP},
+            check=True,
+            capture_output=True,
+            text=True,
         )
         timed: dict[str, list[float]] = json.loads(answer.stdout)
         store(BACKENDS, known | case | {"seconds": timed}, ("processor", *case))
-        print(", ".join(f"{name} {value}" for name, value in case.items() if name != "device"), end=": ")
+        print(
+            ", ".join(f"{name} {value}" for name, value in case.items() if name != "device"),
+            end=": ",
+        )
         for form, seconds in timed.items():
             ratios = [sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)]
             middle = statistics.median(ratios)
@@ -199,14 +236,20 @@ def compare_backends(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--backends", action="store_true", help="compare the functions of model.backends")
+    parser.add_argument(
+        "--backends", action="store_true", help="compare the functions of model.backends"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument(
+        "--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"]
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     target = Path(__file__).with_name("results") / f"attention-{options.device}.json"
@@ -218,28 +261,57 @@ def main() -> None:
     if options.backends:
         return compare_backends(options)
     kinds = [*OURS, *(THEIRS if find_spec("infini_transformer_pytorch") else ())]
-    cases: dict[str, dict[int, list[dict]]] = {kind: {length: [] for length in options.lengths} for kind in kinds}
+    cases: dict[str, dict[int, list[dict]]] = {
+        kind: {length: [] for length in options.lengths} for kind in kinds
+    }
     for _ in range(options.rounds):
         for length in options.lengths:
             for kind in kinds:
-                command = [sys.executable, __file__, "--device", options.device, "--child", kind, str(length)]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--device",
+                    options.device,
+                    "--child",
+                    kind,
+                    str(length),
+                ]
                 answer = subprocess.run(
-                    command, env=os.environ | {"GLIBC_TUNABLES": KEEP}, check=True, capture_output=True, text=True
+                    command,
+                    env=os.environ | {"GLIBC_TUNABLES": KEEP},
+                    check=True,
+                    capture_output=True,
+                    text=True,
                 )
                 cases[kind][length].append(json.loads(answer.stdout))
     print(f"{'microseconds a token':<42}" + "".join(f"{length:>10}" for length in options.lengths))
     for kind, lengths in cases.items():
-        times = [statistics.median(run["seconds"] for run in runs) / length * 1e6 for length, runs in lengths.items()]
+        times = [
+            statistics.median(run["seconds"] for run in runs) / length * 1e6
+            for length, runs in lengths.items()
+        ]
         print(f"{kind:<42}" + "".join(f"{value:>10.1f}" for value in times))
     print(f"{'kilobytes a token':<42}")
     for kind, lengths in cases.items():
-        sizes = [statistics.median(run["bytes"] for run in runs) / length / 1e3 for length, runs in lengths.items()]
+        sizes = [
+            statistics.median(run["bytes"] for run in runs) / length / 1e3
+            for length, runs in lengths.items()
+        ]
         print(f"{kind:<42}" + "".join(f"{value:>10.1f}" for value in sizes))
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     if options.device == "cuda":
         machine["gpu"] = torch.cuda.get_device_name()
     stored = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
-    stored |= {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "runs": cases}
+    stored |= {
+        "machine": machine,
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+        "runs": cases,
+    }
     target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return None
 

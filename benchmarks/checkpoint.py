@@ -79,10 +79,16 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         for name, value in state.items():
             memory[name].copy_(value)
 
-    background = BackgroundSave(home / "async", TrainingConfig(save_total_limit=2), ranks, lambda: None)
-    waiting = BackgroundSave(home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, lambda: None)
+    background = BackgroundSave(
+        home / "async", TrainingConfig(save_total_limit=2), ranks, lambda: None
+    )
+    waiting = BackgroundSave(
+        home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, lambda: None
+    )
     scalars = {"step": 0, "validation_loss": None}
-    times: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "write", "torch_save", "save")}
+    times: dict[str, list[float]] = {
+        name: [] for name in ("copy", "stall", "write", "torch_save", "save")
+    }
     for step in range(1, rounds + 2):
         times["copy"].append(seconds(copy))
         times["stall"].append(seconds(background.save, step, state, scalars))
@@ -90,7 +96,9 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         times["torch_save"].append(seconds(torch_save, state, home, step))
         times["save"].append(seconds(waiting.save, step, state, scalars))
     first_stall = times["stall"][0]
-    times = {name: values[1:] for name, values in times.items()}  # the first round touches fresh memory
+    times = {
+        name: values[1:] for name, values in times.items()
+    }  # the first round touches fresh memory
 
     def ratio(of: str, to: str) -> dict[str, float]:
         found = sorted(a / b for a, b in zip(times[of], times[to], strict=True))
@@ -114,7 +122,13 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=None)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
-    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     os.environ.update(one)
     ranks = Ranks("cpu", "gloo")
     machine = {
@@ -129,7 +143,9 @@ def main() -> None:
             result = measure(megabytes, arguments.rounds, home, ranks)
         finally:
             shutil.rmtree(home)
-        line = json.dumps({"megabytes": megabytes} | result | {"machine": machine, "time": time.time()})
+        line = json.dumps(
+            {"megabytes": megabytes} | result | {"machine": machine, "time": time.time()}
+        )
         print(line)
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -53,7 +53,9 @@ def rank(update: str, length: int) -> None:
         total = module(ids[:, :-1], ids[:, 1:]) / length
         total.backward()
         seconds = time.process_time() - began
-    worst = torch.tensor([(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, seconds])
+    worst = torch.tensor(
+        [(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, seconds]
+    )
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     loss = total.detach().clone()
     dist.all_reduce(loss)
@@ -64,11 +66,25 @@ def rank(update: str, length: int) -> None:
 
 def measure(update: str, length: int, size: int) -> tuple[float, float, float]:
     """Megabytes, seconds and loss."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={size}",
+        __file__,
+    ]
     root = str(Path(__file__).parents[1] / "src")
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "PYTHONPATH": root,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     done = subprocess.run(
-        [*command, "--rank", update, "--length", str(length)], env=environment, capture_output=True, text=True
+        [*command, "--rank", update, "--length", str(length)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     megabytes, seconds, loss = json.loads(done.stdout.splitlines()[-1])
@@ -76,7 +92,9 @@ def measure(update: str, length: int, size: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=32768)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=3)
@@ -91,17 +109,28 @@ def main() -> None:
         for case in cases:
             found[case].append(measure(case[0], asked.length, case[1]))
     for update in ("linear", "delta_bounded"):
-        losses = {f"{size} workers": [run[2] for run in found[update, size]] for size in asked.sizes}
+        losses = {
+            f"{size} workers": [run[2] for run in found[update, size]] for size in asked.sizes
+        }
         require_close(f"the losses ({update})", losses)
     for (update, size), rounds in found.items():
         row = {"update": update, "context_parallel": size}
-        for name, values in zip(("megabytes", "seconds", "loss"), zip(*rounds, strict=True), strict=True):
-            row |= {name: statistics.median(values), f"{name}_from": min(values), f"{name}_to": max(values)}
+        for name, values in zip(
+            ("megabytes", "seconds", "loss"), zip(*rounds, strict=True), strict=True
+        ):
+            row |= {
+                name: statistics.median(values),
+                f"{name}_from": min(values),
+                f"{name}_to": max(values),
+            }
         print(json.dumps(row), flush=True)
         rows.append(row)
     machine = {"platform": platform.platform(), "cores": len(os.sched_getaffinity(0))}
     RESULT.write_text(
-        json.dumps({"length": asked.length, "rounds": asked.rounds, "machine": machine, "rows": rows}, indent=1)
+        json.dumps(
+            {"length": asked.length, "rounds": asked.rounds, "machine": machine, "rows": rows},
+            indent=1,
+        )
     )
     return None
 

@@ -55,7 +55,9 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, tuple[PipelineConfig, EnvironmentPlan]]:
+def plans(
+    vocabulary: int, facts: MachineFacts, names: list[str]
+) -> dict[str, tuple[PipelineConfig, EnvironmentPlan]]:
     """Configuration and plan of each case that this machine can run."""
     found: dict[str, tuple[PipelineConfig, EnvironmentPlan]] = {}
     for name in names:
@@ -64,7 +66,11 @@ def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, t
         if "threads" in environment:
             environment["nproc_per_node"] = facts.cores
         sections = {
-            "data": {"source": "python-stdlib", "sequence_length": 512, "tokenizer": {"vocab_size": vocabulary}},
+            "data": {
+                "source": "python-stdlib",
+                "sequence_length": 512,
+                "tokenizer": {"vocab_size": vocabulary},
+            },
             "model": MODEL,
             "train": {"global_batch_size": 16, "micro_batch_size": 4} | case.get("train", {}),
             "environment": environment,
@@ -77,12 +83,19 @@ def plans(vocabulary: int, facts: MachineFacts, names: list[str]) -> dict[str, t
 def measure(config: PipelineConfig, plan: EnvironmentPlan) -> float:
     """Tokens per second of all workers of a plan; each is a process of its own."""
     job = json.dumps({"config": config.model_dump(mode="json"), "plan": plan.to_json()})
-    common = {**os.environ, **plan.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
+    common = {
+        **os.environ,
+        **plan.env,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+    }
     command = [sys.executable, __file__, "--child", job]
     place = {"WORLD_SIZE": str(plan.world_size)}
     children = [
         subprocess.Popen(
-            command, env=common | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE
+            command,
+            env=common | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
         )
         for rank in range(plan.world_size)
     ]
@@ -90,7 +103,13 @@ def measure(config: PipelineConfig, plan: EnvironmentPlan) -> float:
     if any(child.returncode for child in children):
         raise RuntimeError(f"a worker failed under {plan.to_json()}")
     seconds = max(json.loads(answer.splitlines()[-1])["step"] for answer in answers)
-    return plan.world_size * MICRO_BATCHES * plan.micro_batch_size * config.data.sequence_length / seconds
+    return (
+        plan.world_size
+        * MICRO_BATCHES
+        * plan.micro_batch_size
+        * config.data.sequence_length
+        / seconds
+    )
 
 
 def child(job: str) -> None:
@@ -106,7 +125,10 @@ def child(job: str) -> None:
     from infini_llama.tasks.train.worker.trainer import optimizer_step
 
     fields = json.loads(job)
-    config, plan = PipelineConfig.model_validate(fields["config"]), EnvironmentPlan.model_validate(fields["plan"])
+    config, plan = (
+        PipelineConfig.model_validate(fields["config"]),
+        EnvironmentPlan.model_validate(fields["plan"]),
+    )
     torch.set_num_threads(plan.threads)
     ranks = Ranks(plan.device, plan.distributed_backend)
     data = config.data
@@ -121,7 +143,10 @@ def child(job: str) -> None:
         Compiled(strategy.module, model, plan.compile).switch_on()
     shape = (plan.micro_batch_size, data.sequence_length)
     rows = torch.randint(data.tokenizer.vocab_size, (2, *shape))
-    batch = GlobalBatch([(rows[0], rows[1])] * MICRO_BATCHES, rows[0].numel() * MICRO_BATCHES * ranks.data_world_size)
+    batch = GlobalBatch(
+        [(rows[0], rows[1])] * MICRO_BATCHES,
+        rows[0].numel() * MICRO_BATCHES * ranks.data_world_size,
+    )
 
     def step() -> float:
         started = time.perf_counter()
@@ -148,14 +173,23 @@ def main() -> None:
         return child(arguments.child)
     facts = probe(Path.cwd())
     for vocabulary in arguments.vocabularies:
-        cases = plans(vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")])
+        cases = plans(
+            vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")]
+        )
         speeds: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(arguments.rounds):
             for name, (config, plan) in cases.items():
                 speeds[name].append(measure(config, plan))
         default = cases["default"][1]
         chosen = default.model_dump(
-            include={"precision", "attention_backend", "allocator", "loss_chunk", "compile", "threads"}
+            include={
+                "precision",
+                "attention_backend",
+                "allocator",
+                "loss_chunk",
+                "compile",
+                "threads",
+            }
         )
         row = about() | {"vocabulary": vocabulary, "plan": chosen, "tokens_per_second": speeds}
         store(RESULTS, row, ("processor", "vocabulary"))

@@ -45,7 +45,11 @@ def config_of(size: str, segment: int, threads: int, attention: str) -> Pipeline
     hidden, inner, layers, *_ = SIZES[size]
     heads = hidden // HEAD_SIZE
     sections = {
-        "data": {"source": "python-stdlib", "sequence_length": LENGTH, "tokenizer": {"vocab_size": VOCABULARY}},
+        "data": {
+            "source": "python-stdlib",
+            "sequence_length": LENGTH,
+            "tokenizer": {"vocab_size": VOCABULARY},
+        },
         "model": {
             "hidden_size": hidden,
             "intermediate_size": inner,
@@ -64,7 +68,13 @@ def config_of(size: str, segment: int, threads: int, attention: str) -> Pipeline
 def child(case: dict[str, Any], rounds: int) -> None:
     """Print {kind: seconds of each round}."""
     os.environ.update(
-        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
     )
     torch.set_num_threads(case["threads"])
     torch.manual_seed(0)
@@ -76,7 +86,10 @@ def child(case: dict[str, Any], rounds: int) -> None:
         config = config_of(case["size"], case["segment"], case["threads"], kind)
         plan = EnvironmentPlan.model_validate(case["plans"][kind])
         model = build_model(
-            LlamaConfig(**config.model.architecture(VOCABULARY, LENGTH)), config.train, plan, ranks.device
+            LlamaConfig(**config.model.architecture(VOCABULARY, LENGTH)),
+            config.train,
+            plan,
+            ranks.device,
         )
         strategies[kind] = build_strategy(model, config.train, plan.precision, 1, ranks)
 
@@ -101,11 +114,15 @@ def child(case: dict[str, Any], rounds: int) -> None:
 def measure(size: str, segment: int, threads: int, rounds: int, home: Path) -> dict[str, Any]:
     """The row of one case, in a process with the variables of its plan."""
     facts = probe(home)  # once, so that both kinds have the same variables
-    plans = {kind: plan_environment(config_of(size, segment, threads, kind), facts) for kind in KINDS}
+    plans = {
+        kind: plan_environment(config_of(size, segment, threads, kind), facts) for kind in KINDS
+    }
     case = {"size": size, "segment": segment, "threads": threads}
     order = json.dumps(case | {"plans": {kind: plan.to_json() for kind, plan in plans.items()}})
     command = [sys.executable, __file__, "--rounds", str(rounds), "--child", order]
-    done = subprocess.run(command, env=os.environ | plans["infini"].env, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command, env=os.environ | plans["infini"].env, stdout=subprocess.PIPE, check=True
+    )
     chosen = {
         "precision": plans["infini"].precision,
         "attention_backend": {kind: plan.attention_backend for kind, plan in plans.items()},
@@ -115,7 +132,9 @@ def measure(size: str, segment: int, threads: int, rounds: int, home: Path) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=[*SIZES])
     parser.add_argument("--segments", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -132,7 +151,9 @@ def main() -> None:
                     store(RESULTS, row, ("processor", "size", "segment", "threads"))
                     ratios = [
                         infini / local
-                        for local, infini in zip(row["seconds"]["local"], row["seconds"]["infini"], strict=True)
+                        for local, infini in zip(
+                            row["seconds"]["local"], row["seconds"]["infini"], strict=True
+                        )
                     ]
                     print(
                         f"{size}, segments of {segment}, {threads} thread(s), {row['attention_backend']['infini']}: "

@@ -81,7 +81,10 @@ def stopped_rank(home: Path, name: str) -> dict[str, float]:
     os.kill(pid, signal.SIGSTOP)
     at = time.monotonic()
     step = last_step(run)
-    named = until(lambda: any("rank 1" in line.get("message", "") for line in lines(run / "attempts.jsonl")), process)
+    named = until(
+        lambda: any("rank 1" in line.get("message", "") for line in lines(run / "attempts.jsonl")),
+        process,
+    )
     learned = max(line["step_time"] for line in lines(run / "metrics.jsonl") if "step_time" in line)
     continues = until(lambda: last_step(run) > step, process)
     process.send_signal(signal.SIGTERM)
@@ -96,8 +99,17 @@ def main(rounds: int) -> None:
             found["SIGTERM"].append(asked_to_stop(Path(folder), f"term-{number}"))
             found["SIGSTOP"].append(stopped_rank(Path(folder), f"stop-{number}"))
             print(json.dumps({kind: values[-1] for kind, values in found.items()}), flush=True)
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-    result = {"machine": machine, "load": os.getloadavg(), "torch": version("torch"), "seconds": found}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    result = {
+        "machine": machine,
+        "load": os.getloadavg(),
+        "torch": version("torch"),
+        "seconds": found,
+    }
     target = Path(__file__).with_name("results") / "interruptions.json"
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for kind, values in found.items():

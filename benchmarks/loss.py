@@ -45,9 +45,13 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
             return cross_entropy_sum(F.linear(hidden, weight), labels)[0]
         if variant.startswith("chunks"):
             return chunked_cross_entropy_sum(hidden, weight, labels, int(variant.split()[-1]))[0]
-        options = torch.nn.LinearCrossEntropyOptions(acc_policy="accurate")  # its default is all at once
+        options = torch.nn.LinearCrossEntropyOptions(
+            acc_policy="accurate"
+        )  # its default is all at once
         rows = hidden.flatten(0, 1)
-        return F.linear_cross_entropy(rows, weight, labels.flatten(), reduction="sum", options=options)
+        return F.linear_cross_entropy(
+            rows, weight, labels.flatten(), reduction="sum", options=options
+        )
 
     seconds, total = [], torch.zeros(())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -63,7 +67,9 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -71,18 +77,26 @@ def main() -> None:
         return child(options.child[0], int(options.child[1]), options.child[2])
     precisions = ("fp32", "bf16") if cpu(Machine()).bf16 else ("fp32",)
     cases = {f"{v:,} {p}": (str(v), p) for v in (8192, 32000) for p in precisions}
-    runs: dict[str, dict[str, list[dict]]] = {case: {variant: [] for variant in VARIANTS} for case in cases}
+    runs: dict[str, dict[str, list[dict]]] = {
+        case: {variant: [] for variant in VARIANTS} for case in cases
+    }
     allocator = os.environ | {"GLIBC_TUNABLES": GLIBC_TUNABLES}
     for _ in range(options.rounds):
         for case, (vocabulary, precision) in cases.items():
             for variant in VARIANTS:
                 command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
-                answer = subprocess.run(command, check=True, capture_output=True, text=True, env=allocator)
+                answer = subprocess.run(
+                    command, check=True, capture_output=True, text=True, env=allocator
+                )
                 runs[case][variant].append(json.loads(answer.stdout))
         for case, variants in runs.items():
-            losses = {variant: [run["loss"] for run in found] for variant, found in variants.items()}
+            losses = {
+                variant: [run["loss"] for run in found] for variant, found in variants.items()
+            }
             require_close(f"the losses ({case})", losses)
-        store(runs)  # after each round, so that a long measurement that is cut short leaves what it has
+        store(
+            runs
+        )  # after each round, so that a long measurement that is cut short leaves what it has
     show(runs)
     return None
 
@@ -96,7 +110,13 @@ def store(runs: dict[str, dict[str, list[dict]]]) -> None:
         "platform": platform.platform(),
         "python": platform.python_version(),
     }
-    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "tokens": TOKENS, "runs": runs}
+    stored = {
+        "machine": machine,
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+        "tokens": TOKENS,
+        "runs": runs,
+    }
     target = Path(__file__).with_name("results") / "loss.json"
     target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 

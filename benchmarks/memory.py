@@ -54,7 +54,11 @@ SIZES: dict[str, Any] = {
 PIECE = 16_384  # tokens of the longest rows that are read at a time
 MEMORIES: dict[str, dict[str, Any]] = {
     "linear": {"attention": "infini", "memory_write_jitter": True},
-    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "memory_write_jitter": True},
+    "delta_bounded": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+        "memory_write_jitter": True,
+    },
     "linear, no jitter": {"attention": "infini"},
     "delta, no jitter": {"attention": "infini", "memory_update": "delta"},
     "delta_bounded, no jitter": {"attention": "infini", "memory_update": "delta_bounded"},
@@ -102,7 +106,11 @@ TASKS = {
         Recipe(segments=(4, 4), steps=1200, gate_learning_rate=0.01, jitter=64.0),
     ),
     "overwritten": Task(
-        overwritten_rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, Recipe(segments=(4, 4), steps=1000), 2
+        overwritten_rows,
+        FILLERS + KEYS * VALUES + KEYS + VALUES,
+        1,
+        Recipe(segments=(4, 4), steps=1000),
+        2,
     ),
     "pairs": Task(
         pairs_rows,
@@ -133,7 +141,10 @@ def train(
     model = Llama(config)
     model.set_gates([recipe.lower_gates] * (config.num_hidden_layers - 1) + [0.0])
     groups = parameter_groups(model, recipe.weight_decay)
-    peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
+    peaks = [
+        recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate
+        for group in groups
+    ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     generator, curve = torch.Generator().manual_seed(seed), []
     for step in range(until or recipe.steps):
@@ -142,8 +153,12 @@ def train(
         left = (recipe.steps - step) / (recipe.decay * recipe.steps)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)
-        segments = int(torch.randint(recipe.segments[0], recipe.segments[1] + 1, (), generator=generator))
-        total, count = model.loss(*task.rows(recipe.tokens // (segments * SEGMENT), segments, generator, False))
+        segments = int(
+            torch.randint(recipe.segments[0], recipe.segments[1] + 1, (), generator=generator)
+        )
+        total, count = model.loss(
+            *task.rows(recipe.tokens // (segments * SEGMENT), segments, generator, False)
+        )
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -162,7 +177,11 @@ def train(
 
 def gates(model: Llama) -> list[list[float]]:
     """Share of the memory in each head's output, by layer."""
-    found = [parameter.sigmoid() for name, parameter in model.named_parameters() if name.endswith(".gate")]
+    found = [
+        parameter.sigmoid()
+        for name, parameter in model.named_parameters()
+        if name.endswith(".gate")
+    ]
     return [[round(share, 4) for share in layer.tolist()] for layer in found]
 
 
@@ -178,9 +197,15 @@ def measure(task: Task, model: Llama, distance: int, count: int = 200) -> dict[s
         asked = labels != IGNORE_INDEX
         states, hidden = model.new_states(some, length), torch.zeros(0)
         for piece in inputs.split(PIECE, dim=1):
-            hidden = model.read(piece, states)[:, -SEGMENT:]  # never cut: PIECE is a multiple of a segment
+            hidden = model.read(piece, states)[
+                :, -SEGMENT:
+            ]  # never cut: PIECE is a multiple of a segment
         logits = model.lm_head(hidden)
-        right.append((logits.argmax(dim=-1) == labels[:, -SEGMENT:])[asked[:, -SEGMENT:]].view(-1, task.answer))
+        right.append(
+            (logits.argmax(dim=-1) == labels[:, -SEGMENT:])[asked[:, -SEGMENT:]].view(
+                -1, task.answer
+            )
+        )
         done += some
     found = torch.cat(right).float()
     whole = found.all(dim=1).float().mean().item()
@@ -198,39 +223,70 @@ def run(name: str, memory: str, seed: int, million: int) -> dict[str, Any]:
     if memory == "local":  # it is at chance from the first step on
         task = replace(task, recipe=replace(task.recipe, steps=task.recipe.steps // 6))
     model, curve = train(task, MEMORIES[memory], seed)
-    result = {"task": name, "memory": memory, "seed": seed, "cpu_seconds": round(time.process_time() - started, 1)}
-    result |= {"recipe": asdict(task.recipe), "curve": curve, "model": model.config.to_dict(), "gates": gates(model)}
-    result["found"] = [measure(task, model, distance) for distance in LENGTHS if distance >= task.nearest]
+    result = {
+        "task": name,
+        "memory": memory,
+        "seed": seed,
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
+    result |= {
+        "recipe": asdict(task.recipe),
+        "curve": curve,
+        "model": model.config.to_dict(),
+        "gates": gates(model),
+    }
+    result["found"] = [
+        measure(task, model, distance) for distance in LENGTHS if distance >= task.nearest
+    ]
     if memory != "local":
         if million:
             result["found"].append(measure(task, model, LONGEST - 1, million))
         model.use_memory(False)
-        result["memory_off"] = [measure(task, model, distance) for distance in (task.nearest, 8, 32)]
+        result["memory_off"] = [
+            measure(task, model, distance) for distance in (task.nearest, 8, 32)
+        ]
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--memories", nargs="+", choices=MEMORIES, default=["linear", "local"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--million", type=int, default=4, help="rows of a million tokens per model; 0: none")
-    parser.add_argument("--workers", type=int, default=1, help="models that are trained at a time, with a core each")
-    parser.add_argument("--tables", action="store_true", help="only write the tables and the plot of the pages again")
+    parser.add_argument(
+        "--million", type=int, default=4, help="rows of a million tokens per model; 0: none"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="models that are trained at a time, with a core each"
+    )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="only write the tables and the plot of the pages again",
+    )
     options = parser.parse_args()
     if options.tables:
         for page in PAGES:
             page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
         draw()
         return
-    with ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        options.workers, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         wanted = [
-            (name, memory, seed) for name in options.tasks for seed in options.seeds for memory in options.memories
+            (name, memory, seed)
+            for name in options.tasks
+            for seed in options.seeds
+            for memory in options.memories
         ]
         for done in as_completed([pool.submit(run, *one, options.million) for one in wanted]):
             result = done.result()
             store("memory", result, ("task", "memory", "seed"))
-            words = ", ".join(f"{found['distance']}: {found['whole']:.2f}" for found in result["found"])
+            words = ", ".join(
+                f"{found['distance']}: {found['whole']:.2f}" for found in result["found"]
+            )
             about = f"{result['task']}, {result['memory']}, seed {result['seed']}"
             print(f"{about}, {result['cpu_seconds']:.0f} s of a core: {words}", flush=True)
 

@@ -40,11 +40,15 @@ def measure(model: torch.nn.Module, facts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", nargs="+", default=["linear", "delta_bounded"])
     parser.add_argument("--head-dims", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--jitter", action="store_true", help="with the jitter of benchmarks/memory.py")
+    parser.add_argument(
+        "--jitter", action="store_true", help="with the jitter of benchmarks/memory.py"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     task = Task(rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, RECIPE)
@@ -52,13 +56,24 @@ def main() -> None:
         for update in options.updates:
             for size in options.head_dims:
                 settings = {"attention": "infini", "memory_update": update, "head_dim": size}
-                model, curve = train(task, settings | {"memory_write_jitter": 32.0 if options.jitter else 1.0}, seed)
-                result = {"update": update, "head_dim": str(size), "seed": seed, "jitter": options.jitter}
+                model, curve = train(
+                    task, settings | {"memory_write_jitter": 32.0 if options.jitter else 1.0}, seed
+                )
+                result = {
+                    "update": update,
+                    "head_dim": str(size),
+                    "seed": seed,
+                    "jitter": options.jitter,
+                }
                 result |= {"recipe": asdict(RECIPE), "curve": curve, "segment": SEGMENT}
                 result["found"] = [measure(model, facts) for facts in FACTS]
                 store("memory_capacity", result, ("update", "head_dim", "seed", "jitter"))
                 print(
-                    update, size, seed, *(f"{one['facts']}: {one['right']:.2f}" for one in result["found"]), flush=True
+                    update,
+                    size,
+                    seed,
+                    *(f"{one['facts']}: {one['right']:.2f}" for one in result["found"]),
+                    flush=True,
                 )
 
 

@@ -52,7 +52,9 @@ VARIANTS = {
     ),
     "no jitter": Variant(recipe={"jitter": 1.0}),
     "no jitter, head_dim 64": Variant(model={"head_dim": 64}, recipe={"jitter": 1.0}),
-    "no jitter, delta_bounded": Variant(model={"memory_update": "delta_bounded"}, recipe={"jitter": 1.0}),
+    "no jitter, delta_bounded": Variant(
+        model={"memory_update": "delta_bounded"}, recipe={"jitter": 1.0}
+    ),
 }
 
 
@@ -78,7 +80,9 @@ def run(name: str, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -34,9 +34,15 @@ from infini_llama.model.llama import Llama, States
 WEIGHTS = Path(__file__).parents[1] / "build" / "memory"
 DISTANCES = (1, 8, 64, 256, 1024, 4096, 16_384, 62_499)
 LONGEST, CONTROL, SIZE = DISTANCES[-1], 1024, 5
-NUMBERS, NUMBERS_LONGEST, TOGETHER = 50, 20, 10  # texts up to the second last distance, at the last, and read at a time
+NUMBERS, NUMBERS_LONGEST, TOGETHER = (
+    50,
+    20,
+    10,
+)  # texts up to the second last distance, at the last, and read at a time
 PIECE = 100  # segments read at a time
-PERIOD = 19  # of repeated filler; coprime with SEGMENT, so that it stands differently in each segment
+PERIOD = (
+    19  # of repeated filler; coprime with SEGMENT, so that it stands differently in each segment
+)
 Measured = dict[str, Any]
 
 
@@ -47,7 +53,9 @@ def trained(update: str, jitter: float, seed: int) -> tuple[Llama, Measured]:
     if not path.exists():
         started = time.process_time()
         model, curve = train(
-            task, {"attention": "infini", "memory_update": update, "memory_write_jitter": jitter}, seed
+            task,
+            {"attention": "infini", "memory_update": update, "memory_write_jitter": jitter},
+            seed,
         )
         about = {"cpu_seconds": round(time.process_time() - started, 1), "curve": curve}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +102,9 @@ def ask(model: Llama, states: States, question: torch.Tensor, places: torch.Tens
     question = question.clone()
     for place in range(SIZE):
         hidden = model.read(question, deepcopy(states))
-        chosen = model.logits(hidden.take_along_dim((places + place)[..., None], dim=1)).argmax(dim=-1)
+        chosen = model.logits(hidden.take_along_dim((places + place)[..., None], dim=1)).argmax(
+            dim=-1
+        )
         question.scatter_(1, places + place + 1, chosen)
     return question.take_along_dim(places + 1 + torch.arange(SIZE), dim=1) - FILLERS
 
@@ -119,16 +129,23 @@ def ask_without_memory(model: Llama, question: torch.Tensor, places: torch.Tenso
 
 
 @torch.inference_mode()
-def from_start(model: Llama, filler: str, seed: int, until: int) -> tuple[list[Measured], dict[str, float]]:
+def from_start(
+    model: Llama, filler: str, seed: int, until: int
+) -> tuple[list[Measured], dict[str, float]]:
     """What is found after each distance up to `until`, and the controls."""
-    right: dict[int, list[torch.Tensor]] = {distance: [] for distance in DISTANCES if distance <= until}
+    right: dict[int, list[torch.Tensor]] = {
+        distance: [] for distance in DISTANCES if distance <= until
+    }
     controls: dict[str, list[torch.Tensor]] = {}
 
     def note(name: str, found: torch.Tensor, digits: torch.Tensor) -> None:
         controls.setdefault(name, []).append((found == digits).all(dim=1))
 
     for first in range(0, NUMBERS, TOGETHER):
-        texts, states = Texts(TOGETHER, filler, 1000 * seed + first), model.new_states(TOGETHER, SEGMENT)
+        texts, states = (
+            Texts(TOGETHER, filler, 1000 * seed + first),
+            model.new_states(TOGETHER, SEGMENT),
+        )
         bare, bare_states = deepcopy(texts), model.new_states(TOGETHER, SEGMENT)
         bare.generator = torch.Generator().manual_seed(1000 * seed + first + 500)
         model.read(texts.with_digits(0)[0], states)
@@ -161,7 +178,10 @@ def inside(model: Llama, filler: str, seed: int, place: str) -> list[Measured]:
     for first in range(0, NUMBERS_LONGEST, each):
         shared, states = Texts(1, filler, 1000 * seed + 900 + first), model.new_states(1, SEGMENT)
         read_filler(model, shared, states, before)
-        texts, many = Texts(each, filler, 1000 * seed + 950 + first), model.new_states(each, SEGMENT)
+        texts, many = (
+            Texts(each, filler, 1000 * seed + 950 + first),
+            model.new_states(each, SEGMENT),
+        )
         texts.period, texts.read = shared.period.expand(each, -1), shared.read
         for one, other in zip(states.layers, many.layers, strict=True):
             assert isinstance(one, InfiniState) and isinstance(other, InfiniState)
@@ -186,13 +206,24 @@ def shares(boundaries: int, right: torch.Tensor) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", nargs="+", default=["linear", "delta", "delta_bounded"])
     parser.add_argument("--jitter", type=float, default=TASKS["passkey"].recipe.jitter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--fillers", nargs="+", choices=["random", "repeated"], default=["random", "repeated"])
-    parser.add_argument("--places", nargs="+", choices=["start", "middle", "end"], default=["start", "middle", "end"])
-    parser.add_argument("--until", type=int, default=LONGEST, help="most boundaries with the number at the start")
+    parser.add_argument(
+        "--fillers", nargs="+", choices=["random", "repeated"], default=["random", "repeated"]
+    )
+    parser.add_argument(
+        "--places",
+        nargs="+",
+        choices=["start", "middle", "end"],
+        default=["start", "middle", "end"],
+    )
+    parser.add_argument(
+        "--until", type=int, default=LONGEST, help="most boundaries with the number at the start"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for update in options.updates:
@@ -201,17 +232,30 @@ def main() -> None:
             kinds = [(place, filler) for place in options.places for filler in options.fillers]
             for place, filler in kinds:
                 started = time.process_time()
-                about |= {"update": update, "jitter": options.jitter, "seed": seed, "filler": filler, "place": place}
+                about |= {
+                    "update": update,
+                    "jitter": options.jitter,
+                    "seed": seed,
+                    "filler": filler,
+                    "place": place,
+                }
                 about.pop("controls", None)
                 if place == "start":
-                    about["found"], about["controls"] = from_start(model, filler, seed, options.until)
+                    about["found"], about["controls"] = from_start(
+                        model, filler, seed, options.until
+                    )
                 else:
                     about["found"] = inside(model, filler, seed, place)
                 about["measuring_cpu_seconds"] = round(time.process_time() - started, 1)
                 store("memory_passkey", about, ("update", "jitter", "seed", "filler", "place"))
-                words = ", ".join(f"{one['boundaries']}: {one['whole']:.2f}" for one in about["found"])
+                words = ", ".join(
+                    f"{one['boundaries']}: {one['whole']:.2f}" for one in about["found"]
+                )
                 took = about["measuring_cpu_seconds"]
-                print(f"{update} {options.jitter:g} seed {seed}, {filler}, {place}: {words}; {took} s", flush=True)
+                print(
+                    f"{update} {options.jitter:g} seed {seed}, {filler}, {place}: {words}; {took} s",
+                    flush=True,
+                )
                 print(about.get("controls", ""), flush=True)
 
 

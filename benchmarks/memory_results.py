@@ -31,7 +31,11 @@ CONTROLS = {
 
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
     """Adds a result to results/NAME.json, in place of an earlier one with equal fields `same`; one process at a time."""
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     facts = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg()}
     with (FOLDER / f"{name}.json").open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -59,11 +63,15 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     found = sorted(values)
     if not found:
         return ""
-    mean, low, high = (f"{value:.{digits}f}" for value in (sum(found) / len(found), found[0], found[-1]))
+    mean, low, high = (
+        f"{value:.{digits}f}" for value in (sum(found) / len(found), found[0], found[-1])
+    )
     return mean if low == high else f"{mean} ({low}–{high})"
 
 
-def groups(found: list[dict[str, Any]], *fields: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+def groups(
+    found: list[dict[str, Any]], *fields: str
+) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Results by the values of fields, in the order in which they are stored."""
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for one in found:
@@ -73,7 +81,9 @@ def groups(found: list[dict[str, Any]], *fields: str) -> dict[tuple[str, ...], l
 
 def distances() -> str:
     """Whole answers by task, memory and number of segment boundaries; passkeys of the present recipe have a table of their own."""
-    stored = [one for one in results("memory") if one["task"] != "passkey" and one["memory"] != "local"]
+    stored = [
+        one for one in results("memory") if one["task"] != "passkey" and one["memory"] != "local"
+    ]
     rows = []
     for (task, memory), seeds in groups(stored, "task", "memory").items():
         cells = [cells_at(seeds, "found", distance) for distance in SHOWN_DISTANCES]
@@ -86,7 +96,9 @@ SHOWN_DISTANCES = (2, 8, 32, 64, 256)
 
 def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
     """Whole answers of several seeds at one distance."""
-    return span(cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance)
+    return span(
+        cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance
+    )
 
 
 PARTS = ((0, 1), (1, 2), (4, 8), (32, 64))  # segments of one column
@@ -106,7 +118,9 @@ def text() -> str:
         off = [one["memory_off"] for one in seeds]
         rows.append([f"{model}, memory off", *(span(means(off, part), 3) for part in PARTS)])
         rows.append([f"{model}: % less than off", *saved(lines, off)])
-        rows.append([f"{model}: % less than local", *saved(lines, [local[one["seed"]] for one in seeds])])
+        rows.append(
+            [f"{model}: % less than local", *saved(lines, [local[one["seed"]] for one in seeds])]
+        )
     heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
     return markdown(["model", *heads], rows)
 
@@ -128,10 +142,16 @@ def capacity() -> str:
     facts = sorted({cell["facts"] for one in stored for cell in one["found"]})
     rows = [
         [update, str(size), str(2 * int(size) ** 2), str(len(seeds))]
-        + [span(cell["right"] for one in seeds for cell in one["found"] if cell["facts"] == count) for count in facts]
+        + [
+            span(cell["right"] for one in seeds for cell in one["found"] if cell["facts"] == count)
+            for count in facts
+        ]
         for (update, size), seeds in groups(stored, "update", "head_dim").items()
     ]
-    return markdown(["update", "head_dim", "numbers in M", "seeds", *(f"{count} facts" for count in facts)], rows)
+    return markdown(
+        ["update", "head_dim", "numbers in M", "seeds", *(f"{count} facts" for count in facts)],
+        rows,
+    )
 
 
 def pairs() -> str:
@@ -147,10 +167,17 @@ def pairs() -> str:
 
 def passkeys() -> list[dict[str, Any]]:
     """What `memory_passkey.py` measured, in one order whatever was measured first."""
-    order = [("linear", "delta", "delta_bounded"), ("random", "repeated"), ("start", "middle", "end")]
+    order = [
+        ("linear", "delta", "delta_bounded"),
+        ("random", "repeated"),
+        ("start", "middle", "end"),
+    ]
 
     def place_of(one: dict[str, Any]) -> list[int]:
-        return [names.index(one[field]) for names, field in zip(order, ("update", "filler", "place"), strict=True)]
+        return [
+            names.index(one[field])
+            for names, field in zip(order, ("update", "filler", "place"), strict=True)
+        ]
 
     return sorted(results("memory_passkey"), key=place_of)
 
@@ -161,7 +188,9 @@ def reach() -> str:
     for (update, filler), stored in groups(passkeys(), "update", "filler").items():
         start, *_ = places = list(groups(stored, "place").values())
         near = [
-            span(cell["whole"] for one in start for cell in one["found"] if cell["boundaries"] == end)
+            span(
+                cell["whole"] for one in start for cell in one["found"] if cell["boundaries"] == end
+            )
             for end in SHOWN_BOUNDARIES
         ]
         far = [span(one["found"][-1]["whole"] for one in measured) for measured in places]
@@ -181,12 +210,23 @@ def pipeline() -> str:
     kinds: dict[str, dict[str, list[float]]] = {}
     for one in stored:
         for found, off in zip(one["memory"], one["no_memory"], strict=True):
-            column = f"{found['boundaries']:,}" if found.get("depth") is None else f"1M, depth {found['depth']:g}"
-            kinds.setdefault("own memory: own number", {}).setdefault(column, []).append(found["found"])
+            column = (
+                f"{found['boundaries']:,}"
+                if found.get("depth") is None
+                else f"1M, depth {found['depth']:g}"
+            )
+            kinds.setdefault("own memory: own number", {}).setdefault(column, []).append(
+                found["found"]
+            )
             for name, words in CONTROLS.items():
                 kinds.setdefault(words, {}).setdefault(column, []).append(found["controls"][name])
-            kinds.setdefault("no memory: own number", {}).setdefault(column, []).append(off["found"])
-    rows = [[words, *(span(cells[column]) for column in SHOWN_COLUMNS)] for words, cells in kinds.items()]
+            kinds.setdefault("no memory: own number", {}).setdefault(column, []).append(
+                off["found"]
+            )
+    rows = [
+        [words, *(span(cells[column]) for column in SHOWN_COLUMNS)]
+        for words, cells in kinds.items()
+    ]
     return markdown(["", *SHOWN_COLUMNS], rows)
 
 
@@ -210,12 +250,31 @@ def draw() -> None:
                     line.setdefault(16 * cell["distance"], []).append(100 * cell["whole"])
     for (label, line), marker in zip(lines.items(), "oD^vs", strict=False):
         points = sorted(line.items())
-        axes.plot([x for x, _ in points], [sum(y) / len(y) for _, y in points], marker=marker, ms=4, label=label)
+        axes.plot(
+            [x for x, _ in points],
+            [sum(y) / len(y) for _, y in points],
+            marker=marker,
+            ms=4,
+            label=label,
+        )
     tokens, found = zip(*PAPER, strict=True)
-    axes.plot([1000 * x for x in tokens], found, "k--x", ms=5, label="paper, 1B model, linear, fine-tuned at 5K tokens")
+    axes.plot(
+        [1000 * x for x in tokens],
+        found,
+        "k--x",
+        ms=5,
+        label="paper, 1B model, linear, fine-tuned at 5K tokens",
+    )
     axes.axvspan(16, 112, color="0.9", lw=0, label="distances of our training")
-    axes.set(xscale="log", ylim=(-3, 104), xlabel="tokens between number and question", ylabel="numbers found, %")
-    axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+    axes.set(
+        xscale="log",
+        ylim=(-3, 104),
+        xlabel="tokens between number and question",
+        ylabel="numbers found, %",
+    )
+    axes.legend(
+        fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(PLOT, metadata={"Date": None})

@@ -20,7 +20,10 @@ def passkey_rows(count: int, segments: int, generator: torch.Generator, far: boo
     labels = torch.full_like(inputs, IGNORE_INDEX)
     digits = FILLERS + torch.randint(DIGITS, (count, size), generator=generator)
     segment = torch.randint(1 if far else segments - 1, (count, 1), generator=generator)
-    places, each = torch.randint(SEGMENT - size, (2, count, 1), generator=generator), torch.arange(size)
+    places, each = (
+        torch.randint(SEGMENT - size, (2, count, 1), generator=generator),
+        torch.arange(size),
+    )
     hidden, asked = segment * SEGMENT + places[0], (segments - 1) * SEGMENT + places[1]
     for mark, start in ((key, hidden), (question, asked)):
         inputs.scatter_(1, start, mark)
@@ -47,7 +50,10 @@ def recall_rows(
     first_answer = first_query + keys
     inputs = torch.randint(FILLERS, (count, segments * SEGMENT), generator=generator)
     labels = torch.full_like(inputs, IGNORE_INDEX)
-    key, value = draw(generator, count, keys, facts), torch.randint(values, (count, facts), generator=generator)
+    key, value = (
+        draw(generator, count, keys, facts),
+        torch.randint(values, (count, facts), generator=generator),
+    )
     where = draw(generator, count, SEGMENT if far else (segments - 1) * SEGMENT, facts)
     inputs.scatter_(1, where, first_fact + key * values + value)
     asks = min(facts, SEGMENT)
@@ -76,7 +82,9 @@ def overwritten_rows(count: int, segments: int, generator: torch.Generator, far:
     earlier = (torch.rand(count, 1, generator=generator) * change).long()
     for segment, value in ((earlier, old), (change, new)):
         inputs.scatter_(
-            1, segment * SEGMENT + draw(generator, count, SEGMENT, facts), first_fact + key * VALUES + value
+            1,
+            segment * SEGMENT + draw(generator, count, SEGMENT, facts),
+            first_fact + key * VALUES + value,
         )
     asked = (segments - 1) * SEGMENT + draw(generator, count, SEGMENT, facts)
     inputs.scatter_(1, asked, first_query + key)
@@ -114,11 +122,19 @@ def pairs_rows(
         (a, other_a), (b, other_b) = (draw(generator, count, letters, 2).T for _ in range(2))
         alike = torch.stack((a * letters + b, a * letters + other_b, other_a * letters + b), dim=1)
         names = torch.where(torch.rand(count, 1, generator=generator) < ambiguous, alike, names)
-    names = first_letter + torch.stack((names // letters, names % letters + (0 if shared else LETTERS)), dim=2)
-    digits = FILLERS + torch.stack(
-        (draw(generator, count, DIGITS, facts), torch.randint(DIGITS, (count, facts), generator=generator)), dim=2
+    names = first_letter + torch.stack(
+        (names // letters, names % letters + (0 if shared else LETTERS)), dim=2
     )
-    content = torch.cat((torch.full((count, facts, 1), key), names, digits), dim=2)  # [count, facts, size]
+    digits = FILLERS + torch.stack(
+        (
+            draw(generator, count, DIGITS, facts),
+            torch.randint(DIGITS, (count, facts), generator=generator),
+        ),
+        dim=2,
+    )
+    content = torch.cat(
+        (torch.full((count, facts, 1), key), names, digits), dim=2
+    )  # [count, facts, size]
     last, asked = 3 * (segments - 1), content.clone()
     asked[..., 0] = key + 1
     where = []
@@ -126,7 +142,11 @@ def pairs_rows(
         (draw(generator, count, 3 if far else last, facts), content),
         (last + draw(generator, count, 3, 3), asked),
     ):
-        starts = slots // 3 * SEGMENT + slots % 3 * size + torch.randint(2, (count, 1), generator=generator)
+        starts = (
+            slots // 3 * SEGMENT
+            + slots % 3 * size
+            + torch.randint(2, (count, 1), generator=generator)
+        )
         where = starts[..., None] + torch.arange(size)  # [count, facts, size]
         inputs.scatter_(1, where.flatten(1), tokens.flatten(1))
     if far:

@@ -26,7 +26,15 @@ from memory_results import store
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 
-LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}  # tests, tables
+LEFT_OUT = {
+    "site-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "__pycache__",
+    "encodings",
+    "pydoc_data",
+}  # tests, tables
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {"attention": "infini", "memory_update": "linear"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
@@ -64,10 +72,18 @@ def documents(least: int, folder: str = "stdlib") -> tuple[list[torch.Tensor], l
     root = Path(sysconfig.get_path(folder))
     found: list[bytes] = []
     for path in sorted(root.iterdir()):
-        files = sorted(path.rglob("*.py")) if path.is_dir() and path.name not in LEFT_OUT else [path]
-        kept = [file for file in files if file.suffix == ".py" and not LEFT_OUT & set(file.relative_to(root).parts)]
+        files = (
+            sorted(path.rglob("*.py")) if path.is_dir() and path.name not in LEFT_OUT else [path]
+        )
+        kept = [
+            file
+            for file in files
+            if file.suffix == ".py" and not LEFT_OUT & set(file.relative_to(root).parts)
+        ]
         found.append(b"\n".join(file.read_bytes() for file in kept))
-    long = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in found if len(one) > least]
+    long = [
+        torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in found if len(one) > least
+    ]
     return [one for at, one in enumerate(long) if at % 10], long[::10]
 
 
@@ -75,8 +91,14 @@ def batch(texts: list[torch.Tensor], recipe: Recipe, generator: torch.Generator)
     """Rows [rows, length + 1] at random places; a document is drawn in proportion to its bytes."""
     sizes = torch.tensor([float(len(one) - recipe.length) for one in texts])
     chosen = torch.multinomial(sizes, recipe.rows, replacement=True, generator=generator).tolist()
-    starts = [int(torch.randint(len(texts[one]) - recipe.length, (), generator=generator)) for one in chosen]
-    rows = [texts[one][start : start + recipe.length + 1] for one, start in zip(chosen, starts, strict=True)]
+    starts = [
+        int(torch.randint(len(texts[one]) - recipe.length, (), generator=generator))
+        for one in chosen
+    ]
+    rows = [
+        texts[one][start : start + recipe.length + 1]
+        for one, start in zip(chosen, starts, strict=True)
+    ]
     return torch.stack(rows).long()
 
 
@@ -101,7 +123,10 @@ def train(
         )
     ).to(device)
     groups = parameter_groups(model, recipe.weight_decay)
-    peaks = [recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate for group in groups]
+    peaks = [
+        recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate
+        for group in groups
+    ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     generator, curve, spent = torch.Generator().manual_seed(seed), [], 0.0
     for step in range(recipe.steps):
@@ -117,7 +142,9 @@ def train(
         optimizer.zero_grad()
         spent += float(total.detach() / count) / math.log(2)
         if (step + 1) % 100 == 0:
-            curve.append({"step": step + 1, "bits_per_byte": round(spent / 100, 4), "gates": gates(model)})
+            curve.append(
+                {"step": step + 1, "bits_per_byte": round(spent / 100, 4), "gates": gates(model)}
+            )
             print(f"  {name} seed {seed} {json.dumps(curve[-1])}", flush=True)
             spent = 0.0
     return model.eval(), curve
@@ -125,12 +152,18 @@ def train(
 
 def gates(model: Llama) -> list[list[float]]:
     """Share of the memory in each head's output, by layer."""
-    found = [parameter.sigmoid() for name, parameter in model.named_parameters() if name.endswith(".gate")]
+    found = [
+        parameter.sigmoid()
+        for name, parameter in model.named_parameters()
+        if name.endswith(".gate")
+    ]
     return [[round(share, 3) for share in layer.tolist()] for layer in found]
 
 
 @torch.inference_mode()
-def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: int = 40) -> list[float]:
+def by_segment(
+    model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: int = 40
+) -> list[float]:
     """Bits per byte of each segment of a row, over the first `most` rows that the documents' beginnings have."""
     length = recipe.segment * recipe.measured
     starts = [(one, start) for one in texts for start in range(0, len(one) - length - 1, length)]
@@ -152,7 +185,11 @@ def run(name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
     started = time.process_time()
     model, curve = train(name, recipe, seed, trained_on)
     result = {"model": name, "seed": seed, "cpu_seconds": round(time.process_time() - started, 1)}
-    result |= {"recipe": asdict(recipe), "curve": curve, "parameters": sum(one.numel() for one in model.parameters())}
+    result |= {
+        "recipe": asdict(recipe),
+        "curve": curve,
+        "parameters": sum(one.numel() for one in model.parameters()),
+    }
     result["bits_per_byte"] = by_segment(model, measured_on, recipe)
     if MODELS[name]["attention"] == "infini":
         model.use_memory(False)
@@ -161,7 +198,9 @@ def run(name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["delta_bounded", "local"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
@@ -172,7 +211,9 @@ def main() -> None:
             store("memory_text", result, ("model", "seed", "recipe"))
             first, *later = result["bits_per_byte"]
             mean = sum(later) / len(later)
-            print(f"{name}, seed {seed}, {result['cpu_seconds']:.0f} s: first segment {first:.3f}, later {mean:.3f}")
+            print(
+                f"{name}, seed {seed}, {result['cpu_seconds']:.0f} s: first segment {first:.3f}, later {mean:.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
     started, first = time.perf_counter(), None
     before, served = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
         while process.poll() is None:
             if first is None and metrics.exists() and metrics.stat().st_size:
                 first = time.perf_counter() - started
@@ -103,20 +105,29 @@ def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> 
 def main(rounds: int, finished: bool, other: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        environment = os.environ | {"INFINI_LLAMA_HOME": folder, "PREFECT_HOME": f"{folder}/prefect"}
+        environment = os.environ | {
+            "INFINI_LLAMA_HOME": folder,
+            "PREFECT_HOME": f"{folder}/prefect",
+        }
         environment.pop("PREFECT_API_URL", None)
         os.environ |= {"PREFECT_HOME": f"{folder}/prefect"}
         whole(home, "first", environment, "--no-prefect")
         template = home / "runs/first/logs/attempt-01"
         with api_for_serve(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
-            versions = {"run": served} | ({"run of the other version": served | {"PYTHONPATH": other}} if other else {})
+            versions = {"run": served} | (
+                {"run of the other version": served | {"PYTHONPATH": other}} if other else {}
+            )
 
             def case(environment: dict[str, str], *options: str) -> Case:
-                return lambda name: whole(home, "first" if finished else name, environment, *options)
+                return lambda name: whole(
+                    home, "first" if finished else name, environment, *options
+                )
 
             cases: dict[str, Case] = (
-                {} if finished else {"torchrun": lambda name: bare(home, name, template, environment)}
+                {}
+                if finished
+                else {"torchrun": lambda name: bare(home, name, template, environment)}
             )
             cases |= {"run --no-prefect": case(environment, "--no-prefect")} | {
                 name: case(of) for name, of in versions.items()
@@ -143,17 +154,29 @@ def rounds_of(cases: dict[str, Case], rounds: int) -> dict[str, list[dict[str, f
 
 def report(times: dict[str, list[dict[str, float]]], target: str) -> None:
     """Write the times, and print them with the median differences from the first case in the same round."""
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     versions = {name: version(name) for name in ("prefect", "torch")}
     baseline, *others = times
     over = {
         f"{case} over {baseline}": {
-            what: statistics.median(a[what] - b[what] for a, b in zip(times[case], times[baseline], strict=True))
+            what: statistics.median(
+                a[what] - b[what] for a, b in zip(times[case], times[baseline], strict=True)
+            )
             for what in KINDS
         }
         for case in others
     }
-    result = {"machine": machine, "load": os.getloadavg(), "versions": versions, "seconds": times, "median": over}
+    result = {
+        "machine": machine,
+        "load": os.getloadavg(),
+        "versions": versions,
+        "seconds": times,
+        "median": over,
+    }
     path = Path(__file__).with_name("results") / f"{target}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for case, values in times.items():
@@ -162,7 +185,11 @@ def report(times: dict[str, list[dict[str, float]]], target: str) -> None:
             spread = f"({min(seconds):.2f} – {max(seconds):.2f})"
             print(f"{case:<26} {what:<11} median {statistics.median(seconds):6.2f} s   {spread}")
     for case, values in over.items():
-        print(case, ", ".join(f"{what} {seconds:+.2f} s" for what, seconds in values.items()), "(medians of pairs)")
+        print(
+            case,
+            ", ".join(f"{what} {seconds:+.2f} s" for what, seconds in values.items()),
+            "(medians of pairs)",
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ RESULTS = Path(__file__).with_name("results") / "overheads.json"
 def shares(lines: list[dict]) -> dict[str, float]:
     """Of the training lines of a metrics.jsonl; the first step, which waits for much that happens once, is left out."""
     steps = [line for line in lines if line["kind"] == "train"][1:]
-    spent = {name: sum(step[f"{name}_time"] for step in steps) for name in ("step", "data", "report", "save")}
+    spent = {
+        name: sum(step[f"{name}_time"] for step in steps)
+        for name in ("step", "data", "report", "save")
+    }
     whole = spent["step"] + spent["report"] + spent["save"]  # a step's time has its data in it
     return {
         "steps": len(steps),
@@ -37,9 +40,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
-    found = shares([json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()])
+    found = shares(
+        [
+            json.loads(line)
+            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+    )
     machine = {"platform": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
-    RESULTS.write_text(json.dumps(found | {"machine": machine, "time": time.time()}, indent=1), encoding="utf-8")
+    RESULTS.write_text(
+        json.dumps(found | {"machine": machine, "time": time.time()}, indent=1), encoding="utf-8"
+    )
     print(json.dumps(found, indent=1))
 
 

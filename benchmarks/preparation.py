@@ -42,7 +42,14 @@ from preparation_corpora import texts_of, train_tokenizer, write_corpus
 
 LENGTH = 2048
 SPLITS = ("train", "validation")
-DATA = (".arrow", ".npy", ".bin", ".idx", ".ds", ".index")  # what training reads; not the tokenizer, not manifests
+DATA = (
+    ".arrow",
+    ".npy",
+    ".bin",
+    ".idx",
+    ".ds",
+    ".index",
+)  # what training reads; not the tokenizer, not manifests
 Work = Callable[[], int]  # returns the tokens written
 
 
@@ -55,7 +62,12 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
 
     with corpus.open(encoding="utf-8") as file:
         held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents
-    given = {"files": [str(corpus)], "validation_fraction": held_out, "sequence_length": LENGTH, "device": "cpu"}
+    given = {
+        "files": [str(corpus)],
+        "validation_fraction": held_out,
+        "sequence_length": LENGTH,
+        "device": "cpu",
+    }
     given |= {"tokenizer": {"path": str(tokenizer)}}
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
@@ -131,7 +143,9 @@ def datasets_map(corpus: Path, tokenizer: Path, output: Path) -> Work:
         return {"input_ids": rows, "labels": [row.copy() for row in rows]}
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
-        ids = encoder(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        ids = encoder(batch["text"], add_special_tokens=False, return_attention_mask=False)[
+            "input_ids"
+        ]
         return {"input_ids": [[*document, 0] for document in ids]}
 
     def work() -> int:
@@ -160,7 +174,9 @@ def datatrove(corpus: Path, tokenizer: Path, output: Path) -> Work:
             eos_token="<|endoftext|>",
             shuffle_documents=False,
         )
-        executor.LocalPipelineExecutor([reader, writer], tasks=1, logging_dir=str(output / "logs")).run()
+        executor.LocalPipelineExecutor(
+            [reader, writer], tasks=1, logging_dir=str(output / "logs")
+        ).run()
         return sum(path.stat().st_size for path in (output / "tokens").rglob("*.ds")) // 2
 
     return work
@@ -170,7 +186,10 @@ class Encoded:
     """The ids of each line's text, for `litdata`, which sends its function to other processes."""
 
     def __init__(self, tokenizer: Path) -> None:
-        self.tokenizer, self.encoder = str(tokenizer), cast(Any, None)  # opened in the process that uses it
+        self.tokenizer, self.encoder = (
+            str(tokenizer),
+            cast(Any, None),
+        )  # opened in the process that uses it
 
     def __call__(self, lines: list[str]) -> Any:
         import torch
@@ -224,8 +243,15 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
         tokens = work()
         wall, cpu = time.perf_counter() - started, _cpu() - cpu
         peak = max(_own_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-        files = [path for path in Path(folder).rglob("*") if path.suffix in DATA and path.name != "token_bytes.npy"]
-        written, ids = sum({path.stat().st_ino: path.stat().st_size for path in files}.values()), _counts(files)
+        files = [
+            path
+            for path in Path(folder).rglob("*")
+            if path.suffix in DATA and path.name != "token_bytes.npy"
+        ]
+        written, ids = (
+            sum({path.stat().st_ino: path.stat().st_size for path in files}.values()),
+            _counts(files),
+        )
     measures = {
         "start_seconds": started - begun,
         "work_seconds": wall,
@@ -241,11 +267,19 @@ def require_same_tokens(found: dict[str, list[dict[str, float]]]) -> None:
     Raises:
         SystemExit: a program's tokens differ.
     """
-    runs = {f"{name}, round {number + 1}": run for name, times in found.items() for number, run in enumerate(times)}
+    runs = {
+        f"{name}, round {number + 1}": run
+        for name, times in found.items()
+        for number, run in enumerate(times)
+    }
     counted = {name: run["ids"] for name, run in runs.items() if run["ids"]}
     if counted:
         require_equal("the token ids", counted)
-    require_close("the numbers of tokens", {name: [run["tokens"]] for name, run in runs.items()}, tolerance=0.05)
+    require_close(
+        "the numbers of tokens",
+        {name: [run["tokens"]] for name, run in runs.items()},
+        tolerance=0.05,
+    )
 
 
 def _counts(files: list[Path]) -> int:
@@ -254,9 +288,15 @@ def _counts(files: list[Path]) -> int:
 
     from infini_llama.tasks.preprocess.tokens.shards import map_shard
 
-    streams = [map_shard(path)[1] for path in files if path.suffix == ".arrow" and path.parent.name in SPLITS]
+    streams = [
+        map_shard(path)[1]
+        for path in files
+        if path.suffix == ".arrow" and path.parent.name in SPLITS
+    ]
     streams += [np.fromfile(path, np.uint16) for path in files if path.name == "text_document.bin"]
-    counts = sum((np.bincount(stream, minlength=2**16) for stream in streams), np.zeros(2**16, np.int64))
+    counts = sum(
+        (np.bincount(stream, minlength=2**16) for stream in streams), np.zeros(2**16, np.int64)
+    )
     return int(blake3(counts.tobytes()).hexdigest()[:12], 16) if streams else 0
 
 
@@ -268,19 +308,24 @@ def _own_peak() -> int:
 
 def _cpu() -> float:
     return sum(
-        use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        use.ru_utime + use.ru_stime
+        for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=118)
     parser.add_argument("--kind", choices=["ordinary", "dictionary", "long"], default="ordinary")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "preparation.json")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).with_name("results") / "preparation.json"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -307,18 +352,31 @@ def main() -> None:
                     "--tokenizer",
                     str(tokenizer),
                 ]
-                paths = [str(Path(__file__).parents[1] / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
-                ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+                paths = [
+                    str(Path(__file__).parents[1] / "src"),
+                    *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+                ]
+                environment = os.environ | {
+                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                    "HF_HUB_OFFLINE": "1",
+                }
+                ended = subprocess.run(
+                    command, capture_output=True, text=True, env=environment, check=False
+                )
                 try:
                     measures = json.loads(ended.stdout.splitlines()[-1])
                 except (IndexError, ValueError):
                     print(
-                        f"{name}: does not run here ({(ended.stderr.splitlines() or ['no message'])[-1]})", flush=True
+                        f"{name}: does not run here ({(ended.stderr.splitlines() or ['no message'])[-1]})",
+                        flush=True,
                     )
                     continue
                 found.setdefault(name, []).append(measures)
-                print(f"{name:18}" + " ".join(f"{key}={value:.4g}" for key, value in measures.items()), flush=True)
+                print(
+                    f"{name:18}"
+                    + " ".join(f"{key}={value:.4g}" for key, value in measures.items()),
+                    flush=True,
+                )
         size = corpus.stat().st_size
     require_same_tokens(found)
     versions = {}
@@ -328,9 +386,14 @@ def main() -> None:
         except PackageNotFoundError:
             continue
     medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in found.items()
     }
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "load_at_the_end": os.getloadavg(),
+    }
     stored = {
         "kind": options.kind,
         "corpus_bytes": size,

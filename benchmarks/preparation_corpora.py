@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-WORDS_OF_AN_ENTRY = 30  # on average; a tenth of the entries of a dictionary have three times as many
+WORDS_OF_AN_ENTRY = (
+    30  # on average; a tenth of the entries of a dictionary have three times as many
+)
 LONG = 10_000_000  # characters
 
 
@@ -31,7 +33,9 @@ def train_tokenizer(texts: list[str]) -> Any:
         if not fault:
             return tokenizer
         print(f"the tokenizer of eighth {part} is not used ({FAST}: {fault})", flush=True)
-    raise SystemExit("no eighth of the corpus gives a tokenizer that every engine takes; name one by --tokenizer.")
+    raise SystemExit(
+        "no eighth of the corpus gives a tokenizer that every engine takes; name one by --tokenizer."
+    )
 
 
 def write_corpus(file: Path, size: int, kind: str = "ordinary") -> None:
@@ -50,8 +54,12 @@ def write_corpus(file: Path, size: int, kind: str = "ordinary") -> None:
         written = 0
         for turn in count():
             for text in documents[kind]():
-                again = f"# {turn}\n" if turn else ""  # copies of validation text are left out by us, and not by others
-                written += target.write(json.dumps({"text": again + text}, ensure_ascii=False) + "\n")
+                again = (
+                    f"# {turn}\n" if turn else ""
+                )  # copies of validation text are left out by us, and not by others
+                written += target.write(
+                    json.dumps({"text": again + text}, ensure_ascii=False) + "\n"
+                )
                 if written >= size:
                     return
 
@@ -76,7 +84,9 @@ def _sources(size: int) -> Iterator[str]:
 def _is_alike(text: str) -> bool:
     """Whether every program computes the same on it: gigatoken 0.10.0 on whole files cuts words otherwise where a character is younger
     than its tables, and takes the name of the end-of-text token for the token."""
-    return "<|endoftext|>" not in text and not any(category(character) == "Cn" for character in set(text))
+    return "<|endoftext|>" not in text and not any(
+        category(character) == "Cn" for character in set(text)
+    )
 
 
 def _entries(sources: list[str]) -> Iterator[str]:

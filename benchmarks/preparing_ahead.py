@@ -50,11 +50,16 @@ class WhileTraining(IterableDataset):
         self.texts, self.tokenizer, self.eos, self.length = texts, tokenizer, eos, length
 
     def __iter__(self) -> Iterator[Batch]:
-        encode, choose = Tokenizer.from_file(str(self.tokenizer)).encode_batch, np.random.default_rng(0)
+        encode, choose = (
+            Tokenizer.from_file(str(self.tokenizer)).encode_batch,
+            np.random.default_rng(0),
+        )
         wanted, there = BATCH * (self.length + 1), np.empty(0, dtype=np.int64)
         while True:
             while len(there) < wanted:
-                picked = encode([self.texts[number] for number in choose.integers(0, len(self.texts), BATCH)])
+                picked = encode(
+                    [self.texts[number] for number in choose.integers(0, len(self.texts), BATCH)]
+                )
                 there = np.concatenate([there, *(np.array([*one.ids, self.eos]) for one in picked)])
             cut, there = torch.from_numpy(there[:wanted]).view(BATCH, -1), there[wanted:]
             yield cut[:, :-1], cut[:, 1:]
@@ -77,7 +82,9 @@ def texts_of(dataset: Path, tokenizer: Tokenizer) -> list[str]:
     return found
 
 
-def steps_of(model: Llama, batches: Iterator[Batch], device: torch.device) -> Callable[[int], dict[str, float]]:
+def steps_of(
+    model: Llama, batches: Iterator[Batch], device: torch.device
+) -> Callable[[int], dict[str, float]]:
     """Takes that many steps and says what their batches and all of them took, in seconds."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -122,30 +129,47 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
     reader = TokenReader(dataset, reference.row_table, "train")
     texts = texts_of(dataset, tokenizer)
-    given = config["data"] | {"tokenizer": config["data"]["tokenizer"] | {"path": str(dataset / "tokenizer.json")}}
+    given = config["data"] | {
+        "tokenizer": config["data"]["tokenizer"] | {"path": str(dataset / "tokenizer.json")}
+    }
     once = preparation(given, folder / "again")
     ahead_of_time = WhileTraining(texts, dataset / "tokenizer.json", reader.padding, length)
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))).to(device)
+    model = Llama(
+        LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))
+    ).to(device)
     sides = {
         "prepared": prepared(reader),
         "while training": iter(ahead_of_time),
-        "while training, in a process": iter(DataLoader(ahead_of_time, batch_size=None, num_workers=1)),
+        "while training, in a process": iter(
+            DataLoader(ahead_of_time, batch_size=None, num_workers=1)
+        ),
     }
     takes = {side: steps_of(model, batches, device) for side, batches in sides.items()}
-    turns = {side: [take(arguments.steps)] for side, take in takes.items()}  # the first ones warm up
+    turns = {
+        side: [take(arguments.steps)] for side, take in takes.items()
+    }  # the first ones warm up
     for _ in range(arguments.rounds):
         for side, take in takes.items():
             turns[side].append(take(arguments.steps))
-    found: dict[str, Any] = {"config": name, "tokens_per_step": BATCH * length, "preparation_seconds": once}
+    found: dict[str, Any] = {
+        "config": name,
+        "tokens_per_step": BATCH * length,
+        "preparation_seconds": once,
+    }
     found["tokens"] = sum(reader.stream.tokens)
     for side, taken in turns.items():
         timed = list(zip(taken[1:], turns["prepared"][1:], strict=True))
         found[side] = {
-            "milliseconds_a_step": spread([1000 * mine["all"] / arguments.steps for mine, _ in timed]),
+            "milliseconds_a_step": spread(
+                [1000 * mine["all"] / arguments.steps for mine, _ in timed]
+            ),
             # of all rounds together: a batch of documents that is encoded fills several rounds' rows
-            "share_of_data": sum(mine["data"] for mine, _ in timed) / sum(mine["all"] for mine, _ in timed),
-            "less_time_when_prepared": spread([1 - base["all"] / mine["all"] for mine, base in timed]),
+            "share_of_data": sum(mine["data"] for mine, _ in timed)
+            / sum(mine["all"] for mine, _ in timed),
+            "less_time_when_prepared": spread(
+                [1 - base["all"] / mine["all"] for mine, base in timed]
+            ),
         }
     return found
 
@@ -165,9 +189,19 @@ def main() -> None:
         rows = [compared(name, arguments, Path(folder) / name) for name in arguments.configs]
     for row in rows:
         print(json.dumps(row, indent=1))
-    machine = {"platform": platform.platform(), "cores": os.cpu_count(), "load_at_the_end": os.getloadavg()}
+    machine = {
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "load_at_the_end": os.getloadavg(),
+    }
     versions = {name: version(name) for name in ("torch", "tokenizers")}
-    result = {"machine": machine, "versions": versions, "device": arguments.device, "rows": rows, "time": time.time()}
+    result = {
+        "machine": machine,
+        "versions": versions,
+        "device": arguments.device,
+        "rows": rows,
+        "time": time.time(),
+    }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

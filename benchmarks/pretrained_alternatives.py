@@ -56,7 +56,9 @@ METHODS = ("full", "yarn", "window", "memory")
 KINDS = ("passkey", "cost")
 COVER = "cover"
 OF_COST = ("processor", "threads")  # of the machine
-WINDOW_PIECE = 512  # tokens: the mask of a piece has as many rows, and as many columns beside the window
+WINDOW_PIECE = (
+    512  # tokens: the mask of a piece has as many rows, and as many columns beside the window
+)
 
 
 class SlidingWindow:
@@ -67,7 +69,12 @@ class SlidingWindow:
 
     def __init__(self, llama: Llama, window: int) -> None:
         fields = hf.config_to_hf(llama.config)
-        del fields["architectures"], fields["model_type"], fields["rope_theta"], fields["rope_scaling"]
+        del (
+            fields["architectures"],
+            fields["model_type"],
+            fields["rope_theta"],
+            fields["rope_scaling"],
+        )
         self.config, self.window = llama.config, window
         self.theirs: Any = MistralForCausalLM(MistralConfig(**fields, sliding_window=window))
         self.theirs.set_attn_implementation("sdpa")
@@ -85,15 +92,24 @@ class SlidingWindow:
         """As `Llama.read`."""
         pieces = input_ids.split(WINDOW_PIECE, dim=1)
         # by position: the argument's name differs between versions
-        return torch.cat([self.theirs.model(piece, None, None, states).last_hidden_state for piece in pieces], dim=1)
+        return torch.cat(
+            [self.theirs.model(piece, None, None, states).last_hidden_state for piece in pieces],
+            dim=1,
+        )
 
 
 def with_yarn(model: Llama, factor: int) -> Llama:
     """The same weights with positions for `factor` times the original context."""
     if model.config.rope_scaling is not None:
-        raise SystemExit(f"the folder has rope_scaling={model.config.rope_scaling} already; leave out --methods yarn")
+        raise SystemExit(
+            f"the folder has rope_scaling={model.config.rope_scaling} already; leave out --methods yarn"
+        )
     trained = model.config.max_position_embeddings
-    yarn = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": trained}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": float(factor),
+        "original_max_position_embeddings": trained,
+    }
     return with_fields(model, rope_scaling=yarn)
 
 
@@ -173,7 +189,12 @@ def full_decoding(model: Llama, tokens: int, most_bytes: float) -> Decoding:
 def window_decoding(model: SlidingWindow, tokens: int) -> Decoding:
     """Decoding after `tokens` tokens with a sliding window; transformers keeps one token fewer than the next one attends to."""
     states, weight, token = model.new_states(1, 0), model.lm_head.weight, first_token(model)
-    attended = (1, model.config.num_key_value_heads, min(tokens + 1, model.window), model.config.head_size)
+    attended = (
+        1,
+        model.config.num_key_value_heads,
+        min(tokens + 1, model.window),
+        model.config.head_size,
+    )
     size = 0
     kept: list[Any] = states.layers
     for number, layer in enumerate(kept):
@@ -194,11 +215,15 @@ def memory_decoding(model: Llama, tokens: int) -> Decoding:
         for tensor in named.get("memory", ()):
             tensor.uniform_()  # z is a sum of positive terms
         state.filled, named["segments"] = [tokens % size], [tokens // size]
-    return Decoding(lambda: model.decode(token, states), size_in_bytes(states), len(states.layers), size)
+    return Decoding(
+        lambda: model.decode(token, states), size_in_bytes(states), len(states.layers), size
+    )
 
 
 @torch.inference_mode()
-def cost(model: Any, method: str, tokens: int, repetitions: int, most_bytes: float) -> dict[str, Any]:
+def cost(
+    model: Any, method: str, tokens: int, repetitions: int, most_bytes: float
+) -> dict[str, Any]:
     """Seconds per token of each repetition, and the size of the state."""
     if method == "window":
         decoding = window_decoding(model, tokens)
@@ -247,12 +272,20 @@ def variants(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
 def numbers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for boundaries in options.boundaries:
         for number in range(options.samples):
-            cell = {"segment_length": options.segment_length, "boundaries": boundaries, "filler": "repeated"}
+            cell = {
+                "segment_length": options.segment_length,
+                "boundaries": boundaries,
+                "filler": "repeated",
+            }
             yield cell | {"number": number}
 
 
 def measure_passkeys(
-    options: argparse.Namespace, lines: CaseLines, model: Llama, tokenizer: Tokenizer, fields: dict[str, Any]
+    options: argparse.Namespace,
+    lines: CaseLines,
+    model: Llama,
+    tokenizer: Tokenizer,
+    fields: dict[str, Any],
 ) -> None:
     """All numbers of one variant that are not stored yet; `fields` name it."""
     filler = tokenizer.encode(FILLER, add_special_tokens=False).ids
@@ -275,7 +308,9 @@ def measure_passkeys(
             variant = SlidingWindow(model, fields["window"])
         elif variant is None:
             variant = with_segments(model, options.segment_length)
-        with torch.autocast(model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+        with torch.autocast(
+            model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"
+        ):
             measured |= passkey(variant, asked)
         lines.add(case, measured | machine_facts() | {"load": os.getloadavg()[0]})
 
@@ -288,7 +323,11 @@ def measure_costs(
     facts = machine_facts()
     size = {"segment_length": options.segment_length} if method == "memory" else {}
     for tokens in options.lengths:
-        case = fields | size | {"precision": "bf16", "tokens": tokens, **{name: facts[name] for name in OF_COST}}
+        case = (
+            fields
+            | size
+            | {"precision": "bf16", "tokens": tokens, **{name: facts[name] for name in OF_COST}}
+        )
         if case in lines:
             continue
         if variant is None:
@@ -309,11 +348,15 @@ def measure(options: argparse.Namespace) -> None:
             continue
         model, tokenizer, named = opened(place, options.checkpoint)
         if methods is originals and model.config.attention != "softmax":
-            raise SystemExit(f"{place}: attention={model.config.attention}; give the folder of the original")
+            raise SystemExit(
+                f"{place}: attention={model.config.attention}; give the folder of the original"
+            )
         for method in methods:
             for variant in variants(options, method):
                 if "passkey" in options.kinds:
-                    measure_passkeys(options, lines, model, tokenizer, named | {"kind": "passkey"} | variant)
+                    measure_passkeys(
+                        options, lines, model, tokenizer, named | {"kind": "passkey"} | variant
+                    )
                 if "cost" in options.kinds and method != "yarn":
                     measure_costs(options, lines, model, method, named | {"kind": "cost"} | variant)
 
@@ -339,7 +382,10 @@ def summary() -> list[dict[str, Any]]:
             cells[tuple(line.get(name) for name in names)].append(line)
         else:
             copied = (*names, "tokens", "state_bytes", "layers", "layers_in_memory", *OF_COST)
-            rows.append({name: line[name] for name in copied if name in line} | {"ms": 1000 * line["median_seconds"]})
+            rows.append(
+                {name: line[name] for name in copied if name in line}
+                | {"ms": 1000 * line["median_seconds"]}
+            )
     for key, lines in cells.items():
         row = {name: value for name, value in zip(names, key, strict=True) if value is not None}
         row |= {"asked": len(lines), "found": sum(line["found"] for line in lines)}
@@ -347,7 +393,9 @@ def summary() -> list[dict[str, Any]]:
         row["tokens"] = max(line["tokens"] for line in lines)
         if "factor" in row:
             row["rope_factors"] = sorted({line["rope_factor"] for line in lines})
-        row["read_ms"] = statistics.median(1000 * line["read_seconds"] / line["read_tokens"] for line in lines)
+        row["read_ms"] = statistics.median(
+            1000 * line["read_seconds"] / line["read_tokens"] for line in lines
+        )
         rows.append(row)
     return rows
 
@@ -360,9 +408,19 @@ def yarn_factor(word: str) -> str | int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("original", type=Path, nargs="?", metavar="FOLDER", help="of the original, from Hugging Face")
-    parser.add_argument("--run", type=Path, help="of the method memory, which is left out without it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "original",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="of the original, from Hugging Face",
+    )
+    parser.add_argument(
+        "--run", type=Path, help="of the method memory, which is left out without it"
+    )
     parser.add_argument("--checkpoint", default="latest")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
@@ -371,11 +429,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--factors", type=yarn_factor, nargs="+", default=[COVER])
     parser.add_argument("--windows", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of products, of passkey cases")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2_048, 32_768, 131_072, 1_048_576])
+    parser.add_argument(
+        "--precision",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="of products, of passkey cases",
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[2_048, 32_768, 131_072, 1_048_576]
+    )
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
-    parser.add_argument("--state-gib", type=float, default=4.0, help="most memory of keys and values of the cost cases")
+    parser.add_argument(
+        "--state-gib",
+        type=float,
+        default=4.0,
+        help="most memory of keys and values of the cost cases",
+    )
     parser.add_argument("--summary", action="store_true")
     return parser
 

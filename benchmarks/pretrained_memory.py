@@ -23,7 +23,14 @@ from stored_rows import CaseLines
 from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import Asked, Begun, ask_across, begin, greedy_tokens, right_tokens
+from infini_llama.tasks.evaluate.passkey import (
+    Asked,
+    Begun,
+    ask_across,
+    begin,
+    greedy_tokens,
+    right_tokens,
+)
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import load_run
@@ -42,16 +49,28 @@ def opened(place: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, ob
     if (place / "lineage.json").exists():
         model, tokenizer, chosen = load_run(place, checkpoint)
         step, digest = checkpoints.step_of(chosen), read_manifest(chosen, checkpoints.KIND).digest
-        return model.eval().to(device), tokenizer, {"model": place.name, "step": step, "digest": digest}
+        return (
+            model.eval().to(device),
+            tokenizer,
+            {"model": place.name, "step": step, "digest": digest},
+        )
     folder = open_folder(place)
     model = Llama(folder.config)
     load_pretrained(model, place)
-    return model.eval().to(device), tokenizer_of(folder), {"model": place.name, "step": 0, "digest": folder.digest()}
+    return (
+        model.eval().to(device),
+        tokenizer_of(folder),
+        {"model": place.name, "step": 0, "digest": folder.digest()},
+    )
 
 
 def with_segments(model: Llama, segment_length: int) -> Llama:
     """The same weights with segments of another length; a model with full attention is as it is."""
-    return model if model.config.attention == "softmax" else with_fields(model, segment_length=segment_length)
+    return (
+        model
+        if model.config.attention == "softmax"
+        else with_fields(model, segment_length=segment_length)
+    )
 
 
 def with_fields(model: Llama, **fields: Any) -> Llama:
@@ -66,8 +85,17 @@ def with_fields(model: Llama, **fields: Any) -> Llama:
 
 def asked_in(case: dict[str, Any], tokenizer: Tokenizer, filler: list[int]) -> Asked:
     """The text of a case, which depends on nothing but the case, the tokenizer and the filler."""
-    random = Random(f"{case['filler']}-{case['segment_length']}-{case['boundaries']}-{case['number']}")
-    return ask_across(tokenizer, case["segment_length"], case["boundaries"], FORMS["passkey"](random), random, filler)
+    random = Random(
+        f"{case['filler']}-{case['segment_length']}-{case['boundaries']}-{case['number']}"
+    )
+    return ask_across(
+        tokenizer,
+        case["segment_length"],
+        case["boundaries"],
+        FORMS["passkey"](random),
+        random,
+        filler,
+    )
 
 
 def passkey(model: Llama, asked: Asked, before: Begun | None) -> tuple[dict, Begun]:
@@ -80,8 +108,13 @@ def passkey(model: Llama, asked: Asked, before: Begun | None) -> tuple[dict, Beg
         result["found_without_memory"] = all(right_tokens(model, begin(model, asked)))
         model.use_memory(True)
         if before is not None and len(before.asked.answer) == len(asked.answer):
-            written = greedy_tokens(model, mine.rest, before.states, len(asked.answer), asked.vocab_size)
-            result |= {"swapped_own": written == asked.answer, "swapped_other": written == before.asked.answer}
+            written = greedy_tokens(
+                model, mine.rest, before.states, len(asked.answer), asked.vocab_size
+            )
+            result |= {
+                "swapped_own": written == asked.answer,
+                "swapped_other": written == before.asked.answer,
+            }
     return result, mine
 
 
@@ -97,7 +130,9 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
         sums, counts = [0.0] * ROW_SEGMENTS, [0] * ROW_SEGMENTS
         for start in range(0, len(ids) - 1, size):
             row = torch.tensor([ids[start : start + size + 1]], device=model.lm_head.weight.device)
-            losses = torch.nn.functional.cross_entropy(model(row[:, :-1])[0].float(), row[0, 1:], reduction="none")
+            losses = torch.nn.functional.cross_entropy(
+                model(row[:, :-1])[0].float(), row[0, 1:], reduction="none"
+            )
             for segment, part in enumerate(losses.split(segment_length)):
                 sums[segment] += part.sum().item()
                 counts[segment] += len(part)
@@ -112,10 +147,19 @@ def cases(options: argparse.Namespace) -> Iterator[dict]:
         for boundaries in options.boundaries:
             for filler in options.fillers:
                 for number in range(options.samples):
-                    about = {"segment_length": segment_length, "boundaries": boundaries, "filler": filler}
+                    about = {
+                        "segment_length": segment_length,
+                        "boundaries": boundaries,
+                        "filler": filler,
+                    }
                     yield {"kind": "passkey", **about, "number": number}
         for file in sorted(file for pattern in options.text for file in glob(pattern)):
-            yield {"kind": "text", "segment_length": segment_length, "text": Path(file).name, "file": file}
+            yield {
+                "kind": "text",
+                "segment_length": segment_length,
+                "text": Path(file).name,
+                "file": file,
+            }
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -123,10 +167,14 @@ def measure(options: argparse.Namespace) -> None:
     for place in options.models:
         model, tokenizer, about = opened(place, options.checkpoint)
         about |= {"precision": "bf16"} if options.precision == "bf16" else {}
-        prose = [Path(file).read_text() for pattern in options.text for file in sorted(glob(pattern))]
+        prose = [
+            Path(file).read_text() for pattern in options.text for file in sorted(glob(pattern))
+        ]
         tokens = {"repeated": tokenizer.encode(FILLER, add_special_tokens=False).ids}
         if prose:
-            tokens["text"] = tokenizer.encode(" ".join(prose), add_special_tokens=False).ids[:FILLER_TOKENS]
+            tokens["text"] = tokenizer.encode(" ".join(prose), add_special_tokens=False).ids[
+                :FILLER_TOKENS
+            ]
         of_length, before, cell = model, None, None
         for case in cases(options):
             fields = about | {name: value for name, value in case.items() if name != "file"}
@@ -134,14 +182,24 @@ def measure(options: argparse.Namespace) -> None:
                 continue
             if of_length.config.segment_length != case["segment_length"]:
                 of_length = with_segments(model, case["segment_length"])
-            if cell != (now := tuple(case.get(name) for name in ("segment_length", "boundaries", "filler"))):
+            if cell != (
+                now := tuple(case.get(name) for name in ("segment_length", "boundaries", "filler"))
+            ):
                 before, cell = None, now
             started = time.process_time()
-            with torch.autocast(model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+            with torch.autocast(
+                model.lm_head.weight.device.type,
+                torch.bfloat16,
+                enabled=options.precision == "bf16",
+            ):
                 if case["kind"] == "passkey":
-                    result, before = passkey(of_length, asked_in(case, tokenizer, tokens[case["filler"]]), before)
+                    result, before = passkey(
+                        of_length, asked_in(case, tokenizer, tokens[case["filler"]]), before
+                    )
                 else:
-                    ids = tokenizer.encode(Path(case["file"]).read_text(), add_special_tokens=False).ids
+                    ids = tokenizer.encode(
+                        Path(case["file"]).read_text(), add_special_tokens=False
+                    ).ids
                     result = text(of_length, ids, case["segment_length"])
             lines.add(fields, result | {"cpu_seconds": round(time.process_time() - started, 2)})
 
@@ -150,10 +208,15 @@ def summary() -> list[dict]:
     """A row per cell: numbers found of those asked, or nats per token of all texts."""
     cells: dict[tuple, list[dict]] = defaultdict(list)
     for line in CaseLines(RESULTS).read():
-        key = tuple(line.get(name) for name in ("model", "step", "kind", "segment_length", "boundaries", "filler"))
+        key = tuple(
+            line.get(name)
+            for name in ("model", "step", "kind", "segment_length", "boundaries", "filler")
+        )
         cells[key].append(line)
     rows = []
-    for (model, step, kind, segment_length, boundaries, filler), lines in sorted(cells.items(), key=str):
+    for (model, step, kind, segment_length, boundaries, filler), lines in sorted(
+        cells.items(), key=str
+    ):
         row = {"model": model, "step": step, "segment_length": segment_length}
         if kind == "passkey":
             row |= {"boundaries": boundaries, "filler": filler, "asked": len(lines)}
@@ -171,7 +234,9 @@ def summary() -> list[dict]:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path, nargs="*", metavar="RUN_OR_FOLDER")
     parser.add_argument("--checkpoint", default="latest")
     parser.add_argument("--segment-lengths", type=int, nargs="+", default=[64])
@@ -179,10 +244,17 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--fillers", nargs="+", choices=["repeated", "text"], default=["repeated"])
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument(
-        "--precision", choices=["fp32", "bf16"], default="fp32", help="of products; the memory stays fp32"
+        "--precision",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="of products; the memory stays fp32",
     )
     parser.add_argument(
-        "--text", nargs="*", default=[], metavar="PATTERN", help="held-out text, also the filler `text`"
+        "--text",
+        nargs="*",
+        default=[],
+        metavar="PATTERN",
+        help="held-out text, also the filler `text`",
     )
     parser.add_argument("--summary", action="store_true")
     return parser

@@ -47,7 +47,9 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         lengths = np.full(count // LENGTH, LENGTH)
         values = values[: lengths.sum()]
         write_shard(folder / split / "data-00000.arrow", values, lengths.tolist())
-        shard = WrittenShard(f"{split}/data-00000.arrow", "", len(lengths), len(values), 0, LENGTH, LENGTH, "")
+        shard = WrittenShard(
+            f"{split}/data-00000.arrow", "", len(lengths), len(values), 0, LENGTH, LENGTH, ""
+        )
         written = WrittenSplit([shard], token_counts(values, 32768))
         facts[split] = describe_split(folder / split, written, has_prompts=False).model_dump(
             mode="json", exclude_defaults=True
@@ -64,7 +66,8 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         folder.with_name("dataset"),
         "dataset",
         {},
-        {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False} | facts,
+        {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+        | facts,
     )
     commit(
         staged,
@@ -81,7 +84,9 @@ def rows_of_datasets(reader: TokenReader, folder: Path) -> Any:
     import datasets
 
     rows = reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16)
-    table = pa.table({"input_ids": pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), LENGTH)})
+    table = pa.table(
+        {"input_ids": pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), LENGTH)}
+    )
     datasets.Dataset(table).save_to_disk(str(folder))
     return datasets.load_from_disk(str(folder)).with_format("torch")
 
@@ -104,7 +109,9 @@ def rows_of_litdata(reader: TokenReader, folder: Path) -> Callable[[np.ndarray],
 
     litdata: Any = import_module("litdata")
     folder.mkdir()
-    np.save(folder / "rows.npy", reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16))
+    np.save(
+        folder / "rows.npy", reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16)
+    )
     litdata.optimize(
         Row(folder / "rows.npy"),
         list(range(len(reader))),
@@ -113,7 +120,9 @@ def rows_of_litdata(reader: TokenReader, folder: Path) -> Callable[[np.ndarray],
         num_workers=1,
         item_loader=litdata.TokensLoader(block_size=LENGTH),
     )
-    theirs = litdata.StreamingDataset(str(folder / "chunks"), item_loader=litdata.TokensLoader(block_size=LENGTH))
+    theirs = litdata.StreamingDataset(
+        str(folder / "chunks"), item_loader=litdata.TokensLoader(block_size=LENGTH)
+    )
     return lambda rows: torch.stack([theirs[row] for row in rows.tolist()]).long()
 
 
@@ -123,7 +132,9 @@ def one_by_one(read: Callable[[Any], object], batches: list[np.ndarray]) -> None
         read(rows)
 
 
-def require_same_rows(reads: dict[str, Callable[[np.ndarray], Any]], batches: list[np.ndarray]) -> None:
+def require_same_rows(
+    reads: dict[str, Callable[[np.ndarray], Any]], batches: list[np.ndarray]
+) -> None:
     """Every program's tokens of these batches are equal.
 
     Raises:
@@ -131,7 +142,9 @@ def require_same_rows(reads: dict[str, Callable[[np.ndarray], Any]], batches: li
     """
     for number, rows in enumerate(batches):
         tokens = {name: np.asarray(read(rows)).astype(np.int64) for name, read in reads.items()}
-        hashes = {name: hashlib.sha256(found.tobytes()).hexdigest()[:16] for name, found in tokens.items()}
+        hashes = {
+            name: hashlib.sha256(found.tobytes()).hexdigest()[:16] for name, found in tokens.items()
+        }
         require_equal(f"the tokens of batch {number}", hashes)
 
 
@@ -142,10 +155,14 @@ def nanoseconds(work: Callable[[], object], units: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "reader.json")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).with_name("results") / "reader.json"
+    )
     options = parser.parse_args()
     choose = np.random.default_rng(0)
     lengths = np.maximum(2, choose.lognormal(6, 1.2, DOCUMENTS)).astype(np.int64)
@@ -159,8 +176,14 @@ def main() -> None:
             "datasets": lambda rows: theirs[rows.tolist()]["input_ids"],
         }
         works: dict[str, tuple[Callable[[], object], int]] = {
-            "read, ours": (lambda: one_by_one(reader.gather, batches), len(batches) * BATCH * LENGTH),
-            "read, datasets": (lambda: one_by_one(lambda rows: theirs[rows.tolist()], few), len(few) * BATCH * LENGTH),
+            "read, ours": (
+                lambda: one_by_one(reader.gather, batches),
+                len(batches) * BATCH * LENGTH,
+            ),
+            "read, datasets": (
+                lambda: one_by_one(lambda rows: theirs[rows.tolist()], few),
+                len(few) * BATCH * LENGTH,
+            ),
             "best_fit, ours": (lambda: pack(lengths, LENGTH, "best_fit"), DOCUMENTS),
         }
         try:
@@ -175,7 +198,9 @@ def main() -> None:
 
             listed = Dataset.from_dict({"input_ids": [[1] * int(length) for length in lengths]})
             works["best_fit, trl"] = (
-                lambda: trl.pack_dataset(listed, LENGTH + 1, "bfd_split", {"load_from_cache_file": False}),
+                lambda: trl.pack_dataset(
+                    listed, LENGTH + 1, "bfd_split", {"load_from_cache_file": False}
+                ),
                 DOCUMENTS,
             )
         except ImportError:
@@ -191,8 +216,18 @@ def main() -> None:
     for name, median in medians.items():
         print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
     print(costs)
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_at_the_end": os.getloadavg()}
-    stored = {"machine": machine, "datasets": version("datasets"), "medians": medians, "runs": found, "best_fit": costs}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "load_at_the_end": os.getloadavg(),
+    }
+    stored = {
+        "machine": machine,
+        "datasets": version("datasets"),
+        "medians": medians,
+        "runs": found,
+        "best_fit": costs,
+    }
     options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 

@@ -36,7 +36,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def rows(count: int, segments: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(
+    count: int, segments: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and labels [count, segments * SEGMENT]; six facts in all segments but the last, their keys in the last."""
     length = segments * SEGMENT
 
@@ -66,9 +68,20 @@ def accuracy(model: Llama, segments: int, count: int = 256) -> float:
 def train(variant: str, seed: int, steps: int) -> tuple[Llama, list[tuple[int, float]]]:
     """A model of two layers after `steps` steps or, before, at 0.995; and its accuracies on the way."""
     torch.manual_seed(seed)
-    shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 4 * SEGMENT, "segment_length": SEGMENT}
-    config = LlamaConfig(VOCABULARY, **shape, **VARIANTS[variant], initializer_range=0.1, tie_word_embeddings=False)
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4 * SEGMENT,
+        "segment_length": SEGMENT,
+    }
+    config = LlamaConfig(
+        VOCABULARY, **shape, **VARIANTS[variant], initializer_range=0.1, tie_word_embeddings=False
+    )
     model = Llama(config)
     groups = parameter_groups(model, weight_decay=0.1)
     for group in groups:
@@ -99,7 +112,9 @@ def measure(variant: str, seed: int, steps: int) -> dict:
     result["accuracy"] = {segments: accuracy(model, segments) for segments in (4, 8, 16, 32)}
     if model.config.attention == "infini":
         result["gates"] = [
-            parameter.sigmoid().tolist() for name, parameter in model.named_parameters() if name.endswith(".gate")
+            parameter.sigmoid().tolist()
+            for name, parameter in model.named_parameters()
+            if name.endswith(".gate")
         ]
         model.use_memory(False)
         result["accuracy without memory"] = accuracy(model, 4)
@@ -107,7 +122,9 @@ def measure(variant: str, seed: int, steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
@@ -117,7 +134,9 @@ def main() -> None:
         for variant in VARIANTS:
             results.append(measure(variant, seed, options.steps))
             found = results[-1]
-            lengths = ", ".join(f"{segments} segments {value:.3f}" for segments, value in found["accuracy"].items())
+            lengths = ", ".join(
+                f"{segments} segments {value:.3f}" for segments, value in found["accuracy"].items()
+            )
             off = found.get("accuracy without memory")
             print(
                 f"{variant:<16} seed {seed}: {lengths}"
@@ -125,8 +144,17 @@ def main() -> None:
                 + f"; {found['curve'][-1][0]} steps, {found['cpu_seconds']:.0f} s of one core",
                 flush=True,
             )
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-    stored = {"machine": machine, "torch": torch.__version__, "load": os.getloadavg(), "chance": 1 / VALUES}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    stored = {
+        "machine": machine,
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+        "chance": 1 / VALUES,
+    }
     target = Path(__file__).with_name("results") / "recall.json"
     target.write_text(json.dumps(stored | {"results": results}, indent=1) + "\n", encoding="utf-8")
 

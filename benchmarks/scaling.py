@@ -22,7 +22,14 @@ import numpy as np
 
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import write_shard
-from infini_llama.tasks.storage.artifacts import MANIFEST, _serialized, check, checksum_of, file_checksum, read_manifest
+from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    _serialized,
+    check,
+    checksum_of,
+    file_checksum,
+    read_manifest,
+)
 from infini_llama.tasks.train.worker.data.order import rows_of_samples
 
 TOKENS = 4096  # of the shard that all of them are
@@ -33,15 +40,23 @@ BATCH = 1024
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).parent / "results" / "scaling.json"
+    )
     arguments = parser.parse_args()
     measured = []
     for shards in arguments.shards:
         with tempfile.TemporaryDirectory() as folder:
             measured.append(one(shards, Path(folder)))
         print(json.dumps(measured[-1]))
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-    arguments.output.write_text(json.dumps(machine | {"measured": measured}, indent=1) + "\n", encoding="utf-8")
+    machine = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+    arguments.output.write_text(
+        json.dumps(machine | {"measured": measured}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
@@ -107,8 +122,17 @@ def make(dataset: Path, shards: int) -> None:
             }
         )
     counts = {"documents": 4 * shards, "tokens": TOKENS * shards, "bytes": 0, "shards": table}
-    split = counts | {"shortest_document": 1, "longest_document": TOKENS, "unigram_entropy_bits": 0.0}
-    facts = {"vocab_size": TOKENS, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+    split = counts | {
+        "shortest_document": 1,
+        "longest_document": TOKENS,
+        "unigram_entropy_bits": 0.0,
+    }
+    facts = {
+        "vocab_size": TOKENS,
+        "dtype": "uint16",
+        "eos_id": 0,
+        "text_yields_special_tokens": False,
+    }
     commit(dataset, "dataset", 1, files, facts | {"train": split, "validation": split})
     rows = dataset / "chunks" / "rows"
     rows.mkdir(parents=True)
@@ -120,7 +144,11 @@ def make(dataset: Path, shards: int) -> None:
         "chunks",
         1,
         {name: entry},
-        {"strategy": "concat", "sequence_length": 256, "rows": {"train": shards * TOKENS // 256 - 1, "validation": 0}},
+        {
+            "strategy": "concat",
+            "sequence_length": 256,
+            "rows": {"train": shards * TOKENS // 256 - 1, "validation": 0},
+        },
     )
 
 

@@ -28,10 +28,20 @@ SMALL = [
 ]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
-    "import the stages of --no-prefect": [sys.executable, "-c", "import infini_llama.flows.pipeline"],
+    "import the stages of --no-prefect": [
+        sys.executable,
+        "-c",
+        "import infini_llama.flows.pipeline",
+    ],
     "import prefect": [sys.executable, "-c", "import prefect.flows"],
     "--help": [COMMAND, "--help"],
-    "finished run again, --no-prefect": [COMMAND, "run", "configs/tiny.yaml", "--no-prefect", *SMALL],
+    "finished run again, --no-prefect": [
+        COMMAND,
+        "run",
+        "configs/tiny.yaml",
+        "--no-prefect",
+        *SMALL,
+    ],
     "finished run again, embedded server": [COMMAND, "run", "configs/tiny.yaml", *SMALL],
 }
 
@@ -39,24 +49,42 @@ CASES = {
 def seconds(command: list[str], home: str) -> float:
     """Wall time of one process from start to exit."""
     started = time.perf_counter()
-    subprocess.run(command, env=os.environ | {"INFINI_LLAMA_HOME": home}, check=True, capture_output=True)
+    subprocess.run(
+        command, env=os.environ | {"INFINI_LLAMA_HOME": home}, check=True, capture_output=True
+    )
     return time.perf_counter() - started
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        first = {"first run, embedded server, all stages": seconds(CASES["finished run again, embedded server"], home)}
+        first = {
+            "first run, embedded server, all stages": seconds(
+                CASES["finished run again, embedded server"], home
+            )
+        }
         times: dict[str, list[float]] = {name: [] for name in CASES}
         for _ in range(ROUNDS):
             for name, command in CASES.items():
                 times[name].append(seconds(command, home))
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     versions = {name: version(name) for name in ("prefect", "torch", "pydantic")}
-    result = {"machine": machine, "load": os.getloadavg(), "versions": versions, "once": first, "seconds": times}
+    result = {
+        "machine": machine,
+        "load": os.getloadavg(),
+        "versions": versions,
+        "once": first,
+        "seconds": times,
+    }
     target = Path(__file__).with_name("results") / "startup.json"
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, values in times.items():
-        print(f"{name:<40} median {statistics.median(values):6.2f} s   ({min(values):.2f} – {max(values):.2f})")
+        print(
+            f"{name:<40} median {statistics.median(values):6.2f} s   ({min(values):.2f} – {max(values):.2f})"
+        )
 
 
 if __name__ == "__main__":

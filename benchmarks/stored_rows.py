@@ -28,10 +28,16 @@ def about() -> dict[str, Any]:
 
 def store(target: Path, row: dict[str, Any], same: Sequence[str]) -> None:
     """Add `row`, with the load of this moment, to the rows of a JSON file, in place of one with equal fields `same`."""
-    stored: dict[str, Any] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    stored: dict[str, Any] = (
+        json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    )
     row = {"load": os.getloadavg()[0]} | row
-    kept = [old for old in stored.get("rows", []) if any(old.get(field) != row[field] for field in same)]
-    target.write_text(json.dumps(stored | {"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+    kept = [
+        old for old in stored.get("rows", []) if any(old.get(field) != row[field] for field in same)
+    ]
+    target.write_text(
+        json.dumps(stored | {"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 class CaseLines:

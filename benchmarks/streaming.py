@@ -26,7 +26,9 @@ PIECE, VOCABULARY = 4096, 4096
 
 
 def tiny() -> LlamaConfig:
-    fields = yaml.safe_load((Path(__file__).parents[1] / "configs" / "tiny_infini.yaml").read_text(encoding="utf-8"))
+    fields = yaml.safe_load(
+        (Path(__file__).parents[1] / "configs" / "tiny_infini.yaml").read_text(encoding="utf-8")
+    )
     model = fields["model"]
     model.setdefault("num_key_value_heads", model["num_attention_heads"])
     return LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=256, **model)
@@ -44,9 +46,13 @@ def size_in_bytes(states: States) -> int:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "streaming.json")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).with_name("results") / "streaming.json"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -64,13 +70,19 @@ def main() -> None:
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             speed = (now - started) / (read - before) * 1e6
             state = size_in_bytes(states)
-            reports.append({"tokens": read, "state": state, "resident": resident, "us_a_token": speed})
+            reports.append(
+                {"tokens": read, "state": state, "resident": resident, "us_a_token": speed}
+            )
             print(
                 f"{read:>9,} tokens: states {state:,} bytes, resident {resident / 1e6:.0f} MB, {speed:.0f} us a token",
                 flush=True,
             )
             before, started, report_at = read, now, report_at * 10
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     stored = {"machine": machine, "torch": torch.__version__, "reports": reports}
     options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 

@@ -64,7 +64,13 @@ class Lane(NamedTuple):
 
     @property
     def label(self) -> str:
-        allocator = "" if self.program == "ours" else ", our allocator" if self.our_allocator else ", as shipped"
+        allocator = (
+            ""
+            if self.program == "ours"
+            else ", our allocator"
+            if self.our_allocator
+            else ", as shipped"
+        )
         return f"{self.program}, {self.mode}{allocator}"
 
 
@@ -74,9 +80,17 @@ class Peer:
     def __init__(self, lane: Lane, order: dict[str, Any], allocator: dict[str, str]) -> None:
         self.label = lane.label
         clean = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
-        threads = {"OMP_NUM_THREADS": str(order["threads"]), "MKL_NUM_THREADS": str(order["threads"])}
+        threads = {
+            "OMP_NUM_THREADS": str(order["threads"]),
+            "MKL_NUM_THREADS": str(order["threads"]),
+        }
         self.process = subprocess.Popen(
-            [sys.executable, str(PEER), lane.program, json.dumps(order | {"compiled": lane.compiled})],
+            [
+                sys.executable,
+                str(PEER),
+                lane.program,
+                json.dumps(order | {"compiled": lane.compiled}),
+            ],
             env=clean | threads | (allocator if lane.our_allocator else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -103,7 +117,9 @@ def lanes_of(programs: list[str], modes: list[str]) -> list[Lane]:
     compiled = [mode == "compiled" for mode in modes]
     found = [Lane("ours", mode, True) for mode in compiled if "ours" in programs]
     peers = [program for program in PROGRAMS[1:] if program in programs]
-    return found + [Lane(peer, mode, ours) for peer in peers for mode in compiled for ours in (True, False)]
+    return found + [
+        Lane(peer, mode, ours) for peer in peers for mode in compiled for ours in (True, False)
+    ]
 
 
 def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) -> EnvironmentPlan:
@@ -111,7 +127,11 @@ def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) 
     hidden, inner, layers, heads, kv = SIZES[size]
     model = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
     sections = {
-        "data": {"source": "python-stdlib", "sequence_length": LENGTH, "tokenizer": {"vocab_size": vocabulary}},
+        "data": {
+            "source": "python-stdlib",
+            "sequence_length": LENGTH,
+            "tokenizer": {"vocab_size": vocabulary},
+        },
         "model": model | {"num_attention_heads": heads, "num_key_value_heads": kv},
         "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS} | train,
         "environment": {"device": "cpu", "nproc_per_node": 1, "threads": threads},
@@ -134,12 +154,19 @@ def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path)
         for lane in lanes:
             compile = "whole" if lane.compiled else "off"
             plan = plan_of(size, vocabulary, arguments.threads, home, compile=compile)
-            order = {"size": size, "vocabulary": vocabulary, "threads": arguments.threads, "steps": arguments.steps}
+            order = {
+                "size": size,
+                "vocabulary": vocabulary,
+                "threads": arguments.threads,
+                "steps": arguments.steps,
+            }
             order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": str(home)}
             allocator = {name: value for name, value in plan.env.items() if name in ALLOCATOR}
             peers.append(Peer(lane, order | {"plan": plan.to_json()}, allocator))
             planned = {name: value for name, value in plan.to_json().items() if name in SETTINGS}
-            settings[lane.label] = planned if lane.program == "ours" else {"precision": plan.precision}
+            settings[lane.label] = (
+                planned if lane.program == "ours" else {"precision": plan.precision}
+            )
             settings[lane.label] |= {"allocator variables": allocator if lane.our_allocator else {}}
         for _ in range(arguments.rounds + 1):  # the first one warms up
             for peer in peers:
@@ -147,7 +174,9 @@ def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path)
     finally:
         for peer in peers:
             peer.end()
-    apart = require_close("the losses", {label: losses_of(measured) for label, measured in turns.items()})
+    apart = require_close(
+        "the losses", {label: losses_of(measured) for label, measured in turns.items()}
+    )
     for label, measured in turns.items():
         settings[label] |= measured[-1].get("settings", {})
     timed = {label: measured[1:] for label, measured in turns.items()}
@@ -157,8 +186,14 @@ def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path)
             for label, measured in timed.items()
         },
         "settings": settings,
-        "profiles": {label: measured[-1]["profile"] for label, measured in timed.items() if "profile" in measured[-1]},
-        "matmul_flops": max(turn["matmul_flops"] for measured in turns.values() for turn in measured),
+        "profiles": {
+            label: measured[-1]["profile"]
+            for label, measured in timed.items()
+            if "profile" in measured[-1]
+        },
+        "matmul_flops": max(
+            turn["matmul_flops"] for measured in turns.values() for turn in measured
+        ),
         "losses": losses_of(next(iter(turns.values()))),
         "losses_differ_relatively_by_at_most": apart,
         "load": os.getloadavg(),
@@ -170,14 +205,26 @@ def losses_of(turns: list[dict[str, Any]]) -> list[float]:
     return [loss for turn in turns for loss in turn["losses"]]
 
 
-def compete(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
+def compete(
+    size: str, vocabulary: int, arguments: argparse.Namespace, home: Path
+) -> dict[str, Any]:
     """The row of one size and vocabulary."""
     default = plan_of(size, vocabulary, arguments.threads, home)
     row: dict[str, Any] = {"size": size, "vocabulary": vocabulary, "processor": processor_name()}
-    row |= {"threads": arguments.threads, "platform": platform.platform(), "torch": torch.__version__}
-    row |= {"rounds": arguments.rounds, "steps_per_turn": arguments.steps, "tokens_per_step": ROWS * LENGTH}
+    row |= {
+        "threads": arguments.threads,
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+    }
+    row |= {
+        "rounds": arguments.rounds,
+        "steps_per_turn": arguments.steps,
+        "tokens_per_step": ROWS * LENGTH,
+    }
     row |= {"compile_without_a_key": default.compile}
-    return row | {"starts": [start(size, vocabulary, arguments, home) for _ in range(arguments.starts)]}
+    return row | {
+        "starts": [start(size, vocabulary, arguments, home) for _ in range(arguments.starts)]
+    }
 
 
 def processor_name() -> str:
@@ -190,7 +237,9 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
-def over_starts(row: dict[str, Any], value: Callable[[dict[str, Any]], float]) -> tuple[float, float, float]:
+def over_starts(
+    row: dict[str, Any], value: Callable[[dict[str, Any]], float]
+) -> tuple[float, float, float]:
     """Median, lowest and highest of a value of each start."""
     values = [value(one) for one in row["starts"]]
     return statistics.median(values), min(values), max(values)
@@ -203,7 +252,9 @@ def ratio(row: dict[str, Any], lane: Lane) -> tuple[float, float, float]:
         row,
         lambda one: statistics.median(
             theirs / mine
-            for theirs, mine in zip(one["lanes"][lane.label]["wall"], one["lanes"][ours]["wall"], strict=True)
+            for theirs, mine in zip(
+                one["lanes"][lane.label]["wall"], one["lanes"][ours]["wall"], strict=True
+            )
         ),
     )
 
@@ -214,24 +265,42 @@ def tables(rows: list[dict[str, Any]]) -> str:
     for processor in dict.fromkeys(row["processor"] for row in rows):
         mine = [row for row in rows if row["processor"] == processor]
         for mode in ("eager", "compiled"):
-            lanes = [lane for lane in lanes_of([*PROGRAMS], [mode]) if lane.label in mine[0]["starts"][0]["lanes"]]
+            lanes = [
+                lane
+                for lane in lanes_of([*PROGRAMS], [mode])
+                if lane.label in mine[0]["starts"][0]["lanes"]
+            ]
             if len(lanes) > 1 and lanes[0].program == "ours":
                 lines += ["", *_table(processor, mode, mine, lanes)]
     return "\n".join(lines).strip()
 
 
 def _table(processor: str, mode: str, rows: list[dict[str, Any]], lanes: list[Lane]) -> list[str]:
-    heads = ["model, vocabulary", "ours: tokens per second", "ours: settings", *(lane.label for lane in lanes[1:])]
+    heads = [
+        "model, vocabulary",
+        "ours: tokens per second",
+        "ours: settings",
+        *(lane.label for lane in lanes[1:]),
+    ]
     lines = [f"**{processor}, {mode}**", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
         tokens = row["tokens_per_step"] * row["steps_per_turn"]
         label = lanes[0].label
-        speed = over_starts(row, lambda one, n=tokens, x=label: n / statistics.median(one["lanes"][x]["wall"]))
+        speed = over_starts(
+            row, lambda one, n=tokens, x=label: n / statistics.median(one["lanes"][x]["wall"])
+        )
         chosen = {
-            ", ".join(str(one["settings"][label][name]) for name in SETTINGS if name in one["settings"][label])
+            ", ".join(
+                str(one["settings"][label][name])
+                for name in SETTINGS
+                if name in one["settings"][label]
+            )
             for one in row["starts"]
         }
-        cells = [f"{row['size']}, {row['vocabulary']:,}", f"{speed[0]:,.0f} ({speed[1]:,.0f} to {speed[2]:,.0f})"]
+        cells = [
+            f"{row['size']}, {row['vocabulary']:,}",
+            f"{speed[0]:,.0f} ({speed[1]:,.0f} to {speed[2]:,.0f})",
+        ]
         cells += ["; ".join(sorted(chosen))]
         cells += ["{:.2f} ({:.2f} to {:.2f})".format(*ratio(row, lane)) for lane in lanes[1:]]
         lines.append(f"| {' | '.join(cells)} |")
@@ -247,17 +316,25 @@ def store(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["s", "m"])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 32000])
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=PROGRAMS)
-    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
+    parser.add_argument(
+        "--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"]
+    )
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="of one turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--litgpt", default=None, help="folder that litgpt was installed into; default: without it")
-    parser.add_argument("--tables", action="store_true", help="print the tables of the stored results and end")
+    parser.add_argument(
+        "--litgpt", default=None, help="folder that litgpt was installed into; default: without it"
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="print the tables of the stored results and end"
+    )
     arguments = parser.parse_args()
     if arguments.tables:
         print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))

@@ -31,7 +31,9 @@ PARTS = {
     "loss": ("cross_entropy", "NllLoss", "LogSoftmax", "nll_loss", "log_softmax"),
 }
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
-Step = Callable[[torch.Tensor], torch.Tensor | float]  # rows [4, 513] of tokens to the loss before the update
+Step = Callable[
+    [torch.Tensor], torch.Tensor | float
+]  # rows [4, 513] of tokens to the loss before the update
 
 
 def autocast(order: dict[str, Any]) -> torch.autocast:
@@ -49,13 +51,23 @@ class Turns:
     def begin(self) -> None:
         sys.stdin.readline()
         half = self.order["plan"]["precision"] == "bf16"
-        self.matmul_flops = peak_flops(torch.device("cpu"), torch.bfloat16 if half else torch.float32)
+        self.matmul_flops = peak_flops(
+            torch.device("cpu"), torch.bfloat16 if half else torch.float32
+        )
         self.losses, self.wall, self.cpu = [], time.perf_counter(), time.process_time()
 
     def end(self, then: Callable[[], dict[str, Any]] = dict) -> None:
         """Print what the turn took, and what `then` returns after it."""
-        took = {"wall": time.perf_counter() - self.wall, "cpu": time.process_time() - self.cpu, "losses": self.losses}
-        known = {"matmul_flops": self.matmul_flops, "flops_per_token": self.flops, "settings": self.settings}
+        took = {
+            "wall": time.perf_counter() - self.wall,
+            "cpu": time.process_time() - self.cpu,
+            "losses": self.losses,
+        }
+        known = {
+            "matmul_flops": self.matmul_flops,
+            "flops_per_token": self.flops,
+            "settings": self.settings,
+        }
         print(json.dumps(took | known | then()), flush=True)
 
 
@@ -73,7 +85,9 @@ def take_turns(step: Step, turns: Turns, profiled: bool) -> None:
             turns.losses.append(float(step(batch_of(number, order["vocabulary"]))))
             number += 1
         last = profiled and turn == order["turns"] - 1
-        turns.end(lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {})  # noqa: B023
+        turns.end(
+            lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {}  # noqa: B023
+        )
 
 
 def profile_of(step: Step, rows: torch.Tensor) -> dict[str, dict[str, float]]:
@@ -96,7 +110,9 @@ def part_of(event: Any) -> str:
     callers = [event.name]
     while event := event.cpu_parent:
         callers.append(event.name)
-    if any(name in caller for caller in callers for name in ("blocked_attention", "scaled_dot_product")):
+    if any(
+        name in caller for caller in callers for name in ("blocked_attention", "scaled_dot_product")
+    ):
         return "attention"
     if callers[0] in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"):
         return "products"
@@ -108,7 +124,9 @@ def part_of(event: Any) -> str:
     return "norms and elementwise" if callers[0].startswith("aten::") else "dispatch"
 
 
-def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], order: dict[str, Any]) -> Step:
+def plain(
+    module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], order: dict[str, Any]
+) -> Step:
     """The loop that tutorials have, with torch's own defaults."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -126,7 +144,13 @@ def plain(module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], or
 
 def ours(model: Llama, order: dict[str, Any]) -> Step:
     """The workers' own step under the plan."""
-    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     os.environ.update(one)
     plan = EnvironmentPlan.model_validate(order["plan"])
     ranks = Ranks("cpu", "gloo")
@@ -172,7 +196,11 @@ def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
     copy_weights_hf_llama(theirs.config, {}, weights, dict(model.state_dict()))
     theirs.load_state_dict({name: value.clone() for name, value in weights.items()})
     forward = torch.compile(theirs) if order["compiled"] else theirs
-    return plain(theirs, lambda rows: chunked_cross_entropy(forward(rows[:, :-1]), rows[:, 1:], chunk_size=128), order)
+    return plain(
+        theirs,
+        lambda rows: chunked_cross_entropy(forward(rows[:, :-1]), rows[:, 1:], chunk_size=128),
+        order,
+    )
 
 
 def transformers_model(model: Llama, config: LlamaConfig) -> Any:
@@ -251,14 +279,21 @@ def main() -> None:
     name, order = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(order["threads"])
     hidden, inner, layers, heads, kv = SIZES[order["size"]]
-    config = LlamaConfig(order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False)
+    config = LlamaConfig(
+        order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False
+    )
     torch.manual_seed(1)
     backend = order["plan"]["attention_backend"] if name == "ours" else "sdpa"
     model, turns = Llama(config, backend), Turns(order, config)
     if name == "ours":
         take_turns(ours(model, order), turns, profiled=True)
     elif name == "litgpt":
-        turns.settings = {"attention": "sdpa", "optimizer": "AdamW", "loss chunk": 128, "compile": order["compiled"]}
+        turns.settings = {
+            "attention": "sdpa",
+            "optimizer": "AdamW",
+            "loss chunk": 128,
+            "compile": order["compiled"],
+        }
         take_turns(litgpt(model, config, order), turns, profiled=False)
     else:
         trainer(transformers_model(model, config), turns)

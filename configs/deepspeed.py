@@ -58,7 +58,9 @@ def read_json(source: str | JsonObject | None) -> JsonObject:
     return content
 
 
-def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precision: str, workers: int) -> None:
+def refuse_contradictions(
+    train: TrainingConfig, micro_batch_size: int, precision: str, workers: int
+) -> None:
     """Compare train.deepspeed_config with the run's own keys.
 
     Args:
@@ -72,13 +74,22 @@ def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precisio
     of_run: dict[str, tuple[str, JsonValue]] = {
         "train_batch_size": ("train.global_batch_size", train.global_batch_size),
         "train_micro_batch_size_per_gpu": ("train.micro_batch_size", micro_batch_size),
-        "gradient_accumulation_steps": ("global batch / (micro-batch x workers)", sizes["gradient_accumulation_steps"]),
+        "gradient_accumulation_steps": (
+            "global batch / (micro-batch x workers)",
+            sizes["gradient_accumulation_steps"],
+        ),
         "gradient_clipping": ("train.max_grad_norm", train.max_grad_norm),
         "fp16.enabled": ("environment.precision=fp16", precision == "fp16"),
         "bf16.enabled": ("environment.precision=bf16", precision == "bf16"),
-        "optimizer.type": (f"train.optimizer={train.optimizer}", OPTIMIZERS[train.optimizer].deepspeed),
+        "optimizer.type": (
+            f"train.optimizer={train.optimizer}",
+            OPTIMIZERS[train.optimizer].deepspeed,
+        ),
         "optimizer.params.lr": ("train.learning_rate", train.learning_rate),
-        "optimizer.params.betas": ("train.adam_beta1 and adam_beta2", [train.adam_beta1, train.adam_beta2]),
+        "optimizer.params.betas": (
+            "train.adam_beta1 and adam_beta2",
+            [train.adam_beta1, train.adam_beta2],
+        ),
         "optimizer.params.eps": ("train.adam_epsilon", train.adam_epsilon),
         "optimizer.params.weight_decay": ("train.weight_decay", train.weight_decay),
     }
@@ -87,14 +98,24 @@ def refuse_contradictions(train: TrainingConfig, micro_batch_size: int, precisio
     problems: list[str] = []
     for name, value in _stated(train).items():
         key, expected = of_run.get(name, ("", value))
-        if (type(value) is bool) != (type(expected) is bool) or value != expected:  # true is no number
-            problems.append(f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".')
+        if (type(value) is bool) != (
+            type(expected) is bool
+        ) or value != expected:  # true is no number
+            problems.append(
+                f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".'
+            )
         elif name == "zero_optimization.stage" and (type(value) is bool or value not in (1, 2, 3)):
-            problems.append(f"{name}={value!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp.")
+            problems.append(
+                f"{name}={value!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp."
+            )
         elif name not in TAKEN and name not in of_run:
-            problems.append(f"{name} is not known here; take it out, or use a key of the run (docs/configuration.md).")
+            problems.append(
+                f"{name} is not known here; take it out, or use a key of the run (docs/configuration.md)."
+            )
     if problems:
-        raise ConfigError(f"{KEY} does not fit the run", [f"{KEY}: {problem}" for problem in problems])
+        raise ConfigError(
+            f"{KEY} does not fit the run", [f"{KEY}: {problem}" for problem in problems]
+        )
 
 
 def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) -> JsonObject:
@@ -104,7 +125,10 @@ def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) 
         micro_batch_size: sequences, as in force: after an out-of-memory error fewer than train.deepspeed_config may say.
     """
     zero: JsonObject = {"stage": train.zero_stage or 2}
-    settings: JsonObject = {**_sizes(train, micro_batch_size, workers), "gradient_clipping": train.max_grad_norm}
+    settings: JsonObject = {
+        **_sizes(train, micro_batch_size, workers),
+        "gradient_clipping": train.max_grad_norm,
+    }
     for name, value in _stated(train).items():
         section, _, key = name.rpartition(".")
         if name in TAKEN:
@@ -114,9 +138,16 @@ def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) 
 
 def _sizes(train: TrainingConfig, micro_batch_size: int, workers: int) -> dict[str, int]:
     accumulation = train.global_batch_size // (micro_batch_size * workers)
-    return {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": accumulation}
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+    }
 
 
 def _stated(train: TrainingConfig) -> JsonObject:
     """Dotted keys of train.deepspeed_config without those that are left to the run."""
-    return {name: value for name, value in dotted(read_json(train.deepspeed_config)).items() if value != "auto"}
+    return {
+        name: value
+        for name, value in dotted(read_json(train.deepspeed_config)).items()
+        if value != "auto"
+    }

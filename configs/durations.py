@@ -3,7 +3,9 @@
 import re
 from typing import Literal, NamedTuple
 
-_ABOVE_0 = r"(\d{0,15}[1-9]\d{0,15}(?:\.\d+)?|0+\.\d*[1-9]\d*)"  # so many digits that no number overflows
+_ABOVE_0 = (
+    r"(\d{0,15}[1-9]\d{0,15}(?:\.\d+)?|0+\.\d*[1-9]\d*)"  # so many digits that no number overflows
+)
 DURATION = rf"^\s*{_ABOVE_0}\s*([kMG]?)\s*(steps?|tokens?|minutes?|hours?)\s*$"
 COUNT = rf"^\s*{_ABOVE_0}\s*[kMGT]?\s*$"
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

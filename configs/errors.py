@@ -23,7 +23,9 @@ def escaped(text: str) -> str:
 
 def shown_url(url: str) -> str:
     """A URL for messages: without its password, and without the query of HTTP, which may hold a signature."""
-    return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url)
+    return re.sub(
+        r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url
+    )
 
 
 def shown_path(path: object) -> str:
@@ -168,7 +170,9 @@ def tokenizer_faults() -> Generator[None]:
         yield
     except BaseException as error:
         if type(error) is Exception or is_panic(error):
-            raise TokenizerFails(f"the tokenizer fails ({one_line(error)}); use another tokenizer.") from None
+            raise TokenizerFails(
+                f"the tokenizer fails ({one_line(error)}); use another tokenizer."
+            ) from None
         raise
 
 
@@ -196,7 +200,9 @@ class Diverged(PipelineError):
     exit_code = ExitCode.DIVERGED
 
     def __init__(self, message: str, first_skip: int, samples: int) -> None:
-        super().__init__(f"{message}; lower train.learning_rate, or look at the samples named in the log.")
+        super().__init__(
+            f"{message}; lower train.learning_rate, or look at the samples named in the log."
+        )
         self.first_skip, self.samples = first_skip, samples
 
 
@@ -227,7 +233,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if kind == "AcceleratorError":  # a kernel's, or a library's own allocation on a GPU
         return "out of memory" in words
     # The last one is torch's on a CPU.
-    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in words
+    return (
+        isinstance(error, MemoryError)
+        or kind == "OutOfMemoryError"
+        or "can't allocate memory" in words
+    )
 
 
 @contextmanager

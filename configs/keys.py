@@ -33,9 +33,13 @@ PATTERNS = {
 def section_of(annotation: Any, or_null: bool = False) -> type[BaseModel] | None:
     """The section that a key holds, None for a key with a value. or_null: also one in whose place the key may be null."""
     if or_null and get_origin(annotation) is types.UnionType:
-        sections = [section_of(argument) for argument in get_args(annotation) if argument is not type(None)]
+        sections = [
+            section_of(argument) for argument in get_args(annotation) if argument is not type(None)
+        ]
         return sections[0] if len(sections) == 1 else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return (
+        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    )
 
 
 @functools.cache
@@ -87,23 +91,39 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     """'an integer ≥ 1 or auto' for such a type."""
     origin, arguments = get_origin(allowed), get_args(allowed)
     if origin is Annotated:
-        groups = [rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]]
+        groups = [
+            rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]
+        ]
         return words(arguments[0], tuple(rule for group in groups for rule in group))
     if origin in (Union, types.UnionType):
         return " or ".join(words(argument) for argument in arguments)
     if origin is Literal:
-        return str(arguments[0]) if len(arguments) == 1 else "one of " + ", ".join(map(str, arguments))
+        return (
+            str(arguments[0]) if len(arguments) == 1 else "one of " + ", ".join(map(str, arguments))
+        )
     if origin is list:
         return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
     if origin is dict or section_of(allowed):
         return "a section with keys" if section_of(allowed) else "a mapping of keys to values"
     if allowed is str:
         pattern = _rule(rules, "pattern")
-        return PATTERNS[pattern] if pattern else "a non-empty string" if _rule(rules, "min_length") else "a string"
+        return (
+            PATTERNS[pattern]
+            if pattern
+            else "a non-empty string"
+            if _rule(rules, "min_length")
+            else "a string"
+        )
     return PLAIN[allowed] + _range(rules)
 
 
-PLAIN = {int: "an integer", float: "a number", bool: "true or false", Path: "a path", type(None): "null"}
+PLAIN = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+    type(None): "null",
+}
 
 
 def _rule(rules: tuple[Any, ...], name: str) -> Any:

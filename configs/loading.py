@@ -38,7 +38,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
         if re.fullmatch(RUN_NAME, file.stem):
             mapping = {**mapping, "runtime": {"name": file.stem, **(runtime or {})}}
         else:
-            problems.append(f"runtime.name: the file's name {file.stem!r} cannot name the run; set runtime.name")
+            problems.append(
+                f"runtime.name: the file's name {file.stem!r} cannot name the run; set runtime.name"
+            )
     config = _checked(mapping, problems, str(path))
     config.data.leave_out(str(file.absolute()), "the configuration")
     return config
@@ -51,7 +53,9 @@ def refuse_as_new(output: Path) -> None:
     if output.exists():
         raise ConfigError(f"{output} already exists; name another file, or remove it.")
     if not output.parent.is_dir():
-        raise ConfigError(f"{output}: {output.parent} is not a folder; make it, or name another file.")
+        raise ConfigError(
+            f"{output}: {output.parent} is not a folder; make it, or name another file."
+        )
 
 
 def parse_config(mapping: JsonValue) -> PipelineConfig:
@@ -79,8 +83,12 @@ def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineC
         return config
     if len(lines) == 1:
         raise ConfigError(f"{origin}: {lines[0]}")
-    listed = lines[:MOST_LINES] + ([f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
-    raise ConfigError(f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in listed))
+    listed = lines[:MOST_LINES] + (
+        [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    )
+    raise ConfigError(
+        f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in listed)
+    )
 
 
 def _find(path: Path) -> Path:
@@ -91,10 +99,16 @@ def _find(path: Path) -> Path:
         raise ConfigError(f"{shown(str(path))} is no path of a file: {error.strerror}.") from None
     folder = Path(str(resources.files("infini_llama.configs")))
     packaged = folder / (path.name if path.suffix else f"{path.name}.yaml")
-    if path.parent in (Path(), Path("configs")) and packaged.is_file() and packaged.suffix == ".yaml":
+    if (
+        path.parent in (Path(), Path("configs"))
+        and packaged.is_file()
+        and packaged.suffix == ".yaml"
+    ):
         return packaged
     names = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
-    raise ConfigError(f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {names}.")
+    raise ConfigError(
+        f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {names}."
+    )
 
 
 def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonObject:
@@ -111,12 +125,16 @@ def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonOb
     try:
         value = _text(text, allowed) if _holds_text(allowed) else parse_yaml(text)
     except ValueError as error:
-        problems.append(f"{key.strip()}: the value {shown(text)} is not valid YAML ({error}); put it in quotes")
+        problems.append(
+            f"{key.strip()}: the value {shown(text)} is not valid YAML ({error}); put it in quotes"
+        )
         return mapping
     try:
         return _with(mapping, steps, value)
     except _NoSection as error:
-        problems.append(f"{key.strip()}: {error} holds a value of its own, so nothing can be set below it")
+        problems.append(
+            f"{key.strip()}: {error} holds a value of its own, so nothing can be set below it"
+        )
         return mapping
 
 
@@ -142,12 +160,16 @@ def _holds_text(allowed: Any) -> bool:
         return _holds_text(arguments[0])
     if origin in (Union, types.UnionType):
         return all(_holds_text(argument) for argument in arguments if argument is not type(None))
-    return allowed in (str, Path) or (origin is Literal and all(isinstance(choice, str) for choice in arguments))
+    return allowed in (str, Path) or (
+        origin is Literal and all(isinstance(choice, str) for choice in arguments)
+    )
 
 
 def _may_be_null(allowed: Any) -> bool:
     arguments = get_args(allowed)
-    return _may_be_null(arguments[0]) if get_origin(allowed) is Annotated else type(None) in arguments
+    return (
+        _may_be_null(arguments[0]) if get_origin(allowed) is Annotated else type(None) in arguments
+    )
 
 
 def _text(text: str, allowed: Any) -> str | None:

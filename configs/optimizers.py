@@ -28,5 +28,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "adamw": Optimizer(2, 2, "AdamW", ("ddp", "fsdp", "hsdp", "deepspeed")),
     "adam": Optimizer(2, 2, "Adam", ("ddp", "fsdp", "hsdp", "deepspeed")),
     "sgd": Optimizer(1, 1, "", ("ddp", "fsdp", "hsdp")),
-    "muon": Optimizer(2, 1, "", ("ddp",)),  # an update needs the whole matrix; all other parameters are AdamW's
+    "muon": Optimizer(
+        2, 1, "", ("ddp",)
+    ),  # an update needs the whole matrix; all other parameters are AdamW's
 }

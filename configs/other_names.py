@@ -178,7 +178,11 @@ OPTIONS = {
 }
 
 # Former commands, each with the one that replaces it.
-COMMANDS = {"passkey": "evaluate RUN --passkey", "inspect": "report RUN_OR_DATASET", "config": "run CONFIG --dry-run"}
+COMMANDS = {
+    "passkey": "evaluate RUN --passkey",
+    "inspect": "report RUN_OR_DATASET",
+    "config": "run CONFIG --dry-run",
+}
 
 
 def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:
@@ -192,6 +196,10 @@ def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]
     for key, holds_section in all_keys().items():
         above, _, name = key.rpartition(".")
         word.set_seq1(name)
-        if holds_section == is_section and word.quick_ratio() >= SIMILAR and (ratio := word.ratio()) >= SIMILAR:
+        if (
+            holds_section == is_section
+            and word.quick_ratio() >= SIMILAR
+            and (ratio := word.ratio()) >= SIMILAR
+        ):
             scored.append((ratio + 0.2 * (above == parent), -key.count("."), key))
     return (max(scored)[2],) if scored else ()

@@ -8,7 +8,9 @@ from infini_llama.configs.errors import DataError, shown_path
 
 LONGEST = 1024  # bytes; the specification of Git LFS: a pointer is shorter
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md; hawser was its first name.
-LFS = re.compile(rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/\S+\s+(?:[\w.-]+ \S+\s+)*oid \w+:")
+LFS = re.compile(
+    rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/\S+\s+(?:[\w.-]+ \S+\s+)*oid \w+:"
+)
 SIZE = re.compile(rb"^size (\d+)\s*$", re.MULTILINE)
 # https://git-annex.branchable.com/internals/pointer_file; where a filesystem has no links, a file holds the link's target.
 ANNEX = re.compile(rb"(?:\S*\.git\S*)?/annex/objects/\S+\s*(?:/annex/[^\n]*\s*)*")
@@ -56,6 +58,4 @@ def dangling(path: Path) -> str | None:
 
 
 def _sentence(program: str, size: str = "") -> str:
-    return (
-        f"is a {program} pointer, and the file itself{size} was not downloaded; run `{CURE[program]}` in its repository"
-    )
+    return f"is a {program} pointer, and the file itself{size} was not downloaded; run `{CURE[program]}` in its repository"

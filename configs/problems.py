@@ -117,7 +117,9 @@ def _with_nul(value: Any, steps: Steps = ()) -> Iterator[Steps]:
     """A problem for each text or key with a NUL character, which no path or variable can hold."""
     if isinstance(value, str) and "\0" in value:
         yield steps
-    for key, below in value.items() if _is_mapping(value) else enumerate(value) if _is_list(value) else ():
+    for key, below in (
+        value.items() if _is_mapping(value) else enumerate(value) if _is_list(value) else ()
+    ):
         yield from _with_nul(below, (*steps, key))
         if isinstance(key, str) and "\0" in key:
             yield (*steps, key)
@@ -140,17 +142,27 @@ def _sentence(error: ErrorDetails) -> str:
 
 def reasons_of(error: ErrorDetails) -> tuple[str, ...]:
     """The sentences of a validator of the schema that failed; pydantic's own for another error."""
-    return error["ctx"]["error"].args if error["type"] == "value_error" and "ctx" in error else (error["msg"],)
+    return (
+        error["ctx"]["error"].args
+        if error["type"] == "value_error" and "ctx" in error
+        else (error["msg"],)
+    )
 
 
 def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[str], str]]:
     """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
     section, every_key = _dotted(error["loc"]), all_keys()
-    of_section = [key.removeprefix(f"{section}.") for key in every_key if key.startswith(f"{section}.")]
+    of_section = [
+        key.removeprefix(f"{section}.") for key in every_key if key.startswith(f"{section}.")
+    ]
     for rule in reasons_of(error):
         if of_section:
-            rule = re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, of_section))})(?==)", rf"{section}.\1", rule)
-        named = {name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in every_key}
+            rule = re.sub(
+                rf"(?<![\w.])({'|'.join(map(re.escape, of_section))})(?==)", rf"{section}.\1", rule
+            )
+        named = {
+            name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in every_key
+        }
         yield named or {".".join(fields)}, rule if named or not section else f"{section}: {rule}"
 
 
@@ -173,12 +185,19 @@ def _without(settings: Any, steps: Steps) -> Any:
 
 def _dotted(steps: Steps) -> str:
     return ".".join(
-        step if isinstance(step, str) and re.fullmatch(r"[\w.-]{1,80}", step) else shown(step) for step in steps
+        step if isinstance(step, str) and re.fullmatch(r"[\w.-]{1,80}", step) else shown(step)
+        for step in steps
     )
 
 
 _bounded = reprlib.Repr()
-_bounded.maxlevel, _bounded.maxlist, _bounded.maxdict, _bounded.maxstring, _bounded.maxother = 2, 4, 4, 60, 60
+_bounded.maxlevel, _bounded.maxlist, _bounded.maxdict, _bounded.maxstring, _bounded.maxother = (
+    2,
+    4,
+    4,
+    60,
+    60,
+)
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,9 @@ JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
 NULLS = ("", "~", "null", "Null", "NULL")
-LARGEST = 2**18  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
+LARGEST = (
+    2**18
+)  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
 
 
 def expanded(path: str | Path) -> Path:
@@ -33,7 +35,10 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()
         if tag := getattr(event, "tag", None):
-            raise _fault(f"the tag {tag.replace(TAG, '!!')} is not allowed; write plain values", event.start_mark)
+            raise _fault(
+                f"the tag {tag.replace(TAG, '!!')} is not allowed; write plain values",
+                event.start_mark,
+            )
         return super().compose_node(parent, index)
 
 
@@ -42,7 +47,9 @@ def _values(node: yaml.Node, counted: dict[int, int]) -> int:
     if id(node) not in counted:
         counted[id(node)] = 0  # an alias that contains itself is refused where it is constructed
         inner: Any = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = (part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,)))
+        parts = (
+            part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))
+        )
         counted[id(node)] = 1 + sum(_values(part, counted) for part in parts)
     return counted[id(node)]
 
@@ -57,7 +64,9 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> JsonObject:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _fault("a key must be a plain word", key_node.start_mark)
         if key_node.value == "<<":
-            raise _fault("merge keys (<<) are not part of YAML 1.2; write the keys out", key_node.start_mark)
+            raise _fault(
+                "merge keys (<<) are not part of YAML 1.2; write the keys out", key_node.start_mark
+            )
         if key_node.value in mapping:
             raise _fault(f"the key '{key_node.value}' is there twice", key_node.start_mark)
         mapping[key_node.value] = loader.construct_object(value_node, deep=True)
@@ -129,11 +138,15 @@ def parse_yaml(text: str) -> JsonValue:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         fault = str(error.problem or error.context)
-        plain = next((words for begin, words in PLAIN_WORDS.items() if fault.startswith(begin)), fault)
+        plain = next(
+            (words for begin, words in PLAIN_WORDS.items() if fault.startswith(begin)), fault
+        )
         raise ValueError(f"line {mark.line + 1 if mark else '?'}: {plain}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ValueError(f"line {line}: the character {text[error.position]!r} is not allowed in YAML") from None
+        raise ValueError(
+            f"line {line}: the character {text[error.position]!r} is not allowed in YAML"
+        ) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -164,7 +177,9 @@ def dotted(section: JsonObject, before: str = "") -> JsonObject:
     """{"train": {"seed": 1}} as {"train.seed": 1}."""
     flat: JsonObject = {}
     for key, value in section.items():
-        flat |= dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        flat |= (
+            dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        )
     return flat
 
 
@@ -186,7 +201,9 @@ def read_mapping(file: Path) -> JsonObject:
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; give a .yaml or .json file.")
     if file.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known.")
+        raise ConfigError(
+            f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known."
+        )
     if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
         raise ConfigError(f"{file} is not a regular file; give a .yaml or .json file.")
     refuse_pointer(file)
@@ -201,7 +218,9 @@ def read_mapping(file: Path) -> JsonObject:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8 text.") from None
+        raise ConfigError(
+            f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8 text."
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{file}, {error}.") from None
     if content is None:

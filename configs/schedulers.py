@@ -20,13 +20,17 @@ MASTER_PORT = ("PET_MASTER_PORT", "MASTER_PORT")
 NPROC = ("PET_NPROC_PER_NODE",)
 
 
-def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str]) -> "EnvironmentConfig":
+def with_scheduler(
+    environment: "EnvironmentConfig", variables: Mapping[str, str]
+) -> "EnvironmentConfig":
     """The section with what the scheduler of this process has set, where the configuration leaves it at its default.
 
     Raises:
         ConfigError: a variable is not a number, or contradicts the configuration.
     """
-    if environment.launcher == "srun":  # this process is the supervisor; srun numbers the nodes itself
+    if (
+        environment.launcher == "srun"
+    ):  # this process is the supervisor; srun numbers the nodes itself
         of_nodes = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in variables else ()
         of_rank = ()
     elif variables.get("SLURM_STEP_NUM_NODES", "1") != "1":  # one process per node, started by srun
@@ -34,7 +38,11 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
     else:
         of_nodes, of_rank = NNODES, (*NODE_RANK, INDEX)
     started, rank = _number(variables, of_nodes), _number(variables, of_rank)
-    nnodes = environment.nnodes if "nnodes" in environment.model_fields_set or started is None else started
+    nnodes = (
+        environment.nnodes
+        if "nnodes" in environment.model_fields_set or started is None
+        else started
+    )
     if started is not None and started != nnodes:
         raise ConfigError(
             f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the same number for both, or leave "
@@ -51,13 +59,17 @@ def with_scheduler(environment: "EnvironmentConfig", variables: Mapping[str, str
         if environment.master_port == "auto" and (port := _number(variables, MASTER_PORT)):
             changes["master_port"] = port
         processes = _first(variables, NPROC) or ""
-        if environment.nproc_per_node == "auto" and processes.isdecimal():  # else torchrun's words auto, gpu, cpu
+        if (
+            environment.nproc_per_node == "auto" and processes.isdecimal()
+        ):  # else torchrun's words auto, gpu, cpu
             changes["nproc_per_node"] = int(processes)
     try:
         return changed(environment, **changes)
     except ValidationError as fault:
         reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
-        raise ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.") from fault
+        raise ConfigError(
+            f"the scheduler's variables do not fit the configuration: {reasons}."
+        ) from fault
 
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -71,12 +71,18 @@ def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "Pipeli
     Raises:
         ConfigError: the variable is one whose value is written down.
     """
-    blocks = {name: block for name, value in config.environment.env.items() if (block := REFERENCE.fullmatch(value))}
+    blocks = {
+        name: block
+        for name, value in config.environment.env.items()
+        if (block := REFERENCE.fullmatch(value))
+    }
     for name in filter(_is_shown, blocks):
         raise ConfigError(
             f"environment.env.{name} names a Secret block, but the run's files show this variable; write its value."
         )
-    return _with_variables(config, config.environment.env | {name: read(block[1]) for name, block in blocks.items()})
+    return _with_variables(
+        config, config.environment.env | {name: read(block[1]) for name, block in blocks.items()}
+    )
 
 
 def refuse_blocks(config: "PipelineConfig") -> None:
@@ -123,7 +129,11 @@ def refuse_secrets(config: "PipelineConfig") -> None:
 
 def _secrets(variables: dict[str, str]) -> dict[str, str]:
     """Those of the variables that are not known to hold no secret, without references to Secret blocks."""
-    return {name: value for name, value in variables.items() if not _is_shown(name) and not _is_reference(value)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if not _is_shown(name) and not _is_reference(value)
+    }
 
 
 def _is_shown(name: str) -> bool:

@@ -25,7 +25,9 @@ def notify(address: str) -> None:
         description="A POST when a run of infini-llama completes, fails or crashes.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=ResourceSpecification({"prefect.resource.id": "prefect.tag.infini-llama"}),
+            match_related=ResourceSpecification(
+                {"prefect.resource.id": "prefect.tag.infini-llama"}
+            ),
             expect={f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Crashed")},
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
@@ -42,7 +44,11 @@ def notify(address: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not sys.argv[1].startswith(("http://", "https://")):
-        sys.exit("notifications.py needs one address, such as https://hooks.example.com/services/T000/B000.")
+        sys.exit(
+            "notifications.py needs one address, such as https://hooks.example.com/services/T000/B000."
+        )
     if get_current_settings().api.url is None:
-        sys.exit("no Prefect server is configured; set PREFECT_API_URL, for example http://127.0.0.1:4200/api.")
+        sys.exit(
+            "no Prefect server is configured; set PREFECT_API_URL, for example http://127.0.0.1:4200/api."
+        )
     notify(sys.argv[1])

@@ -29,7 +29,11 @@ MARKED = re.compile(r"(<!-- (table|number): (\w+) -->)(.*?)(<!-- end -->)", re.D
 def result(name: str) -> Any:
     """The content of a file in benchmarks/results; a list for JSON Lines."""
     text = (RESULTS / name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if name.endswith(".jsonl")
+        else json.loads(text)
+    )
 
 
 def spread(values: Iterable[float], digits: int = 2) -> str:
@@ -46,7 +50,9 @@ def stored(summary: dict[str, float], digits: int = 2) -> str:
 def table(head: list[str], rows: Iterable[list[str]], script: str, *files: str) -> str:
     """A Markdown table with the line that names its script, its files and the machine that they were taken on."""
     machines = dict.fromkeys(machine(name) for name in files)
-    source = f"`benchmarks/{script}` → {', '.join(f'`{name}`' for name in files)}; {'; '.join(machines)}"
+    source = (
+        f"`benchmarks/{script}` → {', '.join(f'`{name}`' for name in files)}; {'; '.join(machines)}"
+    )
     return f"{markdown(head, rows)}\n\n*{source}.*"
 
 
@@ -64,7 +70,10 @@ def machine(name: str) -> str:
     known: dict[Any, None] = {}
     loads: list[float] = []
     for row in rows:
-        facts = row.get("machine") or {"platform": row.get("platform"), "cores": row.get("cores") or row.get("threads")}
+        facts = row.get("machine") or {
+            "platform": row.get("platform"),
+            "cores": row.get("cores") or row.get("threads"),
+        }
         facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": row["cores"]}
         cpu = facts.get("cpu") or facts.get("processor") or row.get("processor")
         cpu = cpu["model"] if isinstance(cpu, dict) else cpu
@@ -73,9 +82,13 @@ def machine(name: str) -> str:
             load = load[0] if load else None
         loads += [load] if load else []
         platform = str(facts["platform"]).partition("-with")[0]
-        known |= dict.fromkeys(filter(None, [cpu, facts.get("cores") and f"{facts['cores']} cores", platform]))
+        known |= dict.fromkeys(
+            filter(None, [cpu, facts.get("cores") and f"{facts['cores']} cores", platform])
+        )
     lowest, highest = (f"{end(loads):.1f}" if loads else "" for end in (min, max))
-    load_range = [f"load {lowest}" + (f" to {highest}" if highest != lowest else "")] if loads else []
+    load_range = (
+        [f"load {lowest}" + (f" to {highest}" if highest != lowest else "")] if loads else []
+    )
     return ", ".join([*known, *load_range])
 
 
@@ -84,7 +97,9 @@ def attention_loads() -> str:
     return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
-def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) -> tuple[float, float, float]:
+def training_ratio(
+    row: dict[str, Any], mode: str, peer: str, allocator: str
+) -> tuple[float, float, float]:
     """Time of a peer's step over ours in the same round and mode: median of each start, then their median, lowest and highest.
 
     Of a single start, those of its rounds.
@@ -106,9 +121,14 @@ def training_ratio(row: dict[str, Any], mode: str, peer: str, allocator: str) ->
 
 def training_eager() -> str:
     rows = sorted(
-        result("training.json")["rows"], key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"])
+        result("training.json")["rows"],
+        key=lambda row: (row["processor"], row["size"] != "s", row["vocabulary"]),
     )
-    peers = [(peer, allocator) for peer in ("trainer", "litgpt") for allocator in ("as shipped", "our allocator")]
+    peers = [
+        (peer, allocator)
+        for peer in ("trainer", "litgpt")
+        for allocator in ("as shipped", "our allocator")
+    ]
     cells = [
         [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", training_speed(row)]
         + [
@@ -117,7 +137,9 @@ def training_eager() -> str:
         ]
         for row in rows
     ]
-    peers_of = [f"{'Trainer' if peer == 'trainer' else peer}, {allocator}" for peer, allocator in peers]
+    peers_of = [
+        f"{'Trainer' if peer == 'trainer' else peer}, {allocator}" for peer, allocator in peers
+    ]
     head = ["processor; model, vocabulary", "infini-llama: tokens per second", *peers_of]
     return table(head, cells, "training.py", "training.json")
 
@@ -129,7 +151,11 @@ def training_speed(row: dict[str, Any]) -> str:
 
 def training_ratios(mode: str, peer: str, allocator: str) -> str:
     """The lowest and highest of the medians of all rows that have the mode."""
-    rows = [row for row in result("training.json")["rows"] if f"ours, {mode}" in row["starts"][0]["lanes"]]
+    rows = [
+        row
+        for row in result("training.json")["rows"]
+        if f"ours, {mode}" in row["starts"][0]["lanes"]
+    ]
     found = [training_ratio(row, mode, peer, allocator)[0] for row in rows]
     return f"{min(found):.2f} to {max(found):.2f}"
 
@@ -141,7 +167,9 @@ def compiled_steps() -> str:
     found = [
         median(
             eager / compiled
-            for eager, compiled in zip(lanes["ours, eager"]["wall"], lanes["ours, compiled"]["wall"], strict=True)
+            for eager, compiled in zip(
+                lanes["ours, eager"]["wall"], lanes["ours, compiled"]["wall"], strict=True
+            )
         )
         for lanes in starts
         if "ours, compiled" in lanes
@@ -152,7 +180,11 @@ def compiled_steps() -> str:
 def products_share() -> str:
     """Of the profiles of eager steps in fp32."""
     starts = [start for row in result("training.json")["rows"] for start in row["starts"]]
-    profiles = [start["profiles"] for start in starts if start["settings"]["ours, eager"]["precision"] == "fp32"]
+    profiles = [
+        start["profiles"]
+        for start in starts
+        if start["settings"]["ours, eager"]["precision"] == "fp32"
+    ]
     shares = [100 * profile["ours, eager"]["parts"]["products"] for profile in profiles]
     return f"{min(shares):.0f} to {max(shares):.0f} %"
 
@@ -170,26 +202,39 @@ SETTINGS = {
 def environment_settings() -> str:
     """Speed of the default plan over that of a plan with one other setting."""
     measured_rows = result("environment.json")["rows"]
-    found = {(row["processor"], row["vocabulary"]): row["tokens_per_second"] for row in measured_rows}
+    found = {
+        (row["processor"], row["vocabulary"]): row["tokens_per_second"] for row in measured_rows
+    }
 
     def ratio(name: str, speeds: dict[str, list[float]]) -> str:
         pairs = zip(speeds["default"], speeds.get(name, ()), strict=False)
         return spread(default / other for default, other in pairs) if name in speeds else ""
 
     measured = [name for name in SETTINGS if any(name in speeds for speeds in found.values())]
-    rows = [[SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())] for name in measured]
-    head = ["instead", *(f"{processor}; vocabulary {vocabulary:,}" for processor, vocabulary in found)]
+    rows = [
+        [SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())] for name in measured
+    ]
+    head = [
+        "instead",
+        *(f"{processor}; vocabulary {vocabulary:,}" for processor, vocabulary in found),
+    ]
     return table(head, rows, "environment.py", "environment.json")
 
 
-HEADS = {(8, 4, 32): "8 heads of 32, 4 of keys", (8, 4, 64): "8 heads of 64, 4 of keys", (12, 12, 64): "12 heads of 64"}
+HEADS = {
+    (8, 4, 32): "8 heads of 32, 4 of keys",
+    (8, 4, 64): "8 heads of 64, 4 of keys",
+    (12, 12, 64): "12 heads of 64",
+}
 FORMS = {"blocked": "kept", "recomputed": "computed again"}
 
 
 def attention_backends() -> str:
     cells: dict[tuple[str, int, int, int], dict[tuple[Any, ...], str]] = {}
     for row in result("attention-backends.json")["rows"]:
-        line = cells.setdefault((row["precision"], row["threads"], row["document"], row["length"]), {})
+        line = cells.setdefault(
+            (row["precision"], row["threads"], row["document"], row["length"]), {}
+        )
         heads = (row["heads"], row["kv_heads"], row["head_size"])
         line |= {(heads, form): spread(attention_ratios(row, form)) for form in FORMS}
     head = [
@@ -203,7 +248,11 @@ def attention_backends() -> str:
             precision,
             str(threads),
             f"{length:,}{f' of documents of {document}' if document else ''}",
-            *(cells[precision, threads, document, length].get((heads, form), "") for heads in HEADS for form in FORMS),
+            *(
+                cells[precision, threads, document, length].get((heads, form), "")
+                for heads in HEADS
+                for form in FORMS
+            ),
         ]
         for precision, threads, document, length in sorted(cells)
     ]
@@ -212,14 +261,18 @@ def attention_backends() -> str:
 
 def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
     """Time of sdpa over that of a form of `blocked`, round by round."""
-    return [sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], row["seconds"][form], strict=True)]
+    return [
+        sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], row["seconds"][form], strict=True)
+    ]
 
 
 def blocked_range(precision: Precision) -> str:
     """Medians of the shapes for which a plan uses `blocked` with its weights kept."""
     ratios = list[float]()
     for row in result("attention-backends.json")["rows"]:
-        first, last = BLOCKED_TOKENS.get((precision, row["threads"], True, bool(row["document"])), (1, 0))
+        first, last = BLOCKED_TOKENS.get(
+            (precision, row["threads"], True, bool(row["document"])), (1, 0)
+        )
         if row["precision"] == precision and first <= row["length"] <= last:
             ratios.append(median(attention_ratios(row, "blocked")))
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
@@ -233,11 +286,21 @@ def infini_steps() -> str:
             f"{row['size']}, {row['segment']}",
             str(row["threads"]),
             f"{median(row['seconds']['infini']):.2f}",
-            spread(own / local for own, local in zip(row["seconds"]["infini"], row["seconds"]["local"], strict=True)),
+            spread(
+                own / local
+                for own, local in zip(
+                    row["seconds"]["infini"], row["seconds"]["local"], strict=True
+                )
+            ),
         ]
         for row in rows
     ]
-    head = ["model, tokens per segment", "threads", "seconds per step", "relative to local attention"]
+    head = [
+        "model, tokens per segment",
+        "threads",
+        "seconds per step",
+        "relative to local attention",
+    ]
     return table(head, cells, "infini_step.py", "infini_step.json")
 
 
@@ -249,12 +312,16 @@ def chunked_loss() -> str:
 
     names = dict.fromkeys(name for found in runs.values() for name in found)
     rows = [[name, *(cell(found[name]) for found in runs.values())] for name in names]
-    return table(["variant", *(f"vocabulary {name}" for name in runs)], rows, "loss.py", "loss.json")
+    return table(
+        ["variant", *(f"vocabulary {name}" for name in runs)], rows, "loss.py", "loss.json"
+    )
 
 
 def loss_memory() -> str:
     found = result("loss.json")["runs"]["32,000 fp32"]
-    whole, chunks = (median(run["bytes"] for run in found[name]) for name in ("all at once", "chunks of 1024"))
+    whole, chunks = (
+        median(run["bytes"] for run in found[name]) for name in ("all at once", "chunks of 1024")
+    )
     return f"{whole / chunks:.0f}"
 
 
@@ -283,7 +350,9 @@ def preparation_rows(*files: str) -> list[list[str]]:
         for name in (name for name in PROGRAMS if name in content["runs"]):
             runs = content["runs"][name]
             text = f"{CORPORA[file]}, {content['corpus_bytes'] / 1e6:,.0f} MB"
-            seconds, cpu = (spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds"))
+            seconds, cpu = (
+                spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds")
+            )
             peak = f"{median(run['peak_megabytes'] for run in runs):,.0f}"
             rows.append([text, PROGRAMS[name], seconds, cpu, peak])
     return rows
@@ -330,7 +399,15 @@ def surveys() -> str:
         + [f"{runs['first']['peak_megabytes']:.0f}"]
         for (documents, files), runs in found.items()
     ]
-    head = ["documents", "files", "MB of text", "first preparation: CPU seconds", "again", "one file added", "peak MB"]
+    head = [
+        "documents",
+        "files",
+        "MB of text",
+        "first preparation: CPU seconds",
+        "again",
+        "one file added",
+        "peak MB",
+    ]
     return table(head, rows, "survey.py", "survey.json")
 
 
@@ -338,8 +415,14 @@ def reading() -> str:
     runs = result("reader.json")["runs"]
     kinds = {"read": "ns per token, random batches", "best_fit": "ns per document, packing"}
     rows = [
-        [kinds[kind], program.replace("ours", "infini-llama"), spread(values, 2 if kind == "read" else 0)]
-        for (kind, program), values in sorted((tuple(name.split(", ")), values) for name, values in runs.items())
+        [
+            kinds[kind],
+            program.replace("ours", "infini-llama"),
+            spread(values, 2 if kind == "read" else 0),
+        ]
+        for (kind, program), values in sorted(
+            (tuple(name.split(", ")), values) for name, values in runs.items()
+        )
     ]
     return table(["measured", "program", "CPU time"], rows, "reader.py", "reader.json")
 
@@ -348,7 +431,10 @@ def preparing_ahead() -> str:
     rows = [
         [
             f"`configs/{row['config']}.yaml`",
-            *(f"{100 * row[side]['share_of_data']:.2f} %" for side in ("prepared", "while training")),
+            *(
+                f"{100 * row[side]['share_of_data']:.2f} %"
+                for side in ("prepared", "while training")
+            ),
         ]
         for row in result("preparing_ahead.json")["rows"]
     ]
@@ -358,10 +444,18 @@ def preparing_ahead() -> str:
 
 def checkpoints() -> str:
     rows = [
-        [f"{row['bytes'] / 1e6:.0f} MB", stored(row["stall_over_copy"]), stored(row["save_over_torch_save_and_fsync"])]
+        [
+            f"{row['bytes'] / 1e6:.0f} MB",
+            stored(row["stall_over_copy"]),
+            stored(row["save_over_torch_save_and_fsync"]),
+        ]
         for row in result("checkpoint.jsonl")
     ]
-    head = ["state", "blocked time of a background save ÷ one copy in memory", "whole save ÷ torch.save and fsync"]
+    head = [
+        "state",
+        "blocked time of a background save ÷ one copy in memory",
+        "whole save ÷ torch.save and fsync",
+    ]
     return table(head, rows, "checkpoint.py", "checkpoint.jsonl")
 
 
@@ -373,7 +467,10 @@ def interruptions() -> str:
         "SIGSTOP of a rank to its detection": ("SIGSTOP", "named"),
         "SIGSTOP of a rank to the first step of the next attempt": ("SIGSTOP", "goes_on"),
     }
-    rows = [[label, spread((run[key] for run in seconds[name]), 1)] for label, (name, key) in measured.items()]
+    rows = [
+        [label, spread((run[key] for run in seconds[name]), 1)]
+        for label, (name, key) in measured.items()
+    ]
     return table(["from … to …", "seconds"], rows, "interruptions.py", "interruptions.json")
 
 
@@ -385,7 +482,10 @@ def overheads() -> str:
         "stall_of_saves": "blocked by saves",
     }
     return table(
-        [*names.values()], [[f"{100 * found[name]:.2f} %" for name in names]], "overheads.py", "overheads.json"
+        [*names.values()],
+        [[f"{100 * found[name]:.2f} %" for name in names]],
+        "overheads.py",
+        "overheads.json",
     )
 
 
@@ -402,10 +502,15 @@ def commands() -> str:
 
 def orchestration() -> str:
     found = result("orchestration.json")["seconds"]
-    labels = {"torchrun": "torchrun alone", "run --no-prefect": "`run --no-prefect`", "run": "`run`, server running"}
+    labels = {
+        "torchrun": "torchrun alone",
+        "run --no-prefect": "`run --no-prefect`",
+        "run": "`run`, server running",
+    }
     fields = {"first_step": "to the first step", "total": "to the end", "cpu": "CPU seconds"}
     rows = [
-        [label, *(spread((run[field] for run in found[name]), 1) for field in fields)] for name, label in labels.items()
+        [label, *(spread((run[field] for run in found[name]), 1) for field in fields)]
+        for name, label in labels.items()
     ]
     return table(["command", *fields.values()], rows, "orchestration.py", "orchestration.json")
 
@@ -415,19 +520,25 @@ def orchestration_finished() -> str:
     names = ("import prefect.main", "run --no-prefect", "run")
     rows = [[f"`{name}`", spread((run["cpu"] for run in found[name]), 1)] for name in names]
     script = "orchestration.py --finished"
-    return table(["finished run requested again", "CPU seconds"], rows, script, "orchestration-finished.json")
+    return table(
+        ["finished run requested again", "CPU seconds"], rows, script, "orchestration-finished.json"
+    )
 
 
 def context_parallel() -> str:
     def cell(row: dict[str, Any]) -> list[str]:
         fields = (("megabytes", 0), ("seconds", 1))
-        summary = [(row[name], row[f"{name}_from"], row[f"{name}_to"], digits) for name, digits in fields]
+        summary = [
+            (row[name], row[f"{name}_from"], row[f"{name}_to"], digits) for name, digits in fields
+        ]
         return [
-            f"{value:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})" for value, low, high, digits in summary
+            f"{value:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+            for value, low, high, digits in summary
         ]
 
     rows = [
-        [row["update"], str(row["context_parallel"]), *cell(row)] for row in result("context_parallel.json")["rows"]
+        [row["update"], str(row["context_parallel"]), *cell(row)]
+        for row in result("context_parallel.json")["rows"]
     ]
     head = ["memory update", "workers per sequence", "peak MB", "CPU seconds per step"]
     return table(head, rows, "context_parallel.py", "context_parallel.json")
@@ -435,13 +546,20 @@ def context_parallel() -> str:
 
 def context_parallel_peak(workers: int) -> str:
     rows = result("context_parallel.json")["rows"]
-    (row,) = (row for row in rows if (row["update"], row["context_parallel"]) == ("linear", workers))
+    (row,) = (
+        row for row in rows if (row["update"], row["context_parallel"]) == ("linear", workers)
+    )
     return f"{row['megabytes']:,.0f}"
 
 
 def streaming() -> str:
     rows = [
-        [f"{row['tokens']:,}", f"{row['state']:,}", f"{row['resident'] / 1e6:.0f}", f"{row['us_a_token']:.0f}"]
+        [
+            f"{row['tokens']:,}",
+            f"{row['state']:,}",
+            f"{row['resident'] / 1e6:.0f}",
+            f"{row['us_a_token']:.0f}",
+        ]
         for row in result("streaming.json")["reports"]
     ]
     head = ["tokens read", "bytes of state", "resident MB", "µs per token"]
@@ -461,7 +579,12 @@ def many_shards() -> str:
         + [f"{row['peak_memory_bytes'] / 1e9:.2f}"]
         for row in result("scaling.json")["measured"]
     ]
-    head = ["shards", "MB of manifest", *(f"{label}: CPU seconds" for label in fields.values()), "peak GB"]
+    head = [
+        "shards",
+        "MB of manifest",
+        *(f"{label}: CPU seconds" for label in fields.values()),
+        "peak GB",
+    ]
     return table(head, rows, "scaling.py", "scaling.json")
 
 
@@ -475,10 +598,22 @@ def model_sizes() -> str:
     for name in SIZES:
         model, vocabulary = size(name).model, size(name).data.tokenizer.vocab_size
         heads = f"{model.num_attention_heads} / {model.num_key_value_heads or model.num_attention_heads}"
-        counts = [model.hidden_size, model.num_hidden_layers, vocabulary, parameters(model_of(size(name)))]
+        counts = [
+            model.hidden_size,
+            model.num_hidden_layers,
+            vocabulary,
+            parameters(model_of(size(name))),
+        ]
         hidden, layers, tokens, total = (f"{count:,}" for count in counts)
         rows.append([f"`configs/{name}.yaml`", hidden, layers, heads, tokens, total])
-    head = ["configuration", "hidden size", "layers", "heads / key-value heads", "vocabulary", "parameters"]
+    head = [
+        "configuration",
+        "hidden size",
+        "layers",
+        "heads / key-value heads",
+        "vocabulary",
+        "parameters",
+    ]
     return markdown(head, rows)
 
 
@@ -491,13 +626,22 @@ def memory_by_preset() -> str:
         found = size(name).model_copy(deep=True)
         found.data.sequence_length = 2048
         cells = []
-        for recompute, strategy, processes in (("none", "ddp", 1), ("full", "ddp", 1), ("full", "fsdp", 8)):
+        for recompute, strategy, processes in (
+            ("none", "ddp", 1),
+            ("full", "ddp", 1),
+            ("full", "fsdp", 8),
+        ):
             train = {"activation_checkpointing": recompute, "parallel": strategy}
             changed = found.model_copy(update={"train": found.train.model_copy(update=train)})
             cells.append(gigabytes(changed, processes))
         rows.append([f"`{name}`", *cells])
     checkpointing = "`train.activation_checkpointing=full`"
-    head = ["preset", "1 GPU", f"1 GPU, {checkpointing}", f"8 GPUs, {checkpointing} and `train.parallel=fsdp`"]
+    head = [
+        "preset",
+        "1 GPU",
+        f"1 GPU, {checkpointing}",
+        f"8 GPUs, {checkpointing} and `train.parallel=fsdp`",
+    ]
     return markdown(head, rows)
 
 
@@ -524,7 +668,11 @@ def million_found() -> str:
 
 def control_range(name: str) -> str:
     """What all models answered with another memory."""
-    found = sorted(row["controls"][name] for row in result("memory_passkey.json")["results"] if row.get("controls"))
+    found = sorted(
+        row["controls"][name]
+        for row in result("memory_passkey.json")["results"]
+        if row.get("controls")
+    )
     ends = [f"{value:.2f}" for value in (found[0], found[-1])]
     return " to ".join(dict.fromkeys(ends))
 
@@ -538,7 +686,11 @@ def text_time() -> str:
     """Training time of the model with a memory over that of local attention, of the same seed and bytes."""
     rows = [row for row in result("memory_text.json")["results"] if row["recipe"]["steps"] == 1200]
     seconds = {(row["model"], row["seed"]): row["cpu_seconds"] for row in rows}
-    ratios = sorted(value / seconds["local", seed] for (model, seed), value in seconds.items() if model != "local")
+    ratios = sorted(
+        value / seconds["local", seed]
+        for (model, seed), value in seconds.items()
+        if model != "local"
+    )
     return f"{ratios[0]:.1f} to {ratios[-1]:.1f}"
 
 
@@ -554,8 +706,19 @@ def recall() -> str:
     rows = []
     for variant, seeds in by_variant.items():
         off = [row["accuracy without memory"] for row in seeds if "accuracy without memory" in row]
-        rows.append([variant, *(cell([row["accuracy"][length] for row in seeds]) for length in ("4", "32")), cell(off)])
-    head = ["attention", "4 segments (trained)", "32 segments (not trained)", "4 segments, memory off"]
+        rows.append(
+            [
+                variant,
+                *(cell([row["accuracy"][length] for row in seeds]) for length in ("4", "32")),
+                cell(off),
+            ]
+        )
+    head = [
+        "attention",
+        "4 segments (trained)",
+        "32 segments (not trained)",
+        "4 segments, memory off",
+    ]
     return table(head, rows, "recall.py", "recall.json")
 
 
@@ -563,11 +726,19 @@ def cost_by_length() -> str:
     runs = result("attention-cpu.json")["runs"]
     lengths = [int(length) for length in next(iter(runs.values()))]
     rows = [
-        [name, *(f"{1e6 * median(run['seconds'] for run in found[str(n)]) / n:,.0f}" for n in lengths)]
+        [
+            name,
+            *(f"{1e6 * median(run['seconds'] for run in found[str(n)]) / n:,.0f}" for n in lengths),
+        ]
         for name, found in runs.items()
         if not name.endswith("gradient cut")
     ]
-    return table(["sequence length", *(f"{n:,}" for n in lengths)], rows, "attention.py", "attention-cpu.json")
+    return table(
+        ["sequence length", *(f"{n:,}" for n in lengths)],
+        rows,
+        "attention.py",
+        "attention-cpu.json",
+    )
 
 
 def console() -> str:
@@ -617,8 +788,12 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "wall_118mb": lambda: preparation_ratio("preparation.json", "work_seconds"),
     "wall_1gb": lambda: preparation_ratio("preparation-1gb.json", "work_seconds"),
     "memory_1gb": lambda: preparation_ratio("preparation-1gb.json", "peak_megabytes"),
-    "prefect_longer": lambda: f"{result('orchestration.json')['median']['run over torchrun']['total']:.1f}",
-    "direct_longer": lambda: f"{result('orchestration.json')['median']['run --no-prefect over torchrun']['total']:.1f}",
+    "prefect_longer": lambda: (
+        f"{result('orchestration.json')['median']['run over torchrun']['total']:.1f}"
+    ),
+    "direct_longer": lambda: (
+        f"{result('orchestration.json')['median']['run --no-prefect over torchrun']['total']:.1f}"
+    ),
     "datatrove_ratio": lambda: small_ratio("datatrove"),
     "datasets_ratio": lambda: small_ratio("datasets.map"),
     "litdata_ratio": lambda: small_ratio("litdata"),
@@ -626,7 +801,9 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "resident_10k": lambda: streaming_resident(10_000),
     "resident_1m": lambda: streaming_resident(1_000_000),
     "shards_read": lambda: f"{result('scaling.json')['measured'][-1]['read_manifest_seconds']:.0f}",
-    "shards_verify": lambda: f"{result('scaling.json')['measured'][-1]['verify_quick_seconds']:.0f}",
+    "shards_verify": lambda: (
+        f"{result('scaling.json')['measured'][-1]['verify_quick_seconds']:.0f}"
+    ),
     "shared_sequence_mb": lambda: context_parallel_peak(1),
     "shared_by_4_mb": lambda: context_parallel_peak(4),
     "passkey_steps": lambda: f"{load_config('configs/passkey.yaml').train.max_steps:,}",

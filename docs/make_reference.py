@@ -62,14 +62,20 @@ This page is generated from the schema (`configs/schema/`) by `python docs/make_
 def reference() -> str:
     """The page, whatever home folder this machine has."""
     os.environ.pop("INFINI_LLAMA_HOME", None)
-    sections = "".join(section(name, field.annotation) for name, field in PipelineConfig.model_fields.items())
+    sections = "".join(
+        section(name, field.annotation) for name, field in PipelineConfig.model_fields.items()
+    )
     legend = LEGEND if "| resume |" in sections else ""
-    return HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
+    return (
+        HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
+    )
 
 
 def with_exit_codes(page: str) -> str:
     """The page with the table of `ENDINGS` between its marks."""
-    lines = [f"| {ending.cause} | {code:d} | {ending.action} |\n" for code, ending in ENDINGS.items()]
+    lines = [
+        f"| {ending.cause} | {code:d} | {ending.action} |\n" for code, ending in ENDINGS.items()
+    ]
     table = "| cause | exit code | action |\n|---|---|---|\n" + "".join(lines)
     table = table.replace("Rolled back", "[Rolled back](#non-finite-losses-and-spikes)")
     return EXIT_CODES.sub(lambda marks: f"{marks[1]}\n\n{table}\n{marks[2]}", page)
@@ -82,15 +88,21 @@ def section(path: str, holder: Any, parent: Any = None) -> str:
         parent: the section around it; keys that both inherit are described there.
     """
     shared = [
-        name for name in holder.model_fields if parent and name in parent.model_fields.keys() - holder.__annotations__
+        name
+        for name in holder.model_fields
+        if parent and name in parent.model_fields.keys() - holder.__annotations__
     ]
-    described_here = {name: field for name, field in holder.model_fields.items() if name not in shared}
+    described_here = {
+        name: field for name, field in holder.model_fields.items() if name not in shared
+    }
     described = f"\n## {path}\n\n{plain(holder.__doc__)}"
     if shared:
-        described += (
-            f" It also has these keys of `{path.rpartition('.')[0]}`: {', '.join(f'`{name}`' for name in shared)}."
-        )
-    fields = {name: field for name, field in described_here.items() if section_of(field.annotation) is None}
+        described += f" It also has these keys of `{path.rpartition('.')[0]}`: {', '.join(f'`{name}`' for name in shared)}."
+    fields = {
+        name: field
+        for name, field in described_here.items()
+        if section_of(field.annotation) is None
+    }
     inner = {name: entry(field.annotation) for name, field in described_here.items()}
     sections = (section(f"{path}.{name}", below, holder) for name, below in inner.items() if below)
     return f"{described}\n{table(fields)}{''.join(sections)}"
@@ -100,8 +112,13 @@ def table(fields: dict[str, Any]) -> str:
     """Key, type, default and description of each key, and its resume policy where the schema states one."""
     if not fields:
         return ""
-    names = ["key", "type", "default", "description"] + ["resume"] * any(resume(field) for field in fields.values())
-    rows = [[f"`{name}`", kind(field), default(field), plain(field.description)] for name, field in fields.items()]
+    names = ["key", "type", "default", "description"] + ["resume"] * any(
+        resume(field) for field in fields.values()
+    )
+    rows = [
+        [f"`{name}`", kind(field), default(field), plain(field.description)]
+        for name, field in fields.items()
+    ]
     if "resume" in names:
         rows = [[*row, resume(field)] for row, field in zip(rows, fields.values(), strict=True)]
     lines = [names, ["---"] * len(names), *rows]

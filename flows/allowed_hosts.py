@@ -38,13 +38,19 @@ class AllowedHosts:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
             await send({"type": "http.response.start", "status": 400, "headers": headers})
             await send(
-                {"type": "http.response.body", "body": b"Host not allowed; see infini-llama serve --allow-host."}
+                {
+                    "type": "http.response.body",
+                    "body": b"Host not allowed; see infini-llama serve --allow-host.",
+                }
             )
 
     def _is_allowed(self, scope: "Scope") -> bool:
         sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         address = scope.get("server") or ("",)
-        return len(sent) == 1 and _without_port(sent[0]) in {*self.hosts, _bracketed(str(address[0]))}
+        return len(sent) == 1 and _without_port(sent[0]) in {
+            *self.hosts,
+            _bracketed(str(address[0])),
+        }
 
 
 def _without_port(host: str) -> str:

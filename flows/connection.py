@@ -62,7 +62,9 @@ def adapt_clients(patient: bool = False) -> None:
     for client in (PrefectHttpxSyncClient, PrefectHttpxAsyncClient):
         client.__init__ = adapted(client.__init__)
     connect: Any = websockets.connect  # pyright: ignore[reportPrivateImportUsage]
-    websockets.connect = lambda uri, **settings: connect(uri, **({"proxy": None} if is_local(uri) else {}) | settings)  # pyright: ignore
+    websockets.connect = lambda uri, **settings: connect(
+        uri, **({"proxy": None} if is_local(uri) else {}) | settings
+    )  # pyright: ignore
 
 
 def proxy_variable(url: str) -> str | None:

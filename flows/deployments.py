@@ -18,11 +18,21 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, StateType
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitConfig,
+    ConcurrencyLimitStrategy,
+    StateType,
+)
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
-from prefect.events import AutomationCore, ChangeFlowRunState, EventTrigger, Posture, ResourceSpecification
+from prefect.events import (
+    AutomationCore,
+    ChangeFlowRunState,
+    EventTrigger,
+    Posture,
+    ResourceSpecification,
+)
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
@@ -66,13 +76,19 @@ class Deployment:
         """
         unset = set() if "home" in self.config.runtime.model_fields_set else {"home"}
         config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
-        parameters = {"config": config, "not_text": self.config.data.not_text, "schedules": self.schedules}
+        parameters = {
+            "config": config,
+            "not_text": self.config.data.not_text,
+            "schedules": self.schedules,
+        }
         return {name: value for name, value in parameters.items() if value}
 
     def version(self) -> str:
         """Version of the program, and digests of the configuration and of its schedules."""
         schedules = self.config.deployment.model_dump(mode="json")["schedules"]
-        return f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
+        return (
+            f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
+        )
 
     def to_prefect(self) -> RunnerDeployment:
         """The deployment as Prefect takes it, without its schedules."""
@@ -96,7 +112,11 @@ class Deployment:
             version=self.version(),
             description=f"{pretrain.name} with the configuration {self.name}. "
             "Runs with the same name resume the same training.",
-            job_variables={"working_dir": str(Path.cwd()), "env": RUN | python_path, "stream_output": STREAM_OUTPUT},
+            job_variables={
+                "working_dir": str(Path.cwd()),
+                "env": RUN | python_path,
+                "stream_output": STREAM_OUTPUT,
+            },
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
         deployment._parameter_openapi_schema = form(self.config)
@@ -118,7 +138,9 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
                 f"{' or '.join(unusable)}; rename the file."
             )
         if name.endswith(".py"):  # Prefect would leave it out of the deployment's name
-            raise ConfigError(f"{file}: the name of a deployment cannot end with .py; rename the file.")
+            raise ConfigError(
+                f"{file}: the name of a deployment cannot end with .py; rename the file."
+            )
         if name in named:
             raise ConfigError(
                 f"{named[name]} and {file} have the same name, and would both be the deployment {pretrain.name}/{name}; rename one of them."
@@ -216,11 +238,18 @@ def _automations(silent_for: timedelta) -> list[AutomationCore]:
     A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node or an image: it has longer. One that is
     cancelling still sends heartbeats, and Prefect's rules let it only be cancelled.
     """
-    flow = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name})
+    flow = ResourceSpecification(
+        {"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name}
+    )
     again = "Retry starts the run again, from the newest checkpoint if it has one."
 
     def automation(
-        name: str, after: Sequence[str], expect: Sequence[str], within: timedelta, state: StateType, fault: str
+        name: str,
+        after: Sequence[str],
+        expect: Sequence[str],
+        within: timedelta,
+        state: StateType,
+        fault: str,
     ) -> AutomationCore:
         seconds = f"{within.total_seconds():.0f} s"
         return AutomationCore(
@@ -246,11 +275,21 @@ def _automations(silent_for: timedelta) -> list[AutomationCore]:
             ],
         )
 
-    pending, ends = ["Pending", "Submitting", "InfrastructurePending"], ["Cancelled", "Completed", "Failed", "Crashed"]
+    pending, ends = (
+        ["Pending", "Submitting", "InfrastructurePending"],
+        ["Cancelled", "Completed", "Failed", "Crashed"],
+    )
     return [
         automation(SILENT, ["heartbeat"], ["*"], silent_for, StateType.CRASHED, "no heartbeat"),
         automation(PENDING, pending, ["*"], 6 * silent_for, StateType.CRASHED, "no start"),
-        automation(CANCELLING, ["Cancelling"], ends, silent_for, StateType.CANCELLED, "no end of cancelling"),
+        automation(
+            CANCELLING,
+            ["Cancelling"],
+            ends,
+            silent_for,
+            StateType.CANCELLED,
+            "no end of cancelling",
+        ),
     ]
 
 
@@ -261,7 +300,9 @@ def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> 
     elif (
         stored[0].description != automation.description
     ):  # the only setting is in it; a rewritten one forgets what it watches
-        client.update_automation(stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled}))
+        client.update_automation(
+            stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled})
+        )
 
 
 def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
@@ -278,7 +319,9 @@ def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
         deployment_id = stored.id
     stored_version = (stored.version if stored else "") or ""
     same_schedules = stored_version.rpartition(".")[2] == deployment.version().rpartition(".")[2]
-    _write_schedules(client, deployment_id, deployment.config.deployment.schedules, keep_active=same_schedules)
+    _write_schedules(
+        client, deployment_id, deployment.config.deployment.schedules, keep_active=same_schedules
+    )
     return current.full_name
 
 
@@ -286,9 +329,19 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
     limit = stored.global_concurrency_limit
     if (limit and limit.limit) != current.concurrency_limit:
         return False
-    if stored.parameter_openapi_schema != current._parameter_openapi_schema.model_dump(exclude_unset=True):
+    if stored.parameter_openapi_schema != current._parameter_openapi_schema.model_dump(
+        exclude_unset=True
+    ):
         return False
-    fields = ("parameters", "description", "tags", "version", "entrypoint", "job_variables", "work_pool_name")
+    fields = (
+        "parameters",
+        "description",
+        "tags",
+        "version",
+        "entrypoint",
+        "job_variables",
+        "work_pool_name",
+    )
     return all(getattr(stored, field) == getattr(current, field) for field in fields)
 
 
@@ -303,9 +356,14 @@ def _write_schedules(
     stored = client.read_deployment_schedules(deployment)  # those made in the UI have no name
     by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
-        cron, old = CronSchedule(cron=schedule.cron, timezone=schedule.timezone), by_name.get(schedule.name)
+        cron, old = (
+            CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
+            by_name.get(schedule.name),
+        )
         if old is None:
-            new = DeploymentScheduleCreate(schedule=cron, active=schedule.active, slug=schedule.name)
+            new = DeploymentScheduleCreate(
+                schedule=cron, active=schedule.active, slug=schedule.name
+            )
             client.create_deployment_schedules(deployment, [new])
             continue
         active = old.active if keep_active else schedule.active

@@ -51,7 +51,9 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     changes = _with_short_keys(changes, deployed)
     for section in (name for name in changes if name not in SHORT):
         if section not in settings:
-            raise ConfigError(f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}.")
+            raise ConfigError(
+                f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}."
+            )
         for key, value in (changes[section] or {}).items():
             # A section in a section, as data.tokenizer.
             if isinstance(value, dict) and all_keys().get(f"{section}.{key}"):
@@ -61,7 +63,9 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     if any(train.get(length) for length in ("num_epochs", "max_tokens")):
         settings["train"] |= {"max_steps": None}
     # the form sends each value of its first section, changed or not
-    for name, value in ((name, changes[name]) for name in SHORT if changes.get(name) not in (None, deployed[name])):
+    for name, value in (
+        (name, changes[name]) for name in SHORT if changes.get(name) not in (None, deployed[name])
+    ):
         section, key = SHORT[name]
         settings[section][key] = value
         for other, values in INSTEAD.get(name, {}).items():
@@ -111,10 +115,14 @@ class ChangesForm:
     """
 
     def __init__(self, deployed: PipelineConfig | None = None) -> None:
-        self.deployed = {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
+        self.deployed = (
+            {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
+        )
 
     def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
-        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))["properties"]
+        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))[
+            "properties"
+        ]
         sections = {name: handler.resolve_ref_schema(part) for name, part in whole.items()}
         for name, section in sections.items():
             _fill(section, self.deployed.get(name, {}), handler)
@@ -123,7 +131,9 @@ class ChangesForm:
             properties[name] = sections[section]["properties"].pop(key) | {"position": position}
             # A form shows it once; who writes it below its section, as in a file, is not refused by the server.
             sections[section].setdefault("patternProperties", {})[f"^{key}$"] = True
-        properties["name"]["description"] += " It also names the flow run: Prefect's own field Run Name is not used."
+        properties["name"]["description"] += (
+            " It also names the flow run: Prefect's own field Run Name is not used."
+        )
         for position, (name, section) in enumerate(sections.items(), len(SHORT)):
             section["title"] = "Change"
             folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole[name]["$ref"]}]
@@ -135,8 +145,12 @@ class ChangesForm:
 def form(config: PipelineConfig) -> ParameterSchema:
     """The schema of the parameters of a deployment of `config`: Prefect's pages make the form from it, its server checks values by it."""
     words = "What this run changes of the deployed configuration."
-    changes = Field(default_factory=dict, title="Run", description=words, json_schema_extra={"position": 0})
-    model = create_model("Parameters", changes=(Annotated[dict[str, Any], ChangesForm(config)], changes))
+    changes = Field(
+        default_factory=dict, title="Run", description=words, json_schema_extra={"position": 0}
+    )
+    model = create_model(
+        "Parameters", changes=(Annotated[dict[str, Any], ChangesForm(config)], changes)
+    )
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
     return ParameterSchema(definitions=schema.pop("$defs"), **schema)
 
@@ -147,7 +161,11 @@ class PipelineFlow(Flow[..., Any]):
     @property
     def __signature__(self) -> Signature:
         """The schema that Prefect makes the form from; that of the function itself would have to be made in every run."""
-        form = signature(self.fn).parameters["changes"].replace(annotation=Annotated[dict[str, Any], ChangesForm()])
+        form = (
+            signature(self.fn)
+            .parameters["changes"]
+            .replace(annotation=Annotated[dict[str, Any], ChangesForm()])
+        )
         return Signature([form])
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +184,12 @@ def _explicit(field: Schema) -> Schema:
         return field
     field, branches = {**field}, [{**branch} for branch in branches]
     values = [branch for branch in branches if branch.get("type") != "null"]
-    if field.get("default", "") is None and len(values) == 1 and "type" in values[0] and "enum" not in values[0]:
+    if (
+        field.get("default", "") is None
+        and len(values) == 1
+        and "type" in values[0]
+        and "enum" not in values[0]
+    ):
         del field["default"]
         branches = values
     for limits, kinds in ((NUMBERS, ("integer", "number")), (TEXTS, ("string",))):
@@ -186,7 +209,10 @@ def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler
         if "$ref" in field:
             _fill(handler.resolve_ref_schema(field), values.get(key) or {}, handler)
             continue
-        for part in (*field.get("anyOf", ()), field.get("items", {})):  # such as one source of a mixture
+        for part in (
+            *field.get("anyOf", ()),
+            field.get("items", {}),
+        ):  # such as one source of a mixture
             inner = handler.resolve_ref_schema(part).get("properties", {})
             inner.update({name: _explicit(part_field) for name, part_field in inner.items()})
         field = _explicit(field)

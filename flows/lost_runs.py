@@ -13,8 +13,14 @@ from prefect.states import Cancelled, Crashed
 from prefect.types._datetime import now
 
 ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]  # of a flow run: it should have a process
-UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]  # of a task run: one that awaits its retry is scheduled
-STARTING = timedelta(minutes=1)  # that a busy machine may need to start the process of a pending run
+UNFINISHED = [
+    "RUNNING",
+    "PENDING",
+    "SCHEDULED",
+]  # of a task run: one that awaits its retry is scheduled
+STARTING = timedelta(
+    minutes=1
+)  # that a busy machine may need to start the process of a pending run
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -25,7 +31,9 @@ def crash_tasks(client: SyncPrefectClient, flow_runs: dict[str, object]) -> None
         task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED}}}),
     )
     for task in tasks:
-        client.set_task_run_state(task.id, Crashed(message="The process of the flow run was killed."), force=True)
+        client.set_task_run_state(
+            task.id, Crashed(message="The process of the flow run was killed."), force=True
+        )
 
 
 class LostRuns:
@@ -48,15 +56,25 @@ class LostRuns:
 
 
 def _is_starting(run: FlowRun) -> bool:
-    return run.state is not None and run.state.is_pending() and now("UTC") - run.state.timestamp < STARTING
+    return (
+        run.state is not None
+        and run.state.is_pending()
+        and now("UTC") - run.state.timestamp < STARTING
+    )
 
 
 def _end_of(run: FlowRun) -> State:
     if run.state is not None and run.state.is_cancelling():
-        return Cancelled(message="The process of the run was killed. Retry resumes from the newest checkpoint.")
+        return Cancelled(
+            message="The process of the run was killed. Retry resumes from the newest checkpoint."
+        )
     if run.state is not None and run.state.is_pending():
-        return Crashed(message="The process of the run was killed before it began. Retry starts the run.")
-    return Crashed(message="The process of the run was killed. Retry resumes from the newest checkpoint.")
+        return Crashed(
+            message="The process of the run was killed before it began. Retry starts the run."
+        )
+    return Crashed(
+        message="The process of the run was killed. Retry resumes from the newest checkpoint."
+    )
 
 
 def flow_processes(variable: str = "") -> dict[int, UUID]:
@@ -71,7 +89,9 @@ def flow_processes(variable: str = "") -> dict[int, UUID]:
             environment = (process / "environ").read_bytes()
         except OSError:  # it has ended meanwhile, or belongs to another user
             continue
-        run = re.search(rb"PREFECT__FLOW_RUN_ID=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", environment)
+        run = re.search(
+            rb"PREFECT__FLOW_RUN_ID=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", environment
+        )
         if run and variable.encode() in environment:
             runs[int(process.name)] = UUID(run[1].decode())
     return runs

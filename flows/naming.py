@@ -53,7 +53,9 @@ def find(name: str, *kinds: str) -> Path:
         pointed = path.readlink() if path.is_symlink() else path
         return path.with_name(pointed.name) if len(pointed.parts) == 1 else path
     datasets = home_folder() / "datasets"
-    complete = [*datasets.glob("[!.]*/manifest.json")] if name == "latest" and "datasets" in kinds else []
+    complete = (
+        [*datasets.glob("[!.]*/manifest.json")] if name == "latest" and "datasets" in kinds else []
+    )
     if complete and not os.path.lexists(datasets / name):  # a filesystem without links
         return max(complete, key=lambda made: made.stat().st_mtime).parent.absolute()
     raise ConfigError(
@@ -80,15 +82,26 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
             f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} nodes; use a name without {{date}} and "
             "{time}."
         )
-    home, name = usable_home(config.runtime.home, "runtime.home"), run_name(config.runtime.name, due)
+    home, name = (
+        usable_home(config.runtime.home, "runtime.home"),
+        run_name(config.runtime.name, due),
+    )
     resume = config.runtime.resume
-    if resume not in RULES:  # a run compares it with the path that it has followed, also from another folder
+    if (
+        resume not in RULES
+    ):  # a run compares it with the path that it has followed, also from another folder
         resume = str(expanded(resume).absolute())
     runtime = changed(config.runtime, home=home, name=name, resume=resume)
     train = config.train
     if train.deepspeed_config is not None:
         train = changed(train, deepspeed_config=read_json(train.deepspeed_config))
-    return changed(config, train=train, runtime=runtime, environment=environment, deployment=type(config.deployment)())
+    return changed(
+        config,
+        train=train,
+        runtime=runtime,
+        environment=environment,
+        deployment=type(config.deployment)(),
+    )
 
 
 def run_name(template: str, due: datetime | None) -> str:

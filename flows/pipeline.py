@@ -77,7 +77,9 @@ def run_stages(config: PipelineConfig, stages: Stages, invocation: str) -> Pipel
     return verify_and_train(config, stages.preprocess(preparation_for(config)), stages, invocation)
 
 
-def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages, invocation: str) -> PipelineResult:
+def verify_and_train(
+    config: PipelineConfig, dataset: DatasetRef, stages: Stages, invocation: str
+) -> PipelineResult:
     """The stages after preprocess, which returned `dataset`."""
     report = stages.verify(dataset, config.runtime.home, config.verify.level)
     restore_run(config)
@@ -90,7 +92,11 @@ def verify_and_train(config: PipelineConfig, dataset: DatasetRef, stages: Stages
 
 
 def train_with_retries(
-    config: PipelineConfig, dataset: DatasetRef, environment: PlannedEnvironment, invocation: str, verify_on_read: bool
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    environment: PlannedEnvironment,
+    invocation: str,
+    verify_on_read: bool,
 ) -> RunSummary:
     """`train`, again after each failure that the policy of retries allows."""
     retries = retries_for(config.runtime)
@@ -119,7 +125,9 @@ def export(run: Path) -> Path:
     return export_trained(run)
 
 
-WITHOUT_PREFECT = Stages(Preparation.build, verify, patch_environment, train_with_retries, evaluate, export)
+WITHOUT_PREFECT = Stages(
+    Preparation.build, verify, patch_environment, train_with_retries, evaluate, export
+)
 
 
 def preparation_for(config: PipelineConfig) -> Preparation:
@@ -178,12 +186,17 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         return None
     try:
         record = RunReader(run.path)
-        if _without_free(record.config.get("data")) != _without_free(config.data.model_dump(mode="json")):
+        if _without_free(record.config.get("data")) != _without_free(
+            config.data.model_dump(mode="json")
+        ):
             return None
         folder = config.runtime.home / record.lineage.dataset.path
-        dataset = changed(reference_for(config.data, folder, config.runtime.home), text=record.lineage.text)
+        dataset = changed(
+            reference_for(config.data, folder, config.runtime.home), text=record.lineage.text
+        )
         is_whole = has_all_files(folder, "dataset") and all(
-            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in dataset.row_tables
+            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
+            for table in dataset.row_tables
         )
         kept = DatasetOfRun(dataset, is_finished=record.result is not None)
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
@@ -192,7 +205,11 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
 
 
 def _without_free(data: object) -> object:
-    return {name: value for name, value in data.items() if name not in FREE} if isinstance(data, dict) else None
+    return (
+        {name: value for name, value in data.items() if name not in FREE}
+        if isinstance(data, dict)
+        else None
+    )
 
 
 def has_finished(config: PipelineConfig) -> bool:
@@ -212,11 +229,17 @@ def has_finished(config: PipelineConfig) -> bool:
         return False
 
 
-def finish(summary: RunSummary, evaluations: Evaluations | None, exported: Path | None) -> PipelineResult:
+def finish(
+    summary: RunSummary, evaluations: Evaluations | None, exported: Path | None
+) -> PipelineResult:
     """Write the page and the loss curve of a run that has ended, unless they are there and current; returns its result."""
     report = summary.paths.report
     is_changed = not summary.already_finished or evaluations is not None or not report.exists()
-    if is_changed or (exported is not None and (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime):
+    if is_changed or (
+        exported is not None and (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime
+    ):
         with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
             write_report(summary.paths.run)
-    return PipelineResult.model_validate(dict(summary) | {"evaluations": evaluations, "export": exported})
+    return PipelineResult.model_validate(
+        dict(summary) | {"evaluations": evaluations, "export": exported}
+    )

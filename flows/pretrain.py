@@ -60,10 +60,21 @@ def _name() -> str:
 def tags_of(config: PipelineConfig) -> list[str]:
     """Tags of a run, for filters and automations; a deployment's runs have those of the deployment."""
     sources = {source.source for source in config.data.sources} or {config.data.source}
-    return [*TAGS, f"attention:{config.model.attention}", *(f"data:{name}" for name in sorted(sources))]
+    return [
+        *TAGS,
+        f"attention:{config.model.attention}",
+        *(f"data:{name}" for name in sorted(sources)),
+    ]
 
 
-@partial(PipelineFlow, name="pretrain", flow_run_name=_name, persist_result=True, result_serializer="json", retries=0)
+@partial(
+    PipelineFlow,
+    name="pretrain",
+    flow_run_name=_name,
+    persist_result=True,
+    result_serializer="json",
+    retries=0,
+)
 def pretrain(
     config: Annotated[PipelineConfig, AsConfig()],
     changes: dict[str, Any] | None = None,
@@ -98,11 +109,19 @@ def pretrain(
 
 
 evaluate = task(
-    name="evaluate", task_run_name="evaluate-{run.name}", cache_policy=NO_CACHE, persist_result=False, retries=0
+    name="evaluate",
+    task_run_name="evaluate-{run.name}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=0,
 )(pipeline.evaluate)
-export = task(name="export", task_run_name="export-{run.name}", cache_policy=NO_CACHE, persist_result=False, retries=0)(
-    pipeline.export
-)
+export = task(
+    name="export",
+    task_run_name="export-{run.name}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=0,
+)(pipeline.export)
 
 
 def _tasks(page: RunPage) -> Stages:
@@ -118,7 +137,11 @@ def _tasks(page: RunPage) -> Stages:
         return patch_environment(config, vocab_size, page)
 
     def train(
-        config: PipelineConfig, dataset: DatasetRef, environment: PlannedEnvironment, invocation: str, on_read: bool
+        config: PipelineConfig,
+        dataset: DatasetRef,
+        environment: PlannedEnvironment,
+        invocation: str,
+        on_read: bool,
     ) -> RunSummary:
         retries = retries_for(config.runtime)
         with closing_card(RunFolder.of(config.runtime).path, page) as ended, retries.until_end():
@@ -176,7 +199,9 @@ def api_logs() -> Iterator[None]:
     """Inside, what the stages log is also sent to the Prefect API."""
     logger, handler = logging.getLogger("infini_llama"), ThrottledAPILogHandler()
     level = logger.level
-    if not logger.isEnabledFor(logging.INFO):  # a Prefect worker, where no command has set the level
+    if not logger.isEnabledFor(
+        logging.INFO
+    ):  # a Prefect worker, where no command has set the level
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:

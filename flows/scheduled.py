@@ -28,7 +28,9 @@ log = logging.getLogger("infini_llama.prefect")
 
 def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
     """The keys whose values differ, with those of `overridden`."""
-    before, after = (config.model_dump(mode="json", exclude={"deployment"}) for config in (base, overridden))
+    before, after = (
+        config.model_dump(mode="json", exclude={"deployment"}) for config in (base, overridden)
+    )
     changes = {
         section: {key: value for key, value in keys.items() if value != before[section][key]}
         for section, keys in after.items()
@@ -88,7 +90,9 @@ def _read_schedule(run: str) -> Schedule | None:
             return None
         for schedule in client.read_deployment_schedules(current.deployment_id):
             if schedule.id == schedule_id:
-                return Schedule(schedule.slug or "", getattr(schedule.schedule, "timezone", None) or "UTC")
+                return Schedule(
+                    schedule.slug or "", getattr(schedule.schedule, "timezone", None) or "UTC"
+                )
     raise ConfigError(
         "the schedule that created this run was deleted, and with it its overrides and time zone; start another run."
     )
@@ -103,17 +107,27 @@ def superseded() -> State | None:
         return None
     with get_client(sync_client=True) as client:
         current = client.read_flow_run(UUID(flow_run.id))
-        if _schedule_id(current) is None or current.run_count > 1:  # a person started it, or started it again
+        if (
+            _schedule_id(current) is None or current.run_count > 1
+        ):  # a person started it, or started it again
             return None
-        later = [run for run in _waiting(client, current) if run.expected_start_time and run.id != current.id]
+        later = [
+            run
+            for run in _waiting(client, current)
+            if run.expected_start_time and run.id != current.id
+        ]
         if not later:
             return None
         *older, newest = sorted(later, key=lambda run: run.expected_start_time or now("UTC"))
         message = f"Skipped: the run of the same schedule for {newest.expected_start_time} is due as well."
         for run in older:
             client.set_flow_run_state(run.id, Cancelled(message=message))
-    log.warning("%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(older))
-    return Cancelled(message=message)  # a state of its own: one that was sent for another run loses its message
+    log.warning(
+        "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(older)
+    )
+    return Cancelled(
+        message=message
+    )  # a state of its own: one that was sent for another run loses its message
 
 
 def _waiting(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:

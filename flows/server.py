@@ -26,8 +26,22 @@ from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.allowed_hosts import ALLOWED
-from infini_llama.flows.connection import adapt_clients, is_local, is_loopback, proxy_variable, refuse_unusable_proxy
-from infini_llama.flows.settings import CLIENT, EMBEDDED, HEALTHY_WITHIN, HEARTBEATS, LEASES, SERVED, START_TIMEOUT
+from infini_llama.flows.connection import (
+    adapt_clients,
+    is_local,
+    is_loopback,
+    proxy_variable,
+    refuse_unusable_proxy,
+)
+from infini_llama.flows.settings import (
+    CLIENT,
+    EMBEDDED,
+    HEALTHY_WITHIN,
+    HEARTBEATS,
+    LEASES,
+    SERVED,
+    START_TIMEOUT,
+)
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.filesystem import require_folder
@@ -56,8 +70,12 @@ def api_for_run(home: Path) -> Iterator[None]:
             _check_result_storage()
             yield
         return
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a server on this machine that is gone does not come back
-    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # seconds; one that hangs holds up the run's end as long
+    os.environ.setdefault(
+        "PREFECT_CLIENT_MAX_RETRIES", "1"
+    )  # a server on this machine that is gone does not come back
+    os.environ.setdefault(
+        "PREFECT_API_REQUEST_TIMEOUT", "15"
+    )  # seconds; one that hangs holds up the run's end as long
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = Server(home, "127.0.0.1", port, EMBEDDED)
@@ -67,7 +85,9 @@ def api_for_run(home: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def api_for_serve(home: Path, host: str, port: int, names: Sequence[str] = ()) -> Iterator["Server | None"]:
+def api_for_serve(
+    home: Path, host: str, port: int, names: Sequence[str] = ()
+) -> Iterator["Server | None"]:
     """Inside, PREFECT_API_URL leads to the user's server, or to one with a UI and a database that stays, at this address.
 
     Args:
@@ -121,10 +141,16 @@ def prepare_client(home: Path) -> None:
 
     Prefect's files go to home/prefect if the user has no Prefect home.
     """
-    for name in [name for name, value in os.environ.items() if name.startswith("PREFECT_") and not value]:
-        del os.environ[name]  # as `docker compose` passes what is not set; Prefect would require an empty password
+    for name in [
+        name for name, value in os.environ.items() if name.startswith("PREFECT_") and not value
+    ]:
+        del os.environ[
+            name
+        ]  # as `docker compose` passes what is not set; Prefect would require an empty password
     os.environ.update(CLIENT | os.environ)
-    if "PREFECT_HOME" not in os.environ and not os.access(Path.home() / ".prefect" / "profiles.toml", os.R_OK):
+    if "PREFECT_HOME" not in os.environ and not os.access(
+        Path.home() / ".prefect" / "profiles.toml", os.R_OK
+    ):
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
 
 
@@ -151,7 +177,9 @@ def has_api() -> bool:
     """
     if url := os.environ.get("PREFECT_API_URL"):
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api.")
+            raise ConfigError(
+                f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api."
+            )
         return True
     marks = {
         _profiles(): "",
@@ -160,7 +188,8 @@ def has_api() -> bool:
         Path("pyproject.toml"): "[tool.prefect",
     }
     if any(
-        path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace") for path, mark in marks.items()
+        path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace")
+        for path, mark in marks.items()
     ):
         return client_settings().api.url is not None
     return False
@@ -238,7 +267,11 @@ def _database() -> dict[str, str]:
     url = get_current_settings().server.database.connection_url
     if url is None or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db":
         return {}
-    uri = URL.create("sqlite+aiosqlite", database=f"file:{quote(str(home / 'prefect.db'))}", query={"uri": "true"})
+    uri = URL.create(
+        "sqlite+aiosqlite",
+        database=f"file:{quote(str(home / 'prefect.db'))}",
+        query={"uri": "true"},
+    )
     return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri.render_as_string()}
 
 
@@ -257,8 +290,12 @@ def _user_api() -> Iterator[None]:
     refuse_unusable_proxy(url)
     adapt_clients()
     proxy = proxy_variable(url)
-    with _unreachable_explained("check PREFECT_API_URL" + (f", and the proxy that {proxy} names" if proxy else "")):
-        with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):  # perhaps Prefect has settings for it (TLS)
+    with _unreachable_explained(
+        "check PREFECT_API_URL" + (f", and the proxy that {proxy} names" if proxy else "")
+    ):
+        with contextlib.suppress(
+            httpx.ConnectError, httpx.ProtocolError
+        ):  # perhaps Prefect has settings for it (TLS)
             httpx.get(f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url))
             _check_version()
         yield
@@ -281,7 +318,9 @@ def _unreachable_explained(action: str) -> Iterator[None]:
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError
 
-        cause = error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
+        cause = (
+            error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
+        )
         words = re.sub(r"(?<=//)[^/@\s]+@", "", str(cause))  # name and password of an address
         if isinstance(cause, PrefectHTTPStatusError):
             words = words.partition(" - For more information")[0]
@@ -289,12 +328,18 @@ def _unreachable_explained(action: str) -> Iterator[None]:
                 raise ConfigError(
                     f"the Prefect server refuses this client ({words}); {action}, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
                 ) from error
-            raise PipelineError(f"the Prefect server answers with an error ({words}); {action}.") from error
+            raise PipelineError(
+                f"the Prefect server answers with an error ({words}); {action}."
+            ) from error
         if isinstance(cause, JSONDecodeError) or "incompatible versions" in words:
             raise ConfigError(
                 f"there is no API of this version of Prefect ({words}); {action}, which ends with /api."
             ) from error
-        if not isinstance(cause, TransportError) and cause is error and "Failed to reach API" not in words:
+        if (
+            not isinstance(cause, TransportError)
+            and cause is error
+            and "Failed to reach API" not in words
+        ):
             raise
         raise PipelineError(
             f"the Prefect server does not respond ({words}); {action}. The state of a run is in its folder: the same command "
@@ -313,7 +358,9 @@ class Server:
     def __init__(self, home: Path, host: str, port: int, settings: dict[str, str]) -> None:
         self.host, self.port, self.settings = host, port, settings
         self.log = home / "prefect" / "server.log"
-        self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+            host, f"[{host}]" if ":" in host else host
+        )
         self.process: subprocess.Popen | None = None
 
     @property
@@ -370,7 +417,9 @@ class Server:
     def restart(self) -> None:
         assert self.process is not None
         log.warning(
-            "the Prefect server ended with code %d; it is started again (log: %s)", self.process.returncode, self.log
+            "the Prefect server ended with code %d; it is started again (log: %s)",
+            self.process.returncode,
+            self.log,
         )
         self.start()
 
@@ -386,9 +435,21 @@ class Server:
             "-m",
             "uvicorn",
         ]
-        command += ["--app-dir", str(Path(__file__).parents[2])]  # as -P: nothing in the working directory is imported
+        command += [
+            "--app-dir",
+            str(Path(__file__).parents[2]),
+        ]  # as -P: nothing in the working directory is imported
         command += ["--factory", "infini_llama.flows.allowed_hosts:create_app"]
-        command += ["--host", self.host, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
+        command += [
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--log-level",
+            "error",
+            "--lifespan",
+            "on",
+        ]
         defaults = {
             # Prefect's own is every origin; the UI comes from the server itself.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{self.port},http://localhost:{self.port}",
@@ -433,7 +494,9 @@ def _start_timeout() -> int:
     try:
         return int(os.environ.get(START_TIMEOUT, HEALTHY_WITHIN))
     except ValueError:
-        raise ConfigError(f"{START_TIMEOUT}={os.environ[START_TIMEOUT]} is not a number of seconds.") from None
+        raise ConfigError(
+            f"{START_TIMEOUT}={os.environ[START_TIMEOUT]} is not a number of seconds."
+        ) from None
 
 
 def _import_client() -> None:

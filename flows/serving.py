@@ -31,7 +31,13 @@ CHECK_SECONDS = 15  # between two looks at the states of all runs
 log = logging.getLogger("infini_llama.serve")
 
 
-def serve(deployments: Sequence[Deployment], home: Path, limit: int, gpus: int | None, server: Server | None) -> None:
+def serve(
+    deployments: Sequence[Deployment],
+    home: Path,
+    limit: int,
+    gpus: int | None,
+    server: Server | None,
+) -> None:
     """Deploy the configurations on the server of PREFECT_API_URL and execute their runs, until interrupted.
 
     A worker that exits is restarted; its runs are separate processes and continue.
@@ -44,7 +50,9 @@ def serve(deployments: Sequence[Deployment], home: Path, limit: int, gpus: int |
     Raises:
         PipelineError: the server ended and does not come up again.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; the worker stops by it
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # in the background of a shell; the worker stops by it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
@@ -59,10 +67,15 @@ def serve(deployments: Sequence[Deployment], home: Path, limit: int, gpus: int |
                 if pool not in workers or workers[pool].poll() is not None:
                     workers[pool] = _start_worker(pool, limit, worker_log, mark)
             log.info(
-                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything", limit, worker_log
+                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything",
+                limit,
+                worker_log,
             )
             _watch(workers, server)
-            log.warning("a worker exited; its runs continue, and another worker starts in %d s", RESTART_SECONDS)
+            log.warning(
+                "a worker exited; its runs continue, and another worker starts in %d s",
+                RESTART_SECONDS,
+            )
             time.sleep(RESTART_SECONDS)
     finally:
         _stop(list(workers.values()), mark)
@@ -79,7 +92,10 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
             check_at = time.monotonic() + CHECK_SECONDS
             try:
                 # without retries: the server may have ended, and is started again here
-                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+                with (
+                    temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+                    get_client(sync_client=True) as client,
+                ):
                     confirm_suspensions(client, pretrain.name)
                     if (
                         server is not None and server.is_local and sys.platform == "linux"
@@ -96,10 +112,17 @@ def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subproc
     command += [sys.executable, "-m", "infini_llama.flows.worker"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
     name, value = mark.split("=")
-    environment = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {name: value}
+    environment = (
+        WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {name: value}
+    )
     with worker_log.open("ab") as output:
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
 
 
@@ -139,11 +162,16 @@ def _cancel(runs: set[UUID]) -> None:
                 return
             log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
             for run in runs:
-                client.set_flow_run_state(run, Cancelling(message="infini-llama serve was stopped."))
+                client.set_flow_run_state(
+                    run, Cancelling(message="infini-llama serve was stopped.")
+                )
             deadline = time.monotonic() + STOP_SECONDS
             while time.monotonic() < deadline and not all(_is_final(client, run) for run in runs):
                 time.sleep(0.5)
-    except (HTTPError, RuntimeError) as fault:  # the server is gone: the worker is stopped all the same
+    except (
+        HTTPError,
+        RuntimeError,
+    ) as fault:  # the server is gone: the worker is stopped all the same
         log.warning("the runs cannot be cancelled (%s)", fault)
 
 

@@ -32,7 +32,10 @@ def confirmed_suspension() -> Iterator[None]:
                 with get_client(sync_client=True) as client:
                     _confirm(client, context.flow_run, context.flow.name)
         except Exception as fault:
-            log.warning("the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well", fault)
+            log.warning(
+                "the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well",
+                fault,
+            )
         raise
 
 
@@ -55,8 +58,12 @@ def _confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
     role = {"id": f"prefect.flow.{run.flow_id}", "role": "flow", "name": flow}
     event = Event(
         event=CONFIRMATION,
-        resource=Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name}),
-        related=[RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})],
+        resource=Resource(
+            {"prefect.resource.id": _resource(run), "prefect.resource.name": run.name}
+        ),
+        related=[
+            RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})
+        ],
     )
     client.request("POST", "/events", json=[event.model_dump(mode="json")])
 

@@ -29,7 +29,9 @@ class RunConfiguration(ProcessJobConfiguration):
             self.command = command_to_string([sys.executable, "-m", "infini_llama.flows.engine"])
 
 
-with warnings.catch_warnings(action="ignore"):  # Prefect warns that this type of worker is replaced, which is meant
+with warnings.catch_warnings(
+    action="ignore"
+):  # Prefect warns that this type of worker is replaced, which is meant
 
     class Worker(ProcessWorker):
         """Starts flow runs by `flows.engine`."""
@@ -43,7 +45,11 @@ class BriefRecord(logging.LogRecord):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         if self.exc_info and isinstance(error := self.exc_info[1], DISCONNECTED):
-            self.msg, self.args, self.exc_info = f"{self.getMessage()} ({type(error).__name__}: {error})", (), None
+            self.msg, self.args, self.exc_info = (
+                f"{self.getMessage()} ({type(error).__name__}: {error})",
+                (),
+                None,
+            )
 
 
 if __name__ == "__main__":

@@ -39,8 +39,12 @@ class KeyValues:
             ValueError: there is no room for them.
         """
         if max(self.filled) + length > self.k.shape[2]:
-            raise ValueError(f"{max(self.filled)} tokens and {length} more are over the capacity of {self.k.shape[2]}")
-        filled = torch.tensor(self.filled[:1] if self.together() else self.filled, device=self.k.device)
+            raise ValueError(
+                f"{max(self.filled)} tokens and {length} more are over the capacity of {self.k.shape[2]}"
+            )
+        filled = torch.tensor(
+            self.filled[:1] if self.together() else self.filled, device=self.k.device
+        )
         places = filled[:, None] + torch.arange(length, device=self.k.device)
         return places[0] if self.together() else places
 
@@ -54,15 +58,23 @@ class KeyValues:
             row = torch.arange(len(self.filled), device=k.device)[:, None]
             place = self.positions(length)
             self.k[row, :, place], self.v[row, :, place] = k.transpose(1, 2), v.transpose(1, 2)
-        self.filled = [old + new for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)]
+        self.filled = [
+            old + new
+            for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)
+        ]
 
     def set_row(self, row: int, other: "KeyValues") -> None:
         """Let a row be what `other`, a state of the same layer with one row, has read."""
         filled = other.filled[0]
-        self.k[row, :, :filled], self.v[row, :, :filled] = other.k[0, :, :filled], other.v[0, :, :filled]
+        self.k[row, :, :filled], self.v[row, :, :filled] = (
+            other.k[0, :, :filled],
+            other.v[0, :, :filled],
+        )
         self.filled[row] = filled
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None
+    ) -> torch.Tensor:
         """Append the next tokens' k, v [B, Hkv, t, d]; returns attention [B, H, t, d] of their queries over everything so far."""
         if max(self.filled) == 0:
             self.append(k, v, lengths)
@@ -91,7 +103,11 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
-        self.head_dim, self.backend, self.dropout = config.head_size, backend, config.attention_dropout
+        self.head_dim, self.backend, self.dropout = (
+            config.head_size,
+            backend,
+            config.attention_dropout,
+        )
         self.kv_heads, self.keep_weights = config.num_key_value_heads, True
         width, q_width = config.hidden_size, config.num_attention_heads * config.head_size
         kv_width = config.num_key_value_heads * config.head_size
@@ -107,7 +123,9 @@ class Attention(nn.Module):
         q, k, v = self.project(x)
         return self.merge(self.softmax(rows.rotary.turn(q), rows.rotary.turn(k), v, rows))
 
-    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
+    def read(
+        self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None
+    ) -> torch.Tensor:
         """The next tokens' x [B, t, hidden_size] to the rows of `forward` over everything so far that are theirs.
 
         `rotary` has the tables of all positions from 0. Of row b the first lengths[b] tokens count; None: all.
@@ -124,17 +142,24 @@ class Attention(nn.Module):
         """Empty state of a kind, in the type in which keys and values are computed."""
         weight = self.k_proj.weight
         device = weight.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        )
         return kind((batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device)
 
-    def softmax(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments) -> torch.Tensor:
+    def softmax(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments
+    ) -> torch.Tensor:
         dropout = self.dropout if self.training else 0.0
         documents, ends = layout.documents, layout.boundaries
         return causal_attention(q, k, v, documents, self.backend, dropout, ends, self.keep_weights)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_dim))
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -31,8 +31,14 @@ def flash_attention() -> Callable[..., Any]:
     """
     try:
         return import_module("flash_attn").flash_attn_varlen_func
-    except (ImportError, AttributeError, OSError) as error:  # OSError: a shared library that does not fit this machine
-        raise RuntimeError(f"attention backend flash2 is not available: flash_attn_varlen_func ({error})") from error
+    except (
+        ImportError,
+        AttributeError,
+        OSError,
+    ) as error:  # OSError: a shared library that does not fit this machine
+        raise RuntimeError(
+            f"attention backend flash2 is not available: flash_attn_varlen_func ({error})"
+        ) from error
 
 
 def causal_attention(
@@ -68,7 +74,9 @@ def causal_attention(
     if backend == "flash2":
         return _flash(q, k, v, documents, dropout, ends)
     if dropout:
-        raise ValueError("attention backend blocked does not support dropout; set attention_dropout to 0 or use sdpa")
+        raise ValueError(
+            "attention backend blocked does not support dropout; set attention_dropout to 0 or use sdpa"
+        )
     return blocked_attention(q, k, v, documents, keep_weights)
 
 
@@ -91,15 +99,23 @@ def _flash(
 
 
 def _sdpa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, dropout: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    dropout: float,
 ) -> torch.Tensor:
     gqa = q.shape[1] != k.shape[1]
     if documents is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=gqa)
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=gqa
+        )
     if q.device.type == "cpu" and q.shape[2] > LONG and not torch.compiler.is_compiling():
         return _one_by_one(q, k, v, documents, dropout)
     seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, enable_gqa=gqa)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, dropout_p=dropout, enable_gqa=gqa
+    )
 
 
 def _one_by_one(
@@ -109,7 +125,9 @@ def _one_by_one(
     batch, _, length, _ = q.shape
     ends = boundaries(documents).tolist()
     lengths = [end - start for start, end in pairwise(ends)]
-    flat = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))  # a document's [t, h, d] each
+    flat = (
+        x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v)
+    )  # a document's [t, h, d] each
     outputs: list[torch.Tensor] = []
     for document in zip(*flat, strict=True):
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)

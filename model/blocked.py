@@ -30,7 +30,11 @@ def block_size(length: int, dtype: torch.dtype) -> int:
 
 
 def blocked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep_weights: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    keep_weights: bool,
 ) -> torch.Tensor:
     """Compute `model.backends.causal_attention`; scores and weights have the type of the products, the softmax is computed in fp32."""
     device = q.device.type
@@ -87,7 +91,8 @@ def gradients(
         of_queries[here, rows] = torch.bmm(of_scores, keys[here, seen])
         of_keys[here, :, seen] += torch.bmm(queries[here, rows].mT, of_scores)
     of_k, of_v = (
-        x.unflatten(0, (-1, count)).permute(0, 3, 1, 2).contiguous() for x in (of_keys.mul_(scale), of_values)
+        x.unflatten(0, (-1, count)).permute(0, 3, 1, 2).contiguous()
+        for x in (of_keys.mul_(scale), of_values)
     )
     return _ungrouped(of_queries.mul_(scale), q), of_k, of_v
 
@@ -113,7 +118,9 @@ class Block(NamedTuple):
         """Compute the weights."""
         part, scale = self.weights, queries.shape[-1] ** -0.5
         seen = keys[self.matrices, self.keys]
-        torch.baddbmm(part, queries[self.matrices, self.rows], seen.mT, beta=0, alpha=scale, out=part)
+        torch.baddbmm(
+            part, queries[self.matrices, self.rows], seen.mT, beta=0, alpha=scale, out=part
+        )
         part[:, :, -self.hidden.shape[1] :] += self.hidden
         return torch.softmax(part, -1, out=part)
 
@@ -125,7 +132,9 @@ def _blocks(
     batch, length, heads, _ = q.shape
     groups, size, offset = heads // count, block_size(length, q.dtype), 0
     hidden = q.new_full((size, size), -torch.inf).triu_(1).repeat_interleave(groups, 0)
-    for first, last, begin, stop in [(0, batch, 0, length)] if documents is None else _stretches(documents):
+    for first, last, begin, stop in (
+        [(0, batch, 0, length)] if documents is None else _stretches(documents)
+    ):
         for start in range(begin, stop, size):
             end = min(start + size, stop)
             shape = ((last - first) * count, (end - start) * groups, end - begin)
@@ -155,7 +164,9 @@ def _size(q: torch.Tensor, keep: bool) -> int:
     batch, length, heads, _ = q.shape
     size = block_size(length, q.dtype)
     ends = [(start, min(start + size, length)) for start in range(0, length, size)]
-    sizes = [_aligned(heads * (end - start) * end) for start, end in ends]  # of a row that is one document
+    sizes = [
+        _aligned(heads * (end - start) * end) for start, end in ends
+    ]  # of a row that is one document
     # Several documents have less in them, but each of their blocks is aligned: in short rows of few heads, that is more.
     return batch * (max(sum(sizes), length * (heads + ALIGNED)) if keep else max(sizes))
 
@@ -173,11 +184,18 @@ def _ungrouped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The inverse of `_grouped`."""
     batch, length, heads, size = like.shape
     count = len(x) // batch
-    return x.view(batch, count, length, heads // count, size).transpose(1, 2).reshape(like.shape).contiguous()
+    return (
+        x.view(batch, count, length, heads // count, size)
+        .transpose(1, 2)
+        .reshape(like.shape)
+        .contiguous()
+    )
 
 
 @attend.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool) -> Any:
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool
+) -> Any:
     return q.new_empty(q.shape), q.new_empty(_size(q, keep) if keep else 0)
 
 

@@ -96,13 +96,17 @@ class LlamaConfig:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
         # values of a config.json have any type
         if not isinstance(self.tie_word_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false")
+            raise ValueError(
+                f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false"
+            )
         size = self.head_dim
         if size is not None and (type(size) is not int or not 2 <= size <= LARGEST or size % 2):
             raise ValueError(f"head_dim={size!r} is not an even number from 2 to {LARGEST}")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"rope_scaling={self.rope_scaling!r} is not a mapping")
-        if self.head_dim is None and (self.hidden_size % self.num_attention_heads or self.head_size % 2):
+        if self.head_dim is None and (
+            self.hidden_size % self.num_attention_heads or self.head_size % 2
+        ):
             raise ValueError(
                 f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
                 "integer"
@@ -117,12 +121,18 @@ class LlamaConfig:
             ("hidden_act", get_args(Activation)),
         ):
             if getattr(self, field) not in choices:
-                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}")
+                raise ValueError(
+                    f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}"
+                )
         if not is_number(self.memory_write_jitter) or self.memory_write_jitter < 1:
-            raise ValueError(f"memory_write_jitter={self.memory_write_jitter!r} is not a number of at least 1")
+            raise ValueError(
+                f"memory_write_jitter={self.memory_write_jitter!r} is not a number of at least 1"
+            )
         if self.memory_layers is not None:  # a list in JSON
             layers: tuple[Any, ...] = tuple(self.memory_layers)
-            inside = all(type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers)
+            inside = all(
+                type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers
+            )
             if not layers or not inside or list(layers) != sorted(set(layers)):
                 raise ValueError(
                     f"memory_layers={list(layers)} are not ascending numbers of layers, each from 0 to {self.num_hidden_layers - 1}"
@@ -141,7 +151,11 @@ class LlamaConfig:
         """Numbers of the layers that have a memory and gates; empty without Infini-attention."""
         if self.attention != "infini":
             return ()
-        return tuple(range(self.num_hidden_layers)) if self.memory_layers is None else self.memory_layers
+        return (
+            tuple(range(self.num_hidden_layers))
+            if self.memory_layers is None
+            else self.memory_layers
+        )
 
     @property
     def padded_vocab_size(self) -> int:
@@ -150,12 +164,18 @@ class LlamaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them: without tuples."""
-        return asdict(self) | {"memory_layers": None if self.memory_layers is None else list(self.memory_layers)}
+        return asdict(self) | {
+            "memory_layers": None if self.memory_layers is None else list(self.memory_layers)
+        }
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of a JSON file is a finite number, as a float can hold it."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def parameters(config: LlamaConfig) -> int:
@@ -170,16 +190,27 @@ def parameters(config: LlamaConfig) -> int:
 
 def matrix_parameters(config: LlamaConfig) -> int:
     """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
-    return config.num_hidden_layers * layer_matrix_parameters(config) + config.vocab_size * config.hidden_size
+    return (
+        config.num_hidden_layers * layer_matrix_parameters(config)
+        + config.vocab_size * config.hidden_size
+    )
 
 
 def layer_matrix_parameters(config: LlamaConfig) -> int:
     """Weights of the matrices of one layer."""
-    return _query_key_value(config) + _attention_output(config) + 3 * config.hidden_size * config.intermediate_size
+    return (
+        _query_key_value(config)
+        + _attention_output(config)
+        + 3 * config.hidden_size * config.intermediate_size
+    )
 
 
 def _query_key_value(config: LlamaConfig) -> int:
-    return config.hidden_size * (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_size
+    return (
+        config.hidden_size
+        * (config.num_attention_heads + 2 * config.num_key_value_heads)
+        * config.head_size
+    )
 
 
 def _attention_output(config: LlamaConfig) -> int:
@@ -194,7 +225,9 @@ def first_trained_layer(config: LlamaConfig, frozen: FrozenLayers) -> int:
 def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights of the layers' matrices that have a gradient."""
     if frozen == "all_but_memory":
-        return len(config.layers_with_memory) * (_query_key_value(config) + _attention_output(config))
+        return len(config.layers_with_memory) * (
+            _query_key_value(config) + _attention_output(config)
+        )
     return (config.num_hidden_layers - frozen) * layer_matrix_parameters(config)
 
 
@@ -206,7 +239,9 @@ def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
     if not frozen:
         return parameters(config)
     rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None)
-    gates = len(rest.layers_with_memory) - sum(layer >= frozen for layer in config.layers_with_memory)
+    gates = len(rest.layers_with_memory) - sum(
+        layer >= frozen for layer in config.layers_with_memory
+    )
     embedding = config.padded_vocab_size * config.hidden_size
     return parameters(rest) - embedding - gates * config.num_attention_heads
 
@@ -229,12 +264,22 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     writing = full if tail else full - 1  # segments
     read = 2.0 * size * (size + 1) * config.num_attention_heads * (sequence_length - window)
     write = 2.0 * size * size * config.num_key_value_heads * writing * window
-    if config.memory_update != "linear" and writing > 1:  # the first finds nothing that it could take out
-        write += 2.0 * size * config.num_key_value_heads * (writing - 1) * (window * (size + 1) + size * size)
+    if (
+        config.memory_update != "linear" and writing > 1
+    ):  # the first finds nothing that it could take out
+        write += (
+            2.0
+            * size
+            * config.num_key_value_heads
+            * (writing - 1)
+            * (window * (size + 1) + size * size)
+        )
     return layers * local + memories * (read + write)
 
 
-def attention_flops_per_token(config: LlamaConfig, sequence_length: int, first_trained: int) -> float:
+def attention_flops_per_token(
+    config: LlamaConfig, sequence_length: int, first_trained: int
+) -> float:
     """Floating-point operations of the attention per token: three times the forward pass, once in layers below `first_trained`."""
     once, again = (attention_flops(config, sequence_length, first) for first in (0, first_trained))
     return (once + 2.0 * again) / sequence_length
@@ -269,5 +314,7 @@ def flops_per_token(config: LlamaConfig, sequence_length: int, frozen: FrozenLay
     Those of the matrices and of the attention. All tokens have logits here: an upper bound where the loss leaves out tokens without
     a target, for each of which a step has `head_flops_per_token` less.
     """
-    attention = attention_flops_per_token(config, sequence_length, first_trained_layer(config, frozen))
+    attention = attention_flops_per_token(
+        config, sequence_length, first_trained_layer(config, frozen)
+    )
     return matrix_flops_per_token(config, frozen) + attention

@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 
 from infini_llama.model.config import MemoryUpdate
-from infini_llama.model.memory import Memory, Product, delta_factors, of_segments, running_sums, scan
+from infini_llama.model.memory import (
+    Memory,
+    Product,
+    delta_factors,
+    of_segments,
+    running_sums,
+    scan,
+)
 
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
 _NEW = hasattr(dist, "all_gather_single")
@@ -77,7 +84,9 @@ def shared_memories(
         the memory after each of them [B, S, …], and the one that the first finds [B, …], zeros on the first rank.
     """
     features, M, z = of_segments(k, v, writes)
-    kept = torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]  # [B, S, 1, 1]
+    kept = (
+        torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]
+    )  # [B, S, 1, 1]
     through = kept.cumprod(dim=1)  # whether what is found here is still there after each segment
     if update == "linear":
         sums = running_sums(_joined(M, z), None, keeps)
@@ -96,7 +105,9 @@ def shared_memories(
     return Memory(M + A @ M_before[:, None], z_after), Memory(M_before, z_before)
 
 
-def _passed_on(A: torch.Tensor, B: torch.Tensor, product: Product, context: Context) -> torch.Tensor:
+def _passed_on(
+    A: torch.Tensor, B: torch.Tensor, product: Product, context: Context
+) -> torch.Tensor:
     """Result of the maps x -> product(A, x) + B of all ranks before this one, one after another from zeros; shaped as B [b, …]."""
     size = B[0].numel()
     of_ranks = context.gathered(torch.cat((B.flatten(1), A.flatten(1)), dim=1))

@@ -30,7 +30,9 @@ class Sampling:
     seed: int = 0
 
 
-def choose(logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def choose(
+    logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, generator: torch.Generator
+) -> int:
     """One token by logits [V]; `seen` [V] is True for tokens that the text has."""
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
@@ -47,7 +49,10 @@ def choose(logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, generat
 
 
 def keep_likely(
-    logits: torch.Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
+    logits: torch.Tensor,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
 ) -> torch.Tensor:
     """Logits [V] with minus infinity for all that top_k, then top_p, then min_p leave out; the likeliest always stays."""
     ordered, order = logits.sort(descending=True, stable=True)
@@ -91,10 +96,16 @@ def generate_batch(
     device, size = model.lm_head.weight.device, vocab_size or model.config.vocab_size
     capacity = max(map(len, prompts)) + max_new_tokens
     seen = torch.zeros(len(prompts), size, dtype=torch.bool)
-    states, begun, generators = model.new_states(len(prompts), capacity), list[torch.Tensor](), list[torch.Generator]()
+    states, begun, generators = (
+        model.new_states(len(prompts), capacity),
+        list[torch.Tensor](),
+        list[torch.Generator](),
+    )
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
-        generators.append(torch.Generator().manual_seed(sampling.seed + prompts[:row].count(prompt)))
+        generators.append(
+            torch.Generator().manual_seed(sampling.seed + prompts[:row].count(prompt))
+        )
         scores, read = model.prefill(torch.tensor([prompt], device=device), len(prompt))
         for state, of_row in zip(states.layers, read.layers, strict=True):
             state.set_row(row, of_row)

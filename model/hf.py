@@ -18,16 +18,47 @@ INFINI_LLAMA = "infini_llama"
 # Keys of other programs and architectures that change what a model computes, with the values that do not.
 CHANGES_THE_MODEL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias", "attention_out_bias", "lm_head_bias"), (False,)
+        (
+            "attention_bias",
+            "mlp_bias",
+            "qkv_bias",
+            "use_bias",
+            "bias",
+            "attention_out_bias",
+            "lm_head_bias",
+        ),
+        (False,),
     ),
-    **dict.fromkeys(("qk_norm", "use_qk_norm", "qk_layernorm", "alibi", "attn_temperature_tuning"), (False,)),
-    **dict.fromkeys(("parallel_attn", "use_parallel_residual", "rope_interleave", "rope_interleaved"), (False,)),
     **dict.fromkeys(
-        ("residual_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale", "scale_emb"), (1,)
+        ("qk_norm", "use_qk_norm", "qk_layernorm", "alibi", "attn_temperature_tuning"), (False,)
+    ),
+    **dict.fromkeys(
+        ("parallel_attn", "use_parallel_residual", "rope_interleave", "rope_interleaved"), (False,)
+    ),
+    **dict.fromkeys(
+        (
+            "residual_multiplier",
+            "embedding_multiplier",
+            "logits_scaling",
+            "logit_scale",
+            "scale_emb",
+        ),
+        (1,),
     ),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (1,)),
-    **dict.fromkeys(("attention_multiplier", "scale_depth", "dim_model_base", "query_pre_attn_scalar", "clip_qkv"), ()),
-    **dict.fromkeys(("final_logit_softcapping", "attn_logit_softcapping", "attention_chunk_size"), ()),
+    **dict.fromkeys(
+        (
+            "attention_multiplier",
+            "scale_depth",
+            "dim_model_base",
+            "query_pre_attn_scalar",
+            "clip_qkv",
+        ),
+        (),
+    ),
+    **dict.fromkeys(
+        ("final_logit_softcapping", "attn_logit_softcapping", "attention_chunk_size"), ()
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "text_config"), ()),
     **dict.fromkeys(("quantization_config", "compression_config"), ()),
 }
@@ -36,7 +67,13 @@ SCALINGS = {
     "default": set[str](),
     "linear": {"factor"},
     "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
-    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"},
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+    },
 }
 # Expressed by keys of their own.
 OTHER_KEYS = {"rope_theta", "rope_scaling", "head_dim"}
@@ -53,7 +90,9 @@ def beyond_llama(config: LlamaConfig) -> list[str]:
     defaults = {field.name: field.default for field in fields(config)}
     ours = defaults.keys() - HF_FIELDS.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
     return [
-        f"{name}={value}" for name in defaults if name in ours and (value := getattr(config, name)) != defaults[name]
+        f"{name}={value}"
+        for name in defaults
+        if name in ours and (value := getattr(config, name)) != defaults[name]
     ]
 
 
@@ -78,7 +117,8 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "rope_theta": config.rope_theta,
         "rope_scaling": ours["rope_scaling"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta} | (config.rope_scaling or {}),
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}
+        | (config.rope_scaling or {}),
     }
 
 
@@ -119,8 +159,14 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
     size = values.get("head_dim")
-    usual = type(size) is int and size * heads == settings["hidden_size"]  # then it says nothing more
-    rope: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling, "head_dim": None if usual else size}
+    usual = (
+        type(size) is int and size * heads == settings["hidden_size"]
+    )  # then it says nothing more
+    rope: dict[str, Any] = {
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "head_dim": None if usual else size,
+    }
     return LlamaConfig(**(settings | rope))
 
 
@@ -135,16 +181,24 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
         if value is not None and value not in harmless:
             needed = f", only {harmless[0]!r}" if harmless else "; use a model without it"
             raise ValueError(f"{name}={value!r} cannot be expressed here{needed}")
-    if values.get("use_sliding_window") is not False and (window := values.get("sliding_window")) is not None:
+    if (
+        values.get("use_sliding_window") is not False
+        and (window := values.get("sliding_window")) is not None
+    ):
         raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
     for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
         layers: Any = values.get(name)
         if layers is not None and (
             not isinstance(layers, list) or any(entry != same for entry in cast(list[Any], layers))
         ):
-            raise ValueError(f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer")
+            raise ValueError(
+                f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer"
+            )
     for name in ("hidden_activation", "activation_function"):
-        if (value := values.get(name)) not in (None, values.get("hidden_act", HF_FIELDS["hidden_act"])):
+        if (value := values.get(name)) not in (
+            None,
+            values.get("hidden_act", HF_FIELDS["hidden_act"]),
+        ):
             raise ValueError(
                 f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; remove one of them"
             )
@@ -161,7 +215,9 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     Raises:
         ValueError: they do not, or a scaling cannot be expressed here.
     """
-    stated = {name: values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)}
+    stated = {
+        name: values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)
+    }
     read = {name: _rotary(name, value, values) for name, value in stated.items()}
     first = next(iter(read.values()), None) or _rotary("rope_parameters", {}, values)
     if any(other != first for other in read.values()):
@@ -175,10 +231,16 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     """rope_theta and rope_scaling of one of the two keys, completed by what stands beside it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}={value!r} is not a mapping")
-    inside = {name: entry for name, entry in cast(Mapping[str, Any], value).items() if entry is not None}
+    inside = {
+        name: entry for name, entry in cast(Mapping[str, Any], value).items() if entry is not None
+    }
     # of no effect with these values
     neutral = {"partial_rotary_factor": 1, "truncate": 1, "beta_fast": 0, "beta_slow": 0}
-    inside = {name: entry for name, entry in inside.items() if name not in neutral or entry != neutral[name]}
+    inside = {
+        name: entry
+        for name, entry in inside.items()
+        if name not in neutral or entry != neutral[name]
+    }
     kind = inside.pop("rope_type", inside.get("type", "default"))
     inside.pop("type", None)
     if kind not in SCALINGS:
@@ -186,16 +248,22 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     for name in ("rope_theta", "original_max_position_embeddings"):
         beside = values.get(name)
         if beside is not None and inside.setdefault(name, beside) != beside:
-            raise ValueError(f"{name}={beside!r} contradicts {inside[name]!r} in {key}; remove one of them")
+            raise ValueError(
+                f"{name}={beside!r} contradicts {inside[name]!r} in {key}; remove one of them"
+            )
     theta = inside.pop("rope_theta", 10_000.0)
     if not is_number(theta):
         raise ValueError(f"rope_theta={theta!r} is not a number")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
-        inside.setdefault("original_max_position_embeddings", values.get("max_position_embeddings", 2048))
+        inside.setdefault(
+            "original_max_position_embeddings", values.get("max_position_embeddings", 2048)
+        )
     else:
         inside.pop("original_max_position_embeddings", None)
     if unknown := sorted(inside.keys() - SCALINGS[kind]):
-        raise ValueError(f"{key}: {unknown[0]}={inside[unknown[0]]!r} cannot be expressed here with rope_type={kind!r}")
+        raise ValueError(
+            f"{key}: {unknown[0]}={inside[unknown[0]]!r} cannot be expressed here with rope_type={kind!r}"
+        )
     return float(theta), None if kind == "default" else {"rope_type": kind} | inside
 
 
@@ -223,8 +291,12 @@ def ignored(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor of a folder is not loaded: rotary tables of old files, the head where it is the embedding, and gates of layers
     that have no memory here."""
     if is_gate(name):
-        return not name.startswith(tuple(f"model.layers.{layer}." for layer in config.layers_with_memory))
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+        return not name.startswith(
+            tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
+        )
+    return name.endswith("rotary_emb.inv_freq") or (
+        name == "lm_head.weight" and config.tie_word_embeddings
+    )
 
 
 def is_gate(name: str) -> bool:
@@ -232,7 +304,9 @@ def is_gate(name: str) -> bool:
 
 
 def check_shapes(
-    tensors: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], config: LlamaConfig
+    tensors: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    config: LlamaConfig,
 ) -> None:
     """Check that a folder's tensors are exactly this model's; gates alone may differ, as in a model to be converted.
 
@@ -245,9 +319,15 @@ def check_shapes(
     missing = [name for name in expected if name not in tensors and not is_gate(name)]
     unknown = [name for name in tensors if name not in expected and not ignored(name, config)]
     differing = [
-        f"{name} {tensors[name]}, not {shape}" for name, shape in expected.items() if tensors.get(name, shape) != shape
+        f"{name} {tensors[name]}, not {shape}"
+        for name, shape in expected.items()
+        if tensors.get(name, shape) != shape
     ]
-    for words, names in (("lacks", missing), ("has unknown", unknown), ("has of another shape", differing)):
+    for words, names in (
+        ("lacks", missing),
+        ("has unknown", unknown),
+        ("has of another shape", differing),
+    ):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ValueError(f"it {words}: {', '.join(names[:3])}{more}")

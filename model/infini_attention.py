@@ -38,7 +38,9 @@ class SegmentState(KeyValues):
     def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
         """Keep what a memory needs of the next tokens' keys k [B, Hkv, t, d], not rotated."""
 
-    def restart(self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int) -> None:
+    def restart(
+        self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int
+    ) -> None:
         """Keep what a memory needs once `completed` whole segments and the rest's keys [Hkv, rest, d] of a row were read."""
 
 
@@ -68,12 +70,19 @@ class InfiniState(SegmentState):
         if places.ndim == 1:
             self.plain_k[:, :, places] = k
         else:
-            self.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = k.transpose(1, 2)
+            self.plain_k[torch.arange(len(places), device=k.device)[:, None], :, places] = (
+                k.transpose(1, 2)
+            )
 
-    def restart(self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int) -> None:
+    def restart(
+        self, row: int, plain_k: torch.Tensor, after: Memory | None, completed: int
+    ) -> None:
         self.plain_k[row, :, : plain_k.shape[1]] = plain_k
         if completed and after is not None:
-            self.memory.M[row], self.memory.z[row] = after.M[row, completed - 1], after.z[row, completed - 1]
+            self.memory.M[row], self.memory.z[row] = (
+                after.M[row, completed - 1],
+                after.z[row, completed - 1],
+            )
 
 
 class SegmentAttention(Attention):
@@ -93,7 +102,12 @@ class SegmentAttention(Attention):
         return self.merge(self.attend(q, k, v, rows)[0])
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Segments, state: SegmentState | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layout: Segments,
+        state: SegmentState | None = None,
     ) -> tuple[torch.Tensor, Memory | None]:
         """All segments at once, without a loop.
 
@@ -139,7 +153,9 @@ class SegmentAttention(Attention):
     def write_full(self, full: list[int], state: SegmentState) -> None:
         """Write the current segments of these rows, which are full, to the state's memory; here there is none."""
 
-    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None) -> torch.Tensor:
+    def read(
+        self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None
+    ) -> torch.Tensor:
         """Continue from a state, as `Attention.read` does; `rotary` has the tables of a segment's positions.
 
         Raises:
@@ -155,7 +171,9 @@ class SegmentAttention(Attention):
         start = 0
         if lengths is None:  # what still fits into the segment that was begun
             start = min(x.shape[1], self.segment_length - max(state.filled))
-            heads.append(self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state))
+            heads.append(
+                self._inside(q[:, :, :start], k[:, :, :start], v[:, :, :start], rotary, state)
+            )
         if start < x.shape[1]:
             q, k, v = (part[:, :, start:] for part in (q, k, v))
             heads.append(self._whole(q, k, v, rotary, state, lengths or [q.shape[2]] * q.shape[0]))
@@ -180,7 +198,13 @@ class SegmentAttention(Attention):
         return heads
 
     def _whole(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Rotary, state: SegmentState, lengths: list[int]
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotary: Rotary,
+        state: SegmentState,
+        lengths: list[int],
     ) -> torch.Tensor:
         """Tokens that begin with a segment: the parallel form, from and to the state's memory. Of row b lengths[b] count."""
         heads, after = self.attend(q, k, v, Segments(rotary), state)
@@ -210,7 +234,9 @@ class InfiniAttention(SegmentAttention):
         self.update: MemoryUpdate = config.memory_update
         self.uses_memory = True
         self.observer: Observer | None = None
-        self.write_range: torch.Tensor | None = None  # a tensor, so that compiled code need not change with it
+        self.write_range: torch.Tensor | None = (
+            None  # a tensor, so that compiled code need not change with it
+        )
         self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
 
     def with_memory(
@@ -227,18 +253,28 @@ class InfiniAttention(SegmentAttention):
         with torch.autocast(q.device.type, enabled=False):
             before = state.memory if isinstance(state, InfiniState) and state.segments[0] else None
             last = k.shape[1] if state is not None else k.shape[1] - 1  # of those that write
-            after, all_writes = None, self._jittered(layout.writes, k) if self.training else layout.writes
+            after, all_writes = (
+                None,
+                self._jittered(layout.writes, k) if self.training else layout.writes,
+            )
             if layout.context is not None:
-                after, before = shared_memories(k, v, self.update, layout.context, layout.keeps, all_writes)
+                after, before = shared_memories(
+                    k, v, self.update, layout.context, layout.keeps, all_writes
+                )
             elif last:
-                keeps, writes = (None if x is None else x[:, :last] for x in (layout.keeps, all_writes))
+                keeps, writes = (
+                    None if x is None else x[:, :last] for x in (layout.keeps, all_writes)
+                )
                 after = memories(k[:, :last], v[:, :last], self.update, before, keeps, writes)
             first = 0 if before is not None else 1  # the first segment that has something to read
             parts = [local[:, :first]]
             if after is not None and first < k.shape[1]:
                 M, z = after.M[:, : k.shape[1] - 1], after.z[:, : k.shape[1] - 1]
                 if before is not None:
-                    M, z = torch.cat((before.M[:, None], M), dim=1), torch.cat((before.z[:, None], z), dim=1)
+                    M, z = (
+                        torch.cat((before.M[:, None], M), dim=1),
+                        torch.cat((before.z[:, None], z), dim=1),
+                    )
                 reads = None if layout.reads is None else layout.reads[:, first:]
                 retrieved = retrieve(q[:, first:], M, z)
                 if self.observer is not None:
@@ -253,7 +289,9 @@ class InfiniAttention(SegmentAttention):
         """
         if self.write_range is None:
             return writes
-        drawn = torch.rand(*k.shape[:2], 1, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32))
+        drawn = torch.rand(
+            *k.shape[:2], 1, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32)
+        )
         factors = torch.exp(self.write_range * drawn)
         return factors if writes is None else factors * writes
 
@@ -268,7 +306,9 @@ class InfiniAttention(SegmentAttention):
             return local
         reads = None
         if not all(state.segments):
-            reads = torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
+            reads = (
+                torch.tensor(state.segments, device=q.device)[:, None].expand(-1, q.shape[2]) > 0
+            )
         return mix(local, retrieve(q, *state.memory), self.gate, reads)
 
     def write_full(self, full: list[int], state: SegmentState) -> None:
@@ -276,7 +316,9 @@ class InfiniAttention(SegmentAttention):
             return
         keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
         before = Memory(state.memory.M[full], state.memory.z[full])
-        after = memories(state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps)
+        after = memories(
+            state.plain_k[full][:, None], state.v[full][:, None], self.update, before, keeps
+        )
         state.memory.M[full], state.memory.z[full] = after.M[:, 0], after.z[:, 0]
 
     def write(self, x: torch.Tensor, state: KeyValues) -> None:
@@ -292,4 +334,6 @@ class InfiniAttention(SegmentAttention):
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state; without a memory if that is not used."""
-        return self.empty(InfiniState if self.uses_memory else SegmentState, batch, self.segment_length)
+        return self.empty(
+            InfiniState if self.uses_memory else SegmentState, batch, self.segment_length
+        )

@@ -9,7 +9,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from infini_llama.model import blocked
 from infini_llama.model.config import Activation
@@ -43,7 +47,11 @@ class RMSNorm(nn.Module):
         return F.rms_norm(wide, x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class MLP(nn.Module):
@@ -80,10 +88,14 @@ def checkpointed(
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
 
 
-def _keep_expensive(_context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+def _keep_expensive(
+    _context: Any, operation: Any, *arguments: Any, **options: Any
+) -> CheckpointPolicy:
     if operation not in EXPENSIVE:
         return CheckpointPolicy.PREFER_RECOMPUTE
     names = (argument.name for argument in operation._schema.arguments)
     given = dict(zip(names, arguments, strict=False)) | options
     # A kept operator is not run again, so it would draw nothing, and dropout and write jitter after it would draw other numbers.
-    return CheckpointPolicy.PREFER_RECOMPUTE if given.get("dropout_p") else CheckpointPolicy.MUST_SAVE
+    return (
+        CheckpointPolicy.PREFER_RECOMPUTE if given.get("dropout_p") else CheckpointPolicy.MUST_SAVE
+    )

@@ -66,7 +66,11 @@ def rows(
     if documents is None:
         return Rows(tables)
     most = None if most_documents is None else most_documents + 1  # padding is a stretch, too
-    return Rows(tables.at(positions(documents)), documents, boundaries(documents, most) if by_boundaries else None)
+    return Rows(
+        tables.at(positions(documents)),
+        documents,
+        boundaries(documents, most) if by_boundaries else None,
+    )
 
 
 def positions(documents: torch.Tensor) -> torch.Tensor:
@@ -118,7 +122,9 @@ def segments(
     size = min(config.segment_length, shape[1])
     tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
     if documents is None:
-        return Segments(tables, reads=_all_but_the_first(shape, size, context, like.device), context=context)
+        return Segments(
+            tables, reads=_all_but_the_first(shape, size, context, like.device), context=context
+        )
     length = documents.shape[1]
     whole = min(config.segment_length, length)
     count = -(-length // whole)
@@ -128,7 +134,9 @@ def segments(
     before = F.pad(ends[:, :-1], (1, 0), value=PADDING)
     if context is not None:
         share = context.segments(length, whole)
-        ends, before, cut = (x[:, context.place * share : (context.place + 1) * share] for x in (ends, before, cut))
+        ends, before, cut = (
+            x[:, context.place * share : (context.place + 1) * share] for x in (ends, before, cut)
+        )
         cut = cut[..., :size]
     # Of one segment; a row's documents may all begin in the same one, which no bound of the row can exclude.
     most = None if most_documents is None else min(most_documents + 1, size)

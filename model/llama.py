@@ -52,7 +52,9 @@ class DecoderLayer(nn.Module):
     def _forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         return self._finish(x, self.self_attn(self.normed(x), rows))
 
-    def read(self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None) -> torch.Tensor:
+    def read(
+        self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None
+    ) -> torch.Tensor:
         return self._finish(x, self.self_attn.read(self.normed(x), rotary, state, lengths))
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +75,9 @@ class Decoder(nn.Module):
     def __init__(self, config: LlamaConfig, backend: str) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, backend, number) for number in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, backend, number) for number in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -92,7 +96,9 @@ class Llama(nn.Module):
         self.config = config
         self.attention_backend, self.loss_chunk, self.z_loss = attention_backend, 0, 0.0
         self.most_documents: int | None = None
-        scaled_frequencies(config, torch.device("meta"), torch.float32)  # a wrong rope_scaling is refused here
+        scaled_frequencies(
+            config, torch.device("meta"), torch.float32
+        )  # a wrong rope_scaling is refused here
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)
@@ -144,13 +150,19 @@ class Llama(nn.Module):
     def memory_layers(self) -> dict[int, InfiniAttention]:
         """The attention of each layer that has a memory, by the layer's number."""
         found = ((number, layer.self_attn) for number, layer in enumerate(self._layers()))
-        return {number: attention for number, attention in found if isinstance(attention, InfiniAttention)}
+        return {
+            number: attention
+            for number, attention in found
+            if isinstance(attention, InfiniAttention)
+        }
 
     @torch.no_grad()
     def set_gates(self, values: Sequence[float | Sequence[float]]) -> None:
         """Set the gates, before the sigmoid: a value per layer with a memory, for all of its heads, or one for each of them."""
         for attention, value in zip(self.memory_layers().values(), values, strict=True):
-            attention.gate.copy_(torch.tensor(value, device=attention.gate.device).expand_as(attention.gate))
+            attention.gate.copy_(
+                torch.tensor(value, device=attention.gate.device).expand_as(attention.gate)
+            )
 
     def uses_memory(self) -> bool:
         """Whether there is a memory that is not left out."""
@@ -178,7 +190,10 @@ class Llama(nn.Module):
             layer.checkpointing = kind
 
     def hidden(
-        self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
+        self,
+        input_ids: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Last hidden states [B, T, hidden_size] of input_ids [B, T] int64.
 
@@ -205,14 +220,18 @@ class Llama(nn.Module):
         elif context is None:
             layout = rows(self.config, x.shape[:2], documents, x, by_boundaries, most)
         else:
-            raise ValueError("softmax attention does not support context parallelism; use infini or local attention")
+            raise ValueError(
+                "softmax attention does not support context parallelism; use infini or local attention"
+            )
         for layer in self._layers():
             x = layer(x, layout)
             if layer_outputs is not None:
                 layer_outputs.append(x)
         return self.model.norm(x)
 
-    def attention_weights(self, input_ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def attention_weights(
+        self, input_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [layers, B, H, P, T] of the tokens at `positions` [P] over all tokens of input_ids [B, T], and the last hidden
         states [B, T, hidden_size]; of a model with softmax attention."""
         x = self.model.embed_tokens(input_ids)
@@ -229,7 +248,10 @@ class Llama(nn.Module):
         return torch.stack(weights), self.model.norm(x)
 
     def forward(
-        self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, context: Context | None = None
+        self,
+        input_ids: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        context: Context | None = None,
     ) -> torch.Tensor:
         """Logits [B, T, vocab_size] for input_ids [B, T] int64."""
         return self.logits(self.hidden(input_ids, documents, context))
@@ -257,13 +279,18 @@ class Llama(nn.Module):
         if self.loss_chunk:
             hidden = self.hidden(input_ids, documents, context)
             chunk, vocabulary = self.loss_chunk, self.config.vocab_size
-            return chunked_cross_entropy_sum(hidden, self.lm_head.weight, labels, chunk, z_loss, vocabulary)
+            return chunked_cross_entropy_sum(
+                hidden, self.lm_head.weight, labels, chunk, z_loss, vocabulary
+            )
         return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
 
     def new_states(self, batch: int, capacity: int) -> States:
         """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
         reach = capacity if self.config.attention == "softmax" else self.config.segment_length
-        return States(self._tables(reach), [layer.self_attn.new_state(batch, capacity) for layer in self._layers()])
+        return States(
+            self._tables(reach),
+            [layer.self_attn.new_state(batch, capacity) for layer in self._layers()],
+        )
 
     def with_room(self, states: States, length: int) -> States:
         """The states with room for `length` more tokens; where a softmax model's have too little, it is doubled at least."""
@@ -280,7 +307,9 @@ class Llama(nn.Module):
         weight = self.model.embed_tokens.weight
         return rotary(torch.arange(length, device=weight.device), self.config, weight.dtype)
 
-    def read(self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None) -> torch.Tensor:
+    def read(
+        self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None
+    ) -> torch.Tensor:
         """Read the next tokens of each row, input_ids [B, t]; returns their last hidden states [B, t, hidden_size].
 
         A text of any length can be read in pieces: the states are updated in place, and Infini-attention's do not grow.
@@ -343,7 +372,9 @@ class Llama(nn.Module):
             behind, step = (length - 1) // size * size, max(1, PIECE // size) * size
             for start in range(0, behind if self.uses_memory() else 0, step):
                 piece = input_ids[:, start : min(start + step, behind)].reshape(-1, size)
-                self.remember(self.below_memory(piece).reshape(batch, -1, self.config.hidden_size), states)
+                self.remember(
+                    self.below_memory(piece).reshape(batch, -1, self.config.hidden_size), states
+                )
         return self.logits(self.read(input_ids[:, behind:], states)[:, -1]), states
 
     def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:

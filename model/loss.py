@@ -28,7 +28,9 @@ def cross_entropy_sum(
         the sum (scalar, nats) and the number of targets (scalar int64).
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    total = F.cross_entropy(
+        wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
     targets = labels != IGNORE_INDEX
     if z_loss:
         penalty = z_loss * (wide.logsumexp(dim=-1).square() * targets).sum()
@@ -58,7 +60,9 @@ def chunked_cross_entropy_sum(
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     rows, targets = hidden.flatten(0, 1).to(dtype), labels.flatten()
     of_weight = learns and weight.requires_grad
-    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns, of_weight)[0]
+    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns, of_weight)[
+        0
+    ]
     return total, (labels != IGNORE_INDEX).sum()
 
 
@@ -80,7 +84,11 @@ def in_chunks(
     chosen = tokens_with_logits(labels, chunk)
     x, grad_x = hidden, grad_hidden
     if chosen is not None:
-        x, labels, grad_x = hidden[chosen], labels[chosen], grad_hidden.new_empty(len(chosen), hidden.shape[1])
+        x, labels, grad_x = (
+            hidden[chosen],
+            labels[chosen],
+            grad_hidden.new_empty(len(chosen), hidden.shape[1]),
+        )
     with torch.autocast(hidden.device.type, enabled=False):
         for part in range(0, x.shape[0], chunk):
             rows = slice(part, part + chunk)

@@ -33,8 +33,13 @@ def scan(A: torch.Tensor, B: torch.Tensor, product: Product) -> torch.Tensor:
         return B
     A_even, A_odd, B_even, B_odd = A[:, 0::2], A[:, 1::2], B[:, 0::2], B[:, 1::2]
     pairs = length // 2
-    odd = scan(product(A_odd, A_even[:, :pairs]), product(A_odd, B_even[:, :pairs]) + B_odd, product)
-    even = torch.cat((B_even[:, :1], product(A_even[:, 1:], odd[:, : A_even.shape[1] - 1]) + B_even[:, 1:]), dim=1)
+    odd = scan(
+        product(A_odd, A_even[:, :pairs]), product(A_odd, B_even[:, :pairs]) + B_odd, product
+    )
+    even = torch.cat(
+        (B_even[:, :1], product(A_even[:, 1:], odd[:, : A_even.shape[1] - 1]) + B_even[:, 1:]),
+        dim=1,
+    )
     together = torch.stack((even[:, :pairs], odd), dim=2).flatten(1, 2)
     return torch.cat((together, even[:, pairs:]), dim=1) if length % 2 else together
 
@@ -137,11 +142,16 @@ def delta_factors(
     anew = torch.zeros_like(z_after[:, :1]) if z_before is None else z_before[:, None]
     z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
     shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
-    A = torch.eye(features.shape[-1], dtype=z_after.dtype, device=z_after.device) - features.transpose(-1, -2) @ shares
+    A = (
+        torch.eye(features.shape[-1], dtype=z_after.dtype, device=z_after.device)
+        - features.transpose(-1, -2) @ shares
+    )
     return A if keeps is None else torch.where(keeps[:, :, None, None, None], A, 0.0)
 
 
-def running_sums(added: torch.Tensor, before: torch.Tensor | None, keeps: torch.Tensor | None) -> torch.Tensor:
+def running_sums(
+    added: torch.Tensor, before: torch.Tensor | None, keeps: torch.Tensor | None
+) -> torch.Tensor:
     """Running sums [B, S, …] over segments, on top of `before` [B, …], anew where a segment does not keep."""
     if keeps is None:
         total = added.cumsum(dim=1)
@@ -170,7 +180,9 @@ def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return (features @ M / denominator).reshape(*outer, heads, length, size)
 
 
-def mix(local: torch.Tensor, retrieved: torch.Tensor, gate: torch.Tensor, reads: torch.Tensor | None) -> torch.Tensor:
+def mix(
+    local: torch.Tensor, retrieved: torch.Tensor, gate: torch.Tensor, reads: torch.Tensor | None
+) -> torch.Tensor:
     """sigmoid(beta) A_mem + (1 - sigmoid(beta)) A_dot, eq. 10.
 
     Args:

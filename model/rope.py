@@ -40,7 +40,9 @@ def rotary(positions: torch.Tensor, config: LlamaConfig, dtype: torch.dtype) -> 
     return Rotary(angles.cos() * scale, angles.sin() * scale)
 
 
-def scaled_frequencies(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+def scaled_frequencies(
+    config: LlamaConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, float]:
     """Angles a position [head_dim / 2], and what cosines and sines are multiplied by.
 
     Raises:
@@ -59,28 +61,39 @@ def scaled_frequencies(config: LlamaConfig, device: torch.device, dtype: torch.d
         case "yarn":
             return _yarn(plain, scaling, config)
         case other:
-            raise ValueError(f"rope_scaling.rope_type={other!r} is not one of default, linear, llama3, yarn")
+            raise ValueError(
+                f"rope_scaling.rope_type={other!r} is not one of default, linear, llama3, yarn"
+            )
 
 
 def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     """Llama 3.1's (Grattafiori et al. 2024, arXiv 2407.21783): long waves slowed by the factor, short ones kept, a ramp between."""
-    factor, trained = _number(scaling, "factor", 1.0), _number(scaling, "original_max_position_embeddings", 1.0)
+    factor, trained = (
+        _number(scaling, "factor", 1.0),
+        _number(scaling, "original_max_position_embeddings", 1.0),
+    )
     low, high = _number(scaling, "low_freq_factor", 0.0), _number(scaling, "high_freq_factor", 0.0)
     if low >= high:
-        raise ValueError(f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}")
+        raise ValueError(
+            f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}"
+        )
     turns = trained * plain / (2 * math.pi)  # full turns over the length it was trained at
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / factor + kept * plain
 
 
-def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> tuple[torch.Tensor, float]:
+def _yarn(
+    plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig
+) -> tuple[torch.Tensor, float]:
     """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4): a ramp over the index of the frequency, and a temperature."""
     size, theta = config.head_size, config.rope_theta
     factor = _number(scaling, "factor", 1.0)
     trained = _number(scaling, "original_max_position_embeddings", 1.0)
     fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)
     if not fast >= slow > 0:
-        raise ValueError(f"rope_scaling.beta_fast={fast} must be at least beta_slow={slow}, and both above 0")
+        raise ValueError(
+            f"rope_scaling.beta_fast={fast} must be at least beta_slow={slow}, and both above 0"
+        )
     if theta <= 1:
         raise ValueError(f"rope_theta={theta} must be more than 1 with rope_type=yarn")
 
@@ -98,7 +111,9 @@ def _yarn(plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig) -> 
     return frequencies, 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
 
 
-def _number(scaling: dict[str, Any], key: str, lowest: float, default: float | None = None) -> float:
+def _number(
+    scaling: dict[str, Any], key: str, lowest: float, default: float | None = None
+) -> float:
     value = scaling.get(key, default)
     if not is_number(value) or value < lowest:
         raise ValueError(f"rope_scaling.{key}={value!r} must be a number of at least {lowest:g}")

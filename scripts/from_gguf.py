@@ -34,7 +34,9 @@ def convert(file: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     arguments = parser.parse_args()

@@ -139,18 +139,27 @@ def as_markdown(record: Cells) -> str:
     blocks = [facts({key: value for key, value in record.items() if not _is_nested(value)})]
     for key, value in record.items():
         if isinstance(value, Mapping):
-            rows = [{"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)]
-            blocks.append(subsection(cell(key), table(rows) if len(rows) == len(value) else facts(value)))
+            rows = [
+                {"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)
+            ]
+            blocks.append(
+                subsection(cell(key), table(rows) if len(rows) == len(value) else facts(value))
+            )
         elif isinstance(value, list | tuple) and _is_nested(value):
             rows = [cells for cells in value if isinstance(cells, Mapping)]
-            texts = [text_block(str(text), len(str(text))) for text in value if not isinstance(text, Mapping)]
+            texts = [
+                text_block(str(text), len(str(text)))
+                for text in value
+                if not isinstance(text, Mapping)
+            ]
             blocks.append(subsection(cell(key), "\n\n".join(filter(None, (table(rows), *texts)))))
     return "\n\n".join(filter(None, blocks))
 
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, Mapping) or (
-        isinstance(value, list | tuple) and any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
+        isinstance(value, list | tuple)
+        and any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
     )
 
 

@@ -13,7 +13,9 @@ from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import RowCosts
 
 NATS_PER_BIT = math.log(2)
-Cells = Mapping[str, object]  # of a card, a page or a text table: values by the words that stand beside them
+Cells = Mapping[
+    str, object
+]  # of a card, a page or a text table: values by the words that stand beside them
 log = logging.getLogger("infini_llama.cards")
 
 
@@ -72,7 +74,9 @@ def passkey_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     rows: dict[int, dict[str, object]] = {}
     for cell in cells:
         if cell.depth is not None:
-            rows.setdefault(cell.length, {"tokens": cell.tokens})[f"depth {cell.depth:g}"] = f"{cell.found:.0%}"
+            rows.setdefault(cell.length, {"tokens": cell.tokens})[f"depth {cell.depth:g}"] = (
+                f"{cell.found:.0%}"
+            )
     return list(rows.values())
 
 
@@ -123,7 +127,10 @@ def in_words(values: Cells) -> dict[str, object]:
 def side_by_side(columns: Mapping[str, Cells]) -> list[dict[str, object]]:
     """One row per name that any column has, one column per mapping."""
     names = dict.fromkeys(name for values in columns.values() for name in values)
-    return [{"": name} | {column: values.get(name) for column, values in columns.items()} for name in names]
+    return [
+        {"": name} | {column: values.get(name) for column, values in columns.items()}
+        for name in names
+    ]
 
 
 def share(value: float) -> str:

@@ -54,7 +54,12 @@ class Machine:
             return ""
         try:
             ended = subprocess.run(
-                [program, *command[1:]], env=dict(self.environ), capture_output=True, text=True, check=False, timeout=10
+                [program, *command[1:]],
+                env=dict(self.environ),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=10,
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""
@@ -74,7 +79,9 @@ class Machine:
 
 def usable_cores(machine: Machine) -> int:
     """Cores by affinity, and by the tightest CPU quota of the control groups rounded down; at least 1."""
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.text("/proc/self/status"), re.MULTILINE)
+    allowed = re.search(
+        r"^Cpus_allowed_list:\s*(\S+)", machine.text("/proc/self/status"), re.MULTILINE
+    )
     cores = _count(allowed[1]) if allowed else os.cpu_count() or 1
     for folder in _control_groups("cpu", machine):
         limit = _words(folder / "cpu.max")
@@ -94,9 +101,16 @@ def memory(machine: Machine) -> Memory:
     """Total and available memory within the tightest limit of the control groups."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE))
     # Not on macOS, which reports only the installed memory.
-    total = int(fields["MemTotal"]) * 1024 if fields else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = (
+        int(fields["MemTotal"]) * 1024
+        if fields
+        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     # WSL 1 has no MemAvailable.
-    available, limit_of = int(fields.get("MemAvailable") or fields["MemFree"]) * 1024 if fields else total, "machine"
+    available, limit_of = (
+        int(fields.get("MemAvailable") or fields["MemFree"]) * 1024 if fields else total,
+        "machine",
+    )
     for folder in _control_groups("memory", machine):
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")

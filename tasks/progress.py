@@ -45,7 +45,9 @@ class Live(logging.Handler):
         seconds: between two calls.
     """
 
-    def __init__(self, name: str, show: Callable[[float, str], None], seconds: float = SECONDS_BETWEEN) -> None:
+    def __init__(
+        self, name: str, show: Callable[[float, str], None], seconds: float = SECONDS_BETWEEN
+    ) -> None:
         super().__init__(logging.DEBUG)
         self.logger, self.show, self.seconds = logging.getLogger(name), show, seconds
         self.newest: tuple[float, str] | None = None
@@ -62,7 +64,9 @@ class Live(logging.Handler):
 
     def __enter__(self) -> "Live":
         self.level_before = self.logger.level
-        self.logger.setLevel(logging.DEBUG)  # each step is progress; the other handlers choose what is printed
+        self.logger.setLevel(
+            logging.DEBUG
+        )  # each step is progress; the other handlers choose what is printed
         self.logger.addHandler(self)
         self.thread.start()
         return self

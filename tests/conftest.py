@@ -108,7 +108,9 @@ def small_units(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory, data: Callable[..., DataConfig]) -> tuple[Path, DatasetRef]:
+def _built(
+    tmp_path_factory: pytest.TempPathFactory, data: Callable[..., DataConfig]
+) -> tuple[Path, DatasetRef]:
     home = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         _with_small_parts(patch)
@@ -116,7 +118,9 @@ def _built(tmp_path_factory: pytest.TempPathFactory, data: Callable[..., DataCon
 
 
 @pytest.fixture
-def built(_built: tuple[Path, DatasetRef], small_parts: None, tmp_path: Path) -> tuple[Path, DatasetRef]:
+def built(
+    _built: tuple[Path, DatasetRef], small_parts: None, tmp_path: Path
+) -> tuple[Path, DatasetRef]:
     """A home of one's own with the built dataset, and its reference."""
     home, reference = _built
     return shutil.copytree(home, tmp_path / "home", symlinks=True), reference
@@ -140,14 +144,20 @@ def digests() -> Callable[[Path], dict[str, str]]:
     """The bytes of everything below a folder, but for what says when it was made."""
 
     def below(folder: Path) -> dict[str, str]:
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+        files = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != "manifest.json"
+        ]
         return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
 
     return below
 
 
 @pytest.fixture
-def make_run(built: tuple[Path, DatasetRef], data: Callable[..., DataConfig]) -> Callable[..., Path]:
+def make_run(
+    built: tuple[Path, DatasetRef], data: Callable[..., DataConfig]
+) -> Callable[..., Path]:
     """make(name, steps, finished, gates, **train): the folder of a run on the built dataset."""
     return partial(made_up_runs.make_run, *built, data())
 
@@ -169,7 +179,13 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`Ranks` of a process group of one."""
     from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
-    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    place = {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 0,
+    }
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
     ranks = Ranks("cpu", "gloo")

@@ -25,7 +25,11 @@ class Case(NamedTuple):
 
 
 # hidden, intermediate, layers, heads, key-value heads of configs/small, large and xl; tokens of a micro-batch on 80 GB.
-SHAPES = {"125M": (768, 2048, 12, 12, 12), "800M": (1536, 5120, 24, 16, 8), "1.5B": (2048, 5632, 32, 32, 8)}
+SHAPES = {
+    "125M": (768, 2048, 12, 12, 12),
+    "800M": (1536, 5120, 24, 16, 8),
+    "1.5B": (2048, 5632, 32, 32, 8),
+}
 TOKENS = {"125M": 32768, "800M": 16384, "1.5B": 8192}
 VOCABULARY = 50304
 # Dense bf16 operations per second that the vendor states, by a part of the name that torch reports.
@@ -80,7 +84,9 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def seconds_of(function: Callable[[], Any], device: str, rounds: int = 5, warm_up: int = 2) -> float:
+def seconds_of(
+    function: Callable[[], Any], device: str, rounds: int = 5, warm_up: int = 2
+) -> float:
     """Median seconds of a call, the device waited for."""
     times = []
     for number in range(warm_up + rounds):

@@ -33,8 +33,15 @@ def chunking(device: str, rehearse: bool) -> list[Row]:
         began = time.perf_counter()
         compute(np.array([STEP]), "concat", STEP, None)
         start = time.perf_counter() - began  # of the process and of CUDA
-        for documents in (300,) if rehearse else (10**6, 10**7):  # of 740 tokens in the median, 2,200 in the mean
-            lengths = np.random.default_rng(7).lognormal(6.6, 1.5, documents).clip(1, 200_000).astype(np.int64)
+        for documents in (
+            (300,) if rehearse else (10**6, 10**7)
+        ):  # of 740 tokens in the median, 2,200 in the mean
+            lengths = (
+                np.random.default_rng(7)
+                .lognormal(6.6, 1.5, documents)
+                .clip(1, 200_000)
+                .astype(np.int64)
+            )
             for strategy in ("concat", "padded", "greedy"):
                 ways = {
                     "numpy": partial(compute_rows, lengths, strategy, STEP),
@@ -42,8 +49,15 @@ def chunking(device: str, rehearse: bool) -> list[Row]:
                     "child": partial(compute, lengths, strategy, STEP, None),
                 }
                 results = {name: way() for name, way in ways.items()}
-                row: Row = {"documents": documents, "strategy": strategy, "rows": len(results["numpy"])}
-                row |= {f"{name} s": seconds_of(way, device, 1 if rehearse else 3, 0) for name, way in ways.items()}
+                row: Row = {
+                    "documents": documents,
+                    "strategy": strategy,
+                    "rows": len(results["numpy"]),
+                }
+                row |= {
+                    f"{name} s": seconds_of(way, device, 1 if rehearse else 3, 0)
+                    for name, way in ways.items()
+                }
                 same = len({bytes_of(result) for result in results.values()}) == 1
                 found.append(row | {"start s": start, "passed": same})
     return found
@@ -58,10 +72,16 @@ def masks(device: str, rehearse: bool) -> list[Row]:
     found: list[Row] = []
     count, length = (2, 64) if rehearse else (16, 8192)
     generator = torch.Generator().manual_seed(0)
-    documents = (torch.rand(count, length, generator=generator) < 8 / length).int().cumsum(1, dtype=torch.int32)
+    documents = (
+        (torch.rand(count, length, generator=generator) < 8 / length)
+        .int()
+        .cumsum(1, dtype=torch.int32)
+    )
     documents[0, length // 2 :] = PADDING
     for attention in ("softmax", "infini"):
-        config = model_config("125M", length, rehearse, attention=attention, segment_length=16 if rehearse else STEP)
+        config = model_config(
+            "125M", length, rehearse, attention=attention, segment_length=16 if rehearse else STEP
+        )
         row: Row = {"attention": attention, "tokens": documents.numel()}
         tensors: list[list[torch.Tensor]] = []
         for place in ("cpu", device):
@@ -77,18 +97,30 @@ def masks_of(config: LlamaConfig, documents: torch.Tensor) -> list[torch.Tensor]
     """Positions, the layout of a pass, and which pairs of tokens of the first row see each other."""
     layout_of = rows if config.attention == "softmax" else segments
     like = torch.zeros(1, device=documents.device)
-    layout = layout_of(config, documents.shape, documents, like, by_boundaries=True, most_documents=64)
+    layout = layout_of(
+        config, documents.shape, documents, like, by_boundaries=True, most_documents=64
+    )
     pairs = (documents[:1, :, None] == documents[:1, None]).tril()
-    return [positions(documents), pairs, *(part for part in layout if isinstance(part, torch.Tensor))]
+    return [
+        positions(documents),
+        pairs,
+        *(part for part in layout if isinstance(part, torch.Tensor)),
+    ]
 
 
 def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
     """Rows of the standard library's source."""
     length = 64 if rehearse else STEP
-    settings = CONFIG | {"packing": strategy, "sequence_length": length, "tokenizer": {"vocab_size": 2048}}
+    settings = CONFIG | {
+        "packing": strategy,
+        "sequence_length": length,
+        "tokenizer": {"vocab_size": 2048},
+    }
     if rehearse:
         text = Path(folder) / "text.txt"
-        text.write_text("\n\n".join(f"def f{n}(x):\n    return x + {n}" for n in range(4000)), encoding="utf-8")
+        text.write_text(
+            "\n\n".join(f"def f{n}(x):\n    return x + {n}" for n in range(4000)), encoding="utf-8"
+        )
         more = {"source": "files", "files": [str(text)], "tokenizer": {"vocab_size": 400}}
         (Path(folder) / "more.txt").write_text("a text to hold out\n" * 400, encoding="utf-8")
         settings |= more | {"validation_files": [str(Path(folder) / "more.txt")]}
@@ -109,10 +141,16 @@ def batches(device: str, rehearse: bool) -> list[Row]:
         with TemporaryDirectory(prefix="data-") as folder:
             reader = dataset(folder, strategy, rehearse)
             batches = TrainBatches(curriculum_stages(reader), 0, 4 * micro, micro, 0, 1, isolate)
-            row: Row = {"strategy": strategy, "isolated": isolate, "tokens": 4 * micro * reader.sequence_length}
+            row: Row = {
+                "strategy": strategy,
+                "isolated": isolate,
+                "tokens": 4 * micro * reader.sequence_length,
+            }
             expected = [digest(batch) for batch in batches.micro_batches(0, torch.device("cpu"))]
             for workers in (0, 2):
-                with Prefetch(batches, torch.device(device), lambda samples: samples + 4 * micro, workers) as data:
+                with Prefetch(
+                    batches, torch.device(device), lambda samples: samples + 4 * micro, workers
+                ) as data:
                     same = [digest(batch) for batch in data.batch_at(0).micro_batches] == expected
                     steps = iter(range(0, 10_000_000, 4 * micro))
                     row[f"ms, {workers} threads"] = 1e3 * seconds_of(

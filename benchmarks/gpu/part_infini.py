@@ -53,7 +53,10 @@ def attention(device: str, rehearse: bool) -> list[Row]:
         }
         row |= {"softmax / infini": softmax / infini, "infini bytes/token": memory / length}
         found.append(row | {"softmax bytes/token": whole / length})
-    return [row | {"against the first": row["infini ns/token"] / found[0]["infini ns/token"]} for row in found]
+    return [
+        row | {"against the first": row["infini ns/token"] / found[0]["infini ns/token"]}
+        for row in found
+    ]
 
 
 def model(kind: str, device: str, rehearse: bool) -> list[Row]:
@@ -61,7 +64,9 @@ def model(kind: str, device: str, rehearse: bool) -> list[Row]:
     found: list[Row] = []
     for length in (32, 64) if rehearse else (4096, 32768):
         config = replace(
-            model_config("125M", length, rehearse), attention=kind, segment_length=16 if rehearse else SEGMENT
+            model_config("125M", length, rehearse),
+            attention=kind,
+            segment_length=16 if rehearse else SEGMENT,
         )
         torch.manual_seed(0)
         llama = Llama(config).to(device)
@@ -73,7 +78,13 @@ def model(kind: str, device: str, rehearse: bool) -> list[Row]:
                 total, _ = llama.loss(tokens[:, :-1], tokens[:, 1:])
             total.backward()
 
-        found.append({"attention": kind, "length": length, "ns/token": 1e9 * seconds_of(once, device) / length})
+        found.append(
+            {
+                "attention": kind,
+                "length": length,
+                "ns/token": 1e9 * seconds_of(once, device) / length,
+            }
+        )
     return [row | {"against the first": row["ns/token"] / found[0]["ns/token"]} for row in found]
 
 

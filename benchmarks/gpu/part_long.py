@@ -17,7 +17,15 @@ from memory_text import MODELS, Recipe, by_segment, documents, train
 SHAPE = {"hidden_size": 768, "layers": 12, "heads": 6, "head_dim": 128}
 RECIPE = Recipe(512, 8, 256, 16, 1500, **SHAPE, learning_rate=6e-4, warmup=150)
 TINY = Recipe(16, 4, 8, 2, 3, hidden_size=32, layers=1, head_dim=16, warmup=1)
-PARTS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 32), (32, 128), (128, 256))  # segments of one row of the table
+PARTS = (
+    (0, 1),
+    (1, 2),
+    (2, 4),
+    (4, 8),
+    (8, 32),
+    (32, 128),
+    (128, 256),
+)  # segments of one row of the table
 
 
 def long(name: str, device: str, rehearse: bool) -> list[Row]:
@@ -33,11 +41,19 @@ def long(name: str, device: str, rehearse: bool) -> list[Row]:
     rows: list[Row] = []
     for first, last in ((a, b) for a, b in PARTS if a < recipe.measured):
         row: Row = {"model": name, "segments": f"{first + 1} to {last}"}
-        rows.append(row | {words: sum(values[first:last]) / len(values[first:last]) for words, values in found.items()})
+        rows.append(
+            row
+            | {
+                words: sum(values[first:last]) / len(values[first:last])
+                for words, values in found.items()
+            }
+        )
     rows[0]["bits per byte in training"] = curve[-1]["bits_per_byte"] if curve else None
     rows[0]["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     torch.cuda.empty_cache()
     return rows
 
 
-CASES = {name: Case(partial(long, name), 540) for name in ("delta_bounded", "local", "linear", "full")}
+CASES = {
+    name: Case(partial(long, name), 540) for name in ("delta_bounded", "local", "linear", "full")
+}

@@ -17,10 +17,18 @@ from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
 
-NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+NAMES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 
 
-def configuration(size: str, length: int, rehearse: bool, **settings: dict[str, Any]) -> PipelineConfig:
+def configuration(
+    size: str, length: int, rehearse: bool, **settings: dict[str, Any]
+) -> PipelineConfig:
     """The sections of a run of this size; `settings` are fields by section."""
     shape = dict(zip(NAMES, (64, 128, 2, 4, 2) if rehearse else SHAPES[size], strict=True))
     data = {
@@ -37,7 +45,9 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     ranks, length = one_rank(device), config.data.sequence_length
     with ranks.device:
         model = Llama(model_of(config))
-    save_memory(model, config.train, chunk_of(config, "cuda" if device == "cuda" else "cpu", micro * length))
+    save_memory(
+        model, config.train, chunk_of(config, "cuda" if device == "cuda" else "cpu", micro * length)
+    )
     strategy = build_strategy(model, config.train, precision(device), micro, ranks)
     for _ in range(2):  # the optimizer's state exists from the second on
         rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)
@@ -49,13 +59,25 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
 def estimates(device: str, rehearse: bool) -> list[Row]:
     """`infini-llama estimate` against the peak of torch's allocator."""
     rows: list[Row] = []
-    infini: dict[str, dict[str, Any]] = {"model": {"attention": "infini", "segment_length": 16 if rehearse else 1024}}
+    infini: dict[str, dict[str, Any]] = {
+        "model": {"attention": "infini", "segment_length": 16 if rehearse else 1024}
+    }
     full: dict[str, dict[str, Any]] = {"train": {"activation_checkpointing": "full"}}
-    cases: list[tuple[str, dict[str, dict[str, Any]]]] = [("125M", {}), ("125M", infini), ("800M", {}), ("1.5B", full)]
+    cases: list[tuple[str, dict[str, dict[str, Any]]]] = [
+        ("125M", {}),
+        ("125M", infini),
+        ("800M", {}),
+        ("1.5B", full),
+    ]
     length = 64 if rehearse else 2048
     for size, settings in cases[: 2 if rehearse else None]:
-        config, micro = configuration(size, length, rehearse, **settings), 2 if rehearse else TOKENS[size] // length
-        need = bytes_needed(config, micro, precision(device), "cuda" if device == "cuda" else "cpu", 1)
+        config, micro = (
+            configuration(size, length, rehearse, **settings),
+            2 if rehearse else TOKENS[size] // length,
+        )
+        need = bytes_needed(
+            config, micro, precision(device), "cuda" if device == "cuda" else "cpu", 1
+        )
         reset(device)
         peak, estimated = two_steps(config, micro, device), sum(need.values())
         row: Row = {
@@ -92,15 +114,30 @@ def largest(device: str, rehearse: bool) -> list[Row]:
         except torch.OutOfMemoryError:
             high = middle
     chosen = max(
-        (size for size in range(1, largest + 1) if fits(bytes_needed(config, size, precision(device), kind, 1), have)),
+        (
+            size
+            for size in range(1, largest + 1)
+            if fits(bytes_needed(config, size, precision(device), kind, 1), have)
+        ),
         default=1,
     )
-    return [{"largest that fits": low, "auto": chosen, "auto / largest": chosen / low, "tried up to": largest}]
+    return [
+        {
+            "largest that fits": low,
+            "auto": chosen,
+            "auto / largest": chosen / low,
+            "tried up to": largest,
+        }
+    ]
 
 
 def checkpoint(device: str, rehearse: bool) -> list[Row]:
     """A real run of 1.5B that saves: the stall of the step, the time of writing, and its peak against the estimate."""
-    settings: dict[str, Any] = {"environment.device": device, "train.max_steps": 6, "train.warmup_steps": 1}
+    settings: dict[str, Any] = {
+        "environment.device": device,
+        "train.max_steps": 6,
+        "train.warmup_steps": 1,
+    }
     settings |= {
         "train.global_batch_size": 2,
         "train.micro_batch_size": 1,
@@ -117,11 +154,21 @@ def checkpoint(device: str, rehearse: bool) -> list[Row]:
         }
     with TemporaryDirectory(prefix="checkpoint-") as folder:
         finish(Path(folder), "saves", settings)
-        lines = (Path(folder) / "runs" / "saves" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (Path(folder) / "runs" / "saves" / "metrics.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
     steps = [record for record in map(json.loads, lines) if "step_time" in record]
     stall = max(record["save_time"] or 0.0 for record in steps)
     written = max(record["save_write_time"] or 0.0 for record in steps)
-    return [{"stall s": stall, "writing s": written, "peak GB": max(record["memory_peak"] for record in steps) / 1e9}]
+    return [
+        {
+            "stall s": stall,
+            "writing s": written,
+            "peak GB": max(record["memory_peak"] for record in steps) / 1e9,
+        }
+    ]
 
 
 CASES = {

@@ -40,7 +40,10 @@ Step = Callable[[], Any]
 def ceilings(device: str, rehearse: bool) -> list[Row]:
     """What this device copies and multiplies at most, now."""
     multiplied = peak_flops(torch.device(device), half(device))
-    row: Row = {"copy GB/s": copy_bandwidth(device, rehearse) / 1e9, "bf16 matmul TFLOP/s": multiplied / 1e12}
+    row: Row = {
+        "copy GB/s": copy_bandwidth(device, rehearse) / 1e9,
+        "bf16 matmul TFLOP/s": multiplied / 1e12,
+    }
     return [row | {"vendor TFLOP/s": (vendor_peak(device) or 0.0) / 1e12 or None}]
 
 
@@ -49,10 +52,14 @@ def vendor_peak(device: str) -> float | None:
     return next((peak for part, peak in VENDOR_PEAK.items() if part in name), None)
 
 
-def rows_of(config: LlamaConfig, batch: int, length: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def rows_of(
+    config: LlamaConfig, batch: int, length: int, device: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The micro-batches of a step, random tokens, the same for all."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(config.vocab_size, (ACCUMULATION, batch, length + 1), generator=generator).to(device)
+    rows = torch.randint(
+        config.vocab_size, (ACCUMULATION, batch, length + 1), generator=generator
+    ).to(device)
     return [(row[:, :-1], row[:, 1:]) for row in rows]
 
 
@@ -67,13 +74,19 @@ class Switches(NamedTuple):
 AS_PLANNED = Switches()
 
 
-def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Switches = AS_PLANNED) -> Step:
+def ours(
+    config: LlamaConfig, batch: int, length: int, device: str, switches: Switches = AS_PLANNED
+) -> Step:
     """`optimizer_step` of the workers."""
     torch.set_float32_matmul_precision("highest")
     ranks = one_rank(device)
     if switches.vocabulary:
         tokens, multiple = switches.vocabulary
-        config = replace(config, vocab_size=min(tokens, config.vocab_size - 12), pad_vocab_to_multiple_of=multiple)
+        config = replace(
+            config,
+            vocab_size=min(tokens, config.vocab_size - 12),
+            pad_vocab_to_multiple_of=multiple,
+        )
     with ranks.device:  # where a billion parameters are drawn in no time
         model = Llama(config)
     model.loss_chunk = switches.loss_chunk if device == "cuda" else 0
@@ -85,7 +98,9 @@ def ours(config: LlamaConfig, batch: int, length: int, device: str, switches: Sw
     return lambda: optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, ranks)
 
 
-def loop(module: nn.Module, loss_of: Callable[..., torch.Tensor], micro_batches: list[Any], device: str) -> Step:
+def loop(
+    module: nn.Module, loss_of: Callable[..., torch.Tensor], micro_batches: list[Any], device: str
+) -> Step:
     """The loop that tutorials have, with a fused AdamW."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
 
@@ -116,7 +131,9 @@ def plain(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
     return loop(model, loss_of, rows_of(config, batch, length, device), device)
 
 
-def theirs(config: LlamaConfig, batch: int, length: int, device: str, compiled: bool = True) -> Step:
+def theirs(
+    config: LlamaConfig, batch: int, length: int, device: str, compiled: bool = True
+) -> Step:
     """transformers' Llama in the same plain loop."""
     from transformers import LlamaConfig as TheirConfig
     from transformers import LlamaForCausalLM
@@ -184,17 +201,27 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
     start = (CONTESTANTS | SWITCHED)[contestant]
     step = start(config, batch, length, device)
     steps = TRAINER_STEPS if start is trainer else 1
-    seconds = seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
+    seconds = (
+        seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
+    )
     tokens = ACCUMULATION * batch * length
     flops = flops_per_token(config, length) * tokens / seconds
     measured = peak_flops(torch.device(device), half(device))
     vendor = vendor_peak(device)
     row: Row = {"who": contestant, "tokens per step": tokens, "ms per step": 1000 * seconds}
     row |= {"tokens/s": tokens / seconds, "MFU of measured": flops / measured}
-    return [row | {"MFU of vendor": flops / vendor if vendor else None, "peak GB": peak_bytes(device) / 1e9}]
+    return [
+        row
+        | {"MFU of vendor": flops / vendor if vendor else None, "peak GB": peak_bytes(device) / 1e9}
+    ]
 
 
-PEERS = ("ours, compile block", "plain torch, compiled", "transformers in a loop, compiled", "transformers' Trainer")
+PEERS = (
+    "ours, compile block",
+    "plain torch, compiled",
+    "transformers in a loop, compiled",
+    "transformers' Trainer",
+)
 BY_LENGTH = {
     ("125M", 2048): CONTESTANTS,
     ("800M", 2048): (*PEERS, *SWITCHED),

@@ -68,7 +68,9 @@ class Results:
                 continue
             names = list(dict.fromkeys(name for row in found["rows"] for name in row))
             lines += [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-            lines += [f"| {' | '.join(shown(row.get(name)) for name in names)} |" for row in found["rows"]]
+            lines += [
+                f"| {' | '.join(shown(row.get(name)) for name in names)} |" for row in found["rows"]
+            ]
             lines.append("")
         return "\n".join(lines)
 
@@ -79,13 +81,30 @@ def shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def run_case(part: str, case: str, arguments: argparse.Namespace, env: dict[str, str], limit: float) -> dict[str, Any]:
+def run_case(
+    part: str, case: str, arguments: argparse.Namespace, env: dict[str, str], limit: float
+) -> dict[str, Any]:
     """The rows of a case, or the error that it ended with; both with its seconds."""
-    command = [sys.executable, __file__, "--child", part, case, "--device", arguments.device, "--out", arguments.out]
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        part,
+        case,
+        "--device",
+        arguments.device,
+        "--out",
+        arguments.out,
+    ]
     command += ["--rehearse"] if arguments.rehearse else []
     began = time.monotonic()
     child = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = child.communicate(timeout=limit)
@@ -97,7 +116,11 @@ def run_case(part: str, case: str, arguments: argparse.Namespace, env: dict[str,
     lines = (output or "").strip().splitlines() or [""]
     if not error and lines[-1].startswith("["):
         return {"seconds": seconds, "rows": json.loads(lines[-1])}
-    return {"seconds": seconds, "error": f"{error or 'no result'}: {lines[-1][:300]}", "output": lines[-40:]}
+    return {
+        "seconds": seconds,
+        "error": f"{error or 'no result'}: {lines[-1][:300]}",
+        "output": lines[-40:],
+    }
 
 
 def run_here(part: str, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -107,7 +130,10 @@ def run_here(part: str, case: str, arguments: argparse.Namespace) -> dict[str, A
         rows = cases_of(part)[case].function(arguments.device, arguments.rehearse)
     except Exception as error:
         traceback.print_exc()
-        return {"seconds": round(time.monotonic() - began, 1), "error": f"{type(error).__name__}: {error}"[:300]}
+        return {
+            "seconds": round(time.monotonic() - began, 1),
+            "error": f"{type(error).__name__}: {error}"[:300],
+        }
     return {"seconds": round(time.monotonic() - began, 1), "rows": rows}
 
 
@@ -136,7 +162,11 @@ def environment(arguments: argparse.Namespace) -> dict[str, str]:
         ]
         subprocess.run([*pip, "--target", str(site), *wheels], check=True)
         paths.append(str(site))
-    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
+    paths += [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path not in paths
+    ]
     small = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"} if arguments.rehearse else {}
     return os.environ | small | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
 
@@ -146,7 +176,11 @@ def device_of(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     arguments.device = "cpu" if arguments.rehearse else "cuda"
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "cpu"
+    name = (
+        torch.cuda.get_device_name()
+        if arguments.device == "cuda"
+        else platform.processor() or "cpu"
+    )
     return {"device": name, "rehearsal": arguments.rehearse, "torch": torch.__version__}
 
 
@@ -155,10 +189,16 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--case", nargs="+", help="of these parts; default: all")
     parser.add_argument("--out", default=str(ROOT / "build" / "gpu"), help="folder of the results")
-    parser.add_argument("--wheels", help="folder that collect_wheels.sh wrote; default: everything is installed")
-    parser.add_argument("--minutes", type=float, default=9.5, help="of this call; a case that does not fit is left")
+    parser.add_argument(
+        "--wheels", help="folder that collect_wheels.sh wrote; default: everything is installed"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="of this call; a case that does not fit is left"
+    )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
-    parser.add_argument("--together", action="store_true", help="the cases of a rehearsal in one process")
+    parser.add_argument(
+        "--together", action="store_true", help="the cases of a rehearsal in one process"
+    )
     parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -177,19 +217,29 @@ def main() -> int:
     for part in arguments.part:
         results = Results(Path(arguments.out), part, header)
         for name, case in cases_of(part).items():
-            if (arguments.case and name not in arguments.case) or (results.is_done(name) and not arguments.again):
+            if (arguments.case and name not in arguments.case) or (
+                results.is_done(name) and not arguments.again
+            ):
                 continue
-            limit = min(until - time.monotonic(), 480.0 if arguments.rehearse else 2.0 * case.seconds)
+            limit = min(
+                until - time.monotonic(), 480.0 if arguments.rehearse else 2.0 * case.seconds
+            )
             if not arguments.rehearse and limit < case.seconds:
                 left.append(f"{part}/{name}")
                 continue
             together = arguments.rehearse and arguments.together
-            found = run_here(part, name, arguments) if together else run_case(part, name, arguments, env, limit)
+            found = (
+                run_here(part, name, arguments)
+                if together
+                else run_case(part, name, arguments, env, limit)
+            )
             results.add(name, found)
             print(f"{part}/{name}: {found.get('error', 'done')}, {found['seconds']} s", flush=True)
             failed += [f"{part}/{name}"] if "error" in found else []
         print(results.table() if results.cases else f"{part}: nothing measured", flush=True)
-    print(f"failed: {', '.join(failed) or 'none'}; left for the next call: {', '.join(left) or 'none'}")
+    print(
+        f"failed: {', '.join(failed) or 'none'}; left for the next call: {', '.join(left) or 'none'}"
+    )
     return 1 if failed else 0
 
 

@@ -19,7 +19,9 @@ class CurriculumStage(Section):
         description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
         "step has the same number of tokens."
     )
-    until: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)] = fixed(
+    until: (
+        Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)]
+    ) = fixed(
         description="Last step of this stage: a step, or below 1 a fraction of the steps of the run. A fraction is "
         "fixed at the start; a later change of train.max_steps does not move it."
     )
@@ -46,7 +48,8 @@ class DataConfig(TextConfig):
         "counted, and the first ten places are named.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = fixed(
-        default=0.05, description="Fraction of documents to hold out, chosen by a hash of their content."
+        default=0.05,
+        description="Fraction of documents to hold out, chosen by a hash of their content.",
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
         default=256, description="Tokens per training sequence (context length, block size)."
@@ -99,15 +102,21 @@ class DataConfig(TextConfig):
     @property
     def has_only_targets(self) -> bool:
         """Whether every position of a row is a target: rows have no padding, and no source has prompts."""
-        return self.packing in ("concat", "window") and all(text.loss_on == "all" for text in (self, *self.sources))
+        return self.packing in ("concat", "window") and all(
+            text.loss_on == "all" for text in (self, *self.sources)
+        )
 
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"sources={names} contains a duplicate name; give each source its own name")
+            raise ValueError(
+                f"sources={names} contains a duplicate name; give each source its own name"
+            )
         if len({source.weight is None for source in self.sources}) > 1:
-            raise ValueError(f"sources={names}: only some have a weight; give a weight to all sources or to none")
+            raise ValueError(
+                f"sources={names}: only some have a weight; give a weight to all sources or to none"
+            )
         if names and (single := self.set_keys):
             raise ValueError(
                 f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it below its source"

@@ -22,8 +22,12 @@ class ScheduleConfig(Section):
     cron: Annotated[str, Field(pattern=FIVE_FIELDS)] = Field(
         description="Minute, hour, day of month, month and day of week, for example '0 2 * * *'."
     )
-    timezone: str = Field(default="UTC", description="Time zone of the cron expression, for example Asia/Tokyo.")
-    active: bool = Field(default=True, description="Whether the schedule is active when it is deployed.")
+    timezone: str = Field(
+        default="UTC", description="Time zone of the cron expression, for example Asia/Tokyo."
+    )
+    active: bool = Field(
+        default=True, description="Whether the schedule is active when it is deployed."
+    )
     overrides: list[str] = Field(
         default_factory=list,
         description="Overrides for its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
@@ -33,7 +37,9 @@ class ScheduleConfig(Section):
     @classmethod
     def _known(cls, timezone: str) -> str:
         if timezone not in available_timezones():
-            raise ValueError(f"timezone={timezone} is not known; give a name such as Europe/Berlin, or UTC")
+            raise ValueError(
+                f"timezone={timezone} is not known; give a name such as Europe/Berlin, or UTC"
+            )
         return timezone
 
 
@@ -55,5 +61,7 @@ class DeploymentConfig(Section):
     def _schedules_differ(self) -> DeploymentConfig:
         names = [schedule.name for schedule in self.schedules]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"schedules has the name {', '.join(sorted(twice))} twice; names must be unique")
+            raise ValueError(
+                f"schedules has the name {', '.join(sorted(twice))} twice; names must be unique"
+            )
         return self

@@ -12,7 +12,16 @@ HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 SRUN_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
 # Options that the launcher sets itself, because it relies on them.
 SET_BY_LAUNCHER = {
-    *("chdir", "cpus-per-task", "error", "export", "input", "job-name", "kill-on-bad-exit", "nodes"),
+    *(
+        "chdir",
+        "cpus-per-task",
+        "error",
+        "export",
+        "input",
+        "job-name",
+        "kill-on-bad-exit",
+        "nodes",
+    ),
     *("ntasks", "ntasks-per-node", "output"),
 }
 
@@ -31,7 +40,8 @@ class EnvironmentConfig(Section):
         "in use.",
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
-        default="auto", description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU."
+        default="auto",
+        description="Number of torchrun workers per machine. auto: one per GPU, or one on a CPU.",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = inexact(
         default="auto",
@@ -50,7 +60,8 @@ class EnvironmentConfig(Section):
         "has it and no variable sets the same, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = inexact(
-        default="auto", description="CPU threads per worker. auto: the usable cores divided by the workers."
+        default="auto",
+        description="CPU threads per worker. auto: the usable cores divided by the workers.",
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = inexact(
         default="auto", description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs."
@@ -101,9 +112,15 @@ class EnvironmentConfig(Section):
     @field_validator("srun_options")
     @classmethod
     def _leave_the_options_of_the_launcher(cls, options: list[str]) -> list[str]:
-        taken = [option for option in options if option.removeprefix("--").split("=")[0] in SET_BY_LAUNCHER]
+        taken = [
+            option
+            for option in options
+            if option.removeprefix("--").split("=")[0] in SET_BY_LAUNCHER
+        ]
         if taken:
-            raise ValueError(f"it contains {', '.join(taken)}, which the launcher sets itself; remove it")
+            raise ValueError(
+                f"it contains {', '.join(taken)}, which the launcher sets itself; remove it"
+            )
         return options
 
     @model_validator(mode="after")
@@ -114,9 +131,13 @@ class EnvironmentConfig(Section):
                 f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use auto or at most {self.nnodes - 1}"
             )
         if self.nnodes == 1 and self.master_addr != "auto":
-            problems.append(f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes")
+            problems.append(
+                f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes"
+            )
         if self.srun_options and self.launcher != "srun":
-            problems.append("srun_options is set, but launcher is not srun; set launcher=srun or remove the options")
+            problems.append(
+                "srun_options is set, but launcher is not srun; set launcher=srun or remove the options"
+            )
         if problems:
             raise ValueError(*problems)
         return self

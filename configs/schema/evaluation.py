@@ -19,7 +19,8 @@ class EvaluationConfig(Section):
         "Empty: nothing.",
     )
     sequences: Annotated[int, Field(ge=1)] | None = free(
-        default=None, description="Number of validation sequences for perplexity, drawn from all. null: all."
+        default=None,
+        description="Number of validation sequences for perplexity, drawn from all. null: all.",
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = free(
         default_factory=list,

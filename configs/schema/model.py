@@ -28,20 +28,24 @@ class RopeScaling(Section):
         default=None, description="Sequence length of the earlier training (llama3, yarn)."
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None, description="Frequencies with fewer turns than this over the original length are scaled (llama3)."
+        default=None,
+        description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
     )
     high_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None, description="Frequencies with more turns than this over the original length are kept (llama3)."
+        default=None,
+        description="Frequencies with more turns than this over the original length are kept (llama3).",
     )
     beta_fast: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
         description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
     )
     beta_slow: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None, description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1."
+        default=None,
+        description="Frequencies with fewer turns than this are scaled fully (yarn). Default: 1.",
     )
     attention_factor: Annotated[float, Field(gt=0)] | None = fixed(
-        default=None, description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm."
+        default=None,
+        description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
     )
 
     @model_validator(mode="after")
@@ -66,7 +70,9 @@ class ModelConfig(Section):
     """The architecture, with the field names of Hugging Face's LlamaConfig."""
 
     hidden_size: Size = fixed(default=256, description="Width of the residual stream.")
-    intermediate_size: Size = fixed(default=768, description="Inner width of the gated feed-forward block.")
+    intermediate_size: Size = fixed(
+        default=768, description="Inner width of the gated feed-forward block."
+    )
     num_hidden_layers: Size = fixed(default=4, description="Number of decoder layers.")
     num_attention_heads: Size = fixed(
         default=4, description="Query heads. Must divide hidden_size, unless model.head_dim is set."
@@ -81,8 +87,12 @@ class ModelConfig(Section):
         description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
         "capacity. Default: hidden_size / num_attention_heads.",
     )
-    rope_theta: Annotated[float, Field(gt=0)] = fixed(default=10_000.0, description="Base of the rotary frequencies.")
-    rms_norm_eps: Annotated[float, Field(gt=0)] = fixed(default=1e-5, description="Epsilon of RMSNorm.")
+    rope_theta: Annotated[float, Field(gt=0)] = fixed(
+        default=10_000.0, description="Base of the rotary frequencies."
+    )
+    rms_norm_eps: Annotated[float, Field(gt=0)] = fixed(
+        default=1e-5, description="Epsilon of RMSNorm."
+    )
     initializer_range: Annotated[float, Field(gt=0)] = fixed(
         default=0.02, description="Standard deviation of the initial weights."
     )
@@ -90,7 +100,8 @@ class ModelConfig(Section):
         default=True, description="Use the input embedding as the weight of the output head."
     )
     rope_scaling: RopeScaling | None = fixed(
-        default=None, description="Scaling of rotary positions, as in Hugging Face's configurations."
+        default=None,
+        description="Scaling of rotary positions, as in Hugging Face's configurations.",
     )
     pad_vocab_to_multiple_of: Size = fixed(
         default=1,
@@ -99,14 +110,16 @@ class ModelConfig(Section):
         "part of the loss, and are not exported. 1: no padding.",
     )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
-        default="silu", description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU."
+        default="silu",
+        description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
     )
     pre_norm: bool = fixed(
         default=True,
         description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
     )
     qk_norm: bool = fixed(
-        default=False, description="Apply RMSNorm to the queries and keys of each head, before rotary positions."
+        default=False,
+        description="Apply RMSNorm to the queries and keys of each head, before rotary positions.",
     )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
         default=0.0, description="Dropout of attention weights in training."
@@ -119,7 +132,9 @@ class ModelConfig(Section):
         description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
         "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
     )
-    segment_length: Size = fixed(default=64, description="Tokens per segment (attention: infini or local).")
+    segment_length: Size = fixed(
+        default=64, description="Tokens per segment (attention: infini or local)."
+    )
     memory_layers: list[Annotated[int, Field(ge=0)]] | None = fixed(
         default=None,
         description="Layers, from 0, that have a memory and gates (attention: infini), in ascending order. The others have local attention "
@@ -161,13 +176,17 @@ class ModelConfig(Section):
                 "rotary positions need an even one"
             )
         if self.rope_scaling and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
-            raise ValueError(f"rope_theta={self.rope_theta} must be more than 1 with rope_type=yarn")
+            raise ValueError(
+                f"rope_theta={self.rope_theta} must be more than 1 with rope_type=yarn"
+            )
         layers = self.memory_layers
         if layers is not None and self.attention != "infini":
             raise ValueError(
                 f"memory_layers={layers} is for attention=infini, not {self.attention}; set attention=infini, or remove it"
             )
-        if layers is not None and (layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers):
+        if layers is not None and (
+            layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers
+        ):
             raise ValueError(
                 f"memory_layers={layers} must be ascending numbers of layers, below num_hidden_layers={self.num_hidden_layers}"
             )

@@ -18,7 +18,11 @@ from infini_llama.configs.schema.training import TrainingConfig
 
 def context_problems(config: PipelineConfig) -> list[str]:
     """Problems of `train.context_parallel`, one sentence per problem."""
-    size, processes, model = config.train.context_parallel, config.environment.nproc_per_node, config.model
+    size, processes, model = (
+        config.train.context_parallel,
+        config.environment.nproc_per_node,
+        config.model,
+    )
     setting = f"train.context_parallel={size}"
     problems: list[str] = []
     if size == 1:
@@ -29,7 +33,9 @@ def context_problems(config: PipelineConfig) -> list[str]:
             "train.context_parallel=1 with train.activation_checkpointing=full"
         ]
     if isinstance(processes, int) and processes % size:
-        problems.append(f"{setting} does not divide environment.nproc_per_node={processes}; change one of them")
+        problems.append(
+            f"{setting} does not divide environment.nproc_per_node={processes}; change one of them"
+        )
     for rows in (config.data, *config.data.curriculum):
         key = "data." if rows is config.data else "a stage of data.curriculum with "
         key += f"sequence_length={rows.sequence_length}"
@@ -44,13 +50,20 @@ def context_problems(config: PipelineConfig) -> list[str]:
 def gate_problems(config: PipelineConfig) -> list[str]:
     """Problems of a list in `train.init_gate`, one sentence per problem."""
     gates, model = config.train.init_gate, config.model
-    if not isinstance(gates, list) or model.attention != "infini":  # without a memory it is not used
+    if (
+        not isinstance(gates, list) or model.attention != "infini"
+    ):  # without a memory it is not used
         return []
     number, key = model.num_hidden_layers, f"model.num_hidden_layers={model.num_hidden_layers}"
     if model.memory_layers is not None:
-        number, key = len(model.memory_layers), f"model.memory_layers has {len(model.memory_layers)}"
+        number, key = (
+            len(model.memory_layers),
+            f"model.memory_layers has {len(model.memory_layers)}",
+        )
     if len(gates) != number:
-        return [f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a memory"]
+        return [
+            f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a memory"
+        ]
     heads = model.num_attention_heads
     return [
         f"train.init_gate: entry {place} has {len(entry)} values, but model.num_attention_heads={heads}; write one value per head"
@@ -88,19 +101,26 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> PipelineConfig:
         problems: list[str] = []
-        places = {f"data.sources.{number}": source for number, source in enumerate(self.data.sources)} or {
-            "data": self.data
-        }
+        places = {
+            f"data.sources.{number}": source for number, source in enumerate(self.data.sources)
+        } or {"data": self.data}
         for key, text in places.items():
             if text.source == "files" and not text.files:
                 problems.append(
                     f"{key}.files is empty; name text files or globs, set {key}.source=python-stdlib, or list several in data.sources"
                 )
             if text.source == "passkey" and text.passkey.filler == "files" and not text.files:
-                problems.append(f"{key}.files is empty; {key}.passkey.filler=files takes the text from there")
+                problems.append(
+                    f"{key}.files is empty; {key}.passkey.filler=files takes the text from there"
+                )
             if text.source == "huggingface" and not text.dataset:
-                problems.append(f"{key}.dataset is empty; name a Hugging Face dataset or the folder of one")
-        if self.model.attention == "infini" and self.data.sequence_length <= self.model.segment_length:
+                problems.append(
+                    f"{key}.dataset is empty; name a Hugging Face dataset or the folder of one"
+                )
+        if (
+            self.model.attention == "infini"
+            and self.data.sequence_length <= self.model.segment_length
+        ):
             problems.append(
                 f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
                 f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
@@ -118,7 +138,9 @@ class PipelineConfig(Section):
             )
         processes = self.environment.nproc_per_node
         nodes, together = self.environment.nnodes, self.train.context_parallel
-        workers = (processes if isinstance(processes, int) and processes % together == 0 else together) * nodes
+        workers = (
+            processes if isinstance(processes, int) and processes % together == 0 else together
+        ) * nodes
         batch = self.train.least_micro_batch * workers // together
         if self.train.global_batch_size % batch:
             problems.append(

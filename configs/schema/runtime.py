@@ -44,7 +44,8 @@ class RuntimeConfig(Section):
         description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
     )
     retry_delay: Annotated[float, Field(ge=0, le=1_000_000)] = free(
-        default=5.0, description="Seconds before the first retry, doubled for each further one, up to ten minutes."
+        default=5.0,
+        description="Seconds before the first retry, doubled for each further one, up to ten minutes.",
     )
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = free(
         default=2,

@@ -25,7 +25,9 @@ class Section(BaseModel):
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        field_title_generator=lambda name, _: name,  # Prefect's form shows the keys as a file has them
+        field_title_generator=lambda name, _: (
+            name
+        ),  # Prefect's form shows the keys as a file has them
     )
 
     @field_validator("*", mode="before")
@@ -60,4 +62,6 @@ def free(**field: Any) -> Any:
 def resume_policies(section: type[Section]) -> dict[str, Resume]:
     """The resume policy of each field of a section that states one."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return {name: Resume(extra["resume"]) for name, extra in extras.items() if isinstance(extra, dict)}
+    return {
+        name: Resume(extra["resume"]) for name, extra in extras.items() if isinstance(extra, dict)
+    }

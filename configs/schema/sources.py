@@ -73,14 +73,18 @@ class TextConfig(Section):
         description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a folder written by "
         "save_to_disk (source: huggingface).",
     )
-    dataset_config: str | None = fixed(default=None, description="Configuration of the dataset, if it has several.")
+    dataset_config: str | None = fixed(
+        default=None, description="Configuration of the dataset, if it has several."
+    )
     revision: str | None = fixed(
         default=None,
         description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its main branch. The manifest records "
         "the commit that was read.",
         min_length=1,
     )
-    dataset_split: str = fixed(default="train", description="Split of data.dataset to train on.", min_length=1)
+    dataset_split: str = fixed(
+        default="train", description="Split of data.dataset to train on.", min_length=1
+    )
     validation_split: str | None = fixed(
         default=None,
         description="Split of data.dataset to hold out (source: huggingface). Default: data.validation_fraction of "
@@ -94,7 +98,9 @@ class TextConfig(Section):
     )
     passkey: PasskeyConfig = Field(default_factory=PasskeyConfig)
     text_column: str = fixed(
-        default="text", description="Column or field that contains the text of a record.", min_length=1
+        default="text",
+        description="Column or field that contains the text of a record.",
+        min_length=1,
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
         default="auto",
@@ -116,7 +122,11 @@ class TextConfig(Section):
     def set_keys(self) -> list[str]:
         """The keys of one source's text that differ from their defaults."""
         fields = TextConfig.model_fields.items()
-        return [name for name, field in fields if getattr(self, name) != field.get_default(call_default_factory=True)]
+        return [
+            name
+            for name, field in fields
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        ]
 
     @property
     def unread_keys(self) -> list[str]:
@@ -130,7 +140,9 @@ class TextConfig(Section):
     def _held_out_text_is_read(self) -> TextConfig:
         for name in HELD_OUT:
             if name in self.unread_keys:
-                other = next((f", or use {key}" for key in HELD_OUT if key in READ_BY[self.source]), "")
+                other = next(
+                    (f", or use {key}" for key in HELD_OUT if key in READ_BY[self.source]), ""
+                )
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not read with source={self.source}; remove it{other}"
                 )
@@ -158,5 +170,7 @@ class SourceConfig(TextConfig):
         "sequence is used once per epoch.",
     )
     license: str = free(
-        default="not stated", description="License of the text, recorded in the manifest.", min_length=1
+        default="not stated",
+        description="License of the text, recorded in the manifest.",
+        min_length=1,
     )

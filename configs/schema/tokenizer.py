@@ -13,7 +13,8 @@ class TokenizerConfig(Section):
     """The tokenizer: trained on the training documents, or given as a file and then used unchanged."""
 
     kind: Literal["bpe", "wordpiece", "unigram"] = fixed(
-        default="bpe", description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded."
+        default="bpe",
+        description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
     )
     path: str | None = fixed(
         default=None,
@@ -38,7 +39,8 @@ class TokenizerConfig(Section):
         "follow that of the end-of-text token. A tokenizer.json in data.tokenizer.path must have them.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
-        default=4096, description="Vocabulary size, including the 256 bytes and the end-of-text token."
+        default=4096,
+        description="Vocabulary size, including the 256 bytes and the end-of-text token.",
     )
 
     @model_validator(mode="after")

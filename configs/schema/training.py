@@ -71,18 +71,21 @@ class TrainingConfig(Section):
         "the attention (projections and gates) of the layers that have a memory, and nothing else.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = inexact(
-        default=None, description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set."
+        default=None,
+        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
     )
     num_epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = inexact(
         default=None,
         description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
     )
     max_tokens: Count | None = inexact(
-        default=None, description="Training tokens (targets), instead of max_steps, for example 300M."
+        default=None,
+        description="Training tokens (targets), instead of max_steps, for example 300M.",
     )
     # Every worker computes the numbers of all of them.
     global_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = fixed(
-        default=32, description="Sequences per optimizer step, over all workers and accumulation steps."
+        default=32,
+        description="Sequences per optimizer step, over all workers and accumulation steps.",
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default=8,
@@ -103,10 +106,12 @@ class TrainingConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=1e-3, description="Peak learning rate, after the warm-up."
     )
-    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = inexact(
-        default="cosine",
-        description="Learning-rate schedule after the warm-up. polynomial has the exponent 2. wsd (warmup-stable-decay) stays at the peak "
-        "until the last fifth of the run.",
+    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = (
+        inexact(
+            default="cosine",
+            description="Learning-rate schedule after the warm-up. polynomial has the exponent 2. "
+            "wsd (warmup-stable-decay) stays at the peak until the last fifth of the run.",
+        )
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.1, description="Final learning rate as a fraction of the peak."
@@ -122,9 +127,15 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = inexact(
         default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
     )
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = inexact(default=0.9, description="Decay of the first moment.")
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = inexact(default=0.95, description="Decay of the second moment.")
-    adam_epsilon: Annotated[float, Field(gt=0)] = inexact(default=1e-8, description="Added to the denominator.")
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = inexact(
+        default=0.9, description="Decay of the first moment."
+    )
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = inexact(
+        default=0.95, description="Decay of the second moment."
+    )
+    adam_epsilon: Annotated[float, Field(gt=0)] = inexact(
+        default=1e-8, description="Added to the denominator."
+    )
     gate_learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=0.01,
         description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
@@ -260,7 +271,9 @@ class TrainingConfig(Section):
     def _a_span_of_steps(self) -> TrainingConfig:
         span = self.profile_steps
         if span is not None and (len(span) != 2 or span[0] > span[1]):
-            raise ValueError(f"profile_steps={span} is not a first and a last step, for example [20, 24]")
+            raise ValueError(
+                f"profile_steps={span} is not a first and a last step, for example [20, 24]"
+            )
         return self
 
     @model_validator(mode="after")
@@ -273,7 +286,9 @@ class TrainingConfig(Section):
         if not lengths:
             self.max_steps = 1000
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
-            raise ValueError(f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}")
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} must be fewer than max_steps={self.max_steps}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,7 +300,9 @@ class TrainingConfig(Section):
                 "ends would depend on the clock; give steps or tokens"
             )
         if self.parallel not in (strategies := OPTIMIZERS[self.optimizer].strategies):
-            others = [name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies]
+            others = [
+                name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies
+            ]
             raise ValueError(
                 f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use parallel={' or '.join(strategies)}, "
                 f"or optimizer={' or '.join(others)}"
@@ -305,13 +322,17 @@ class TrainingConfig(Section):
                 "parallel=fsdp"
             )
         if self.parallel != "deepspeed" and self.deepspeed_config is not None:
-            raise ValueError(f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed")
+            raise ValueError(
+                f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed"
+            )
         if self.parallel == "ddp" and self.zero_stage is not None:
             raise ValueError(
                 f"zero_stage={self.zero_stage} is given, but parallel=ddp shards nothing; use parallel=fsdp"
             )
         if self.parallel in ("fsdp", "hsdp") and self.zero_stage == 1:
-            raise ValueError(f"parallel={self.parallel} has no zero_stage=1; use 2, or parallel=deepspeed")
+            raise ValueError(
+                f"parallel={self.parallel} has no zero_stage=1; use 2, or parallel=deepspeed"
+            )
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 LARGEST = 10**15  # of the numbers of options, so that what is computed from them does not overflow
-Argument = tuple[Sequence[str], dict[str, Any]]  # names and settings, as argparse's `add_argument` takes them
+Argument = tuple[
+    Sequence[str], dict[str, Any]
+]  # names and settings, as argparse's `add_argument` takes them
 
 
 class Command(NamedTuple):
@@ -78,10 +80,14 @@ def number(
         except ValueError:
             value = math.nan
         if not abs(value) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a {'whole' if kind is int else 'finite'} number")
+            raise argparse.ArgumentTypeError(
+                f"{text} is not a {'whole' if kind is int else 'finite'} number"
+            )
         if not least <= value <= most or (above and value == least):
             upper = f" and at most {most}" if most != LARGEST or value > most else ""
-            raise argparse.ArgumentTypeError(f"{text} must be {'above' if above else 'at least'} {least}{upper}")
+            raise argparse.ArgumentTypeError(
+                f"{text} must be {'above' if above else 'at least'} {least}{upper}"
+            )
         return value
 
     return read
@@ -108,12 +114,19 @@ def non_empty(text: str) -> str:
 
 
 CONFIG_HELP = "a YAML or JSON file, or the name of a ready-made one such as tiny"
-CONFIG, OPTIONAL_CONFIG = (argument("config", "CONFIG", CONFIG_HELP, nargs=nargs) for nargs in (None, "?"))
-OVERRIDES = argument("overrides", "key=value", "a key of the configuration and its value", nargs="*", default=[])
+CONFIG, OPTIONAL_CONFIG = (
+    argument("config", "CONFIG", CONFIG_HELP, nargs=nargs) for nargs in (None, "?")
+)
+OVERRIDES = argument(
+    "overrides", "key=value", "a key of the configuration and its value", nargs="*", default=[]
+)
 RUN = argument("run", "RUN", "name or path of a run")
-CHECKPOINT = option("--checkpoint NAME", "latest, best, or the name of a checkpoint", default="latest")
+CHECKPOINT = option(
+    "--checkpoint NAME", "latest, best, or the name of a checkpoint", default="latest"
+)
 DEPLOYED, OPTIONAL_DEPLOYED = (
-    argument("configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs=nargs) for nargs in "+*"
+    argument("configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs=nargs)
+    for nargs in "+*"
 )
 GPUS = option("--gpus N", "GPU limit for all runs together", type=POSITIVE)
 ATTENTIONS = ["softmax", "infini"]
@@ -129,13 +142,28 @@ COMMANDS = {
     "init": command(
         "write a commented configuration for your text and this machine",
         "init.init",
-        argument("output", "FILE", "file to write (default: my.yaml)", nargs="?", default="my.yaml"),
+        argument(
+            "output", "FILE", "file to write (default: my.yaml)", nargs="?", default="my.yaml"
+        ),
         option("--files PATH", "your text: file, folder or glob", repeated=True, required=True),
-        option("--from MODEL", "continue the training of a Llama: a name on the Hugging Face Hub, or a folder"),
-        option("--attention", "infini: Infini-attention (default: softmax, or as in MODEL)", choices=ATTENTIONS),
+        option(
+            "--from MODEL",
+            "continue the training of a Llama: a name on the Hugging Face Hub, or a folder",
+        ),
+        option(
+            "--attention",
+            "infini: Infini-attention (default: softmax, or as in MODEL)",
+            choices=ATTENTIONS,
+        ),
         option("--tokens N", "tokens to train on, such as 300M (default: by the text)", type=count),
-        option("--parameters N", "size of the model, such as 30M (default: by the text)", type=count),
-        option("--hours H", "training time, at an assumed speed of this machine (default: 24)", type=ABOVE_ZERO),
+        option(
+            "--parameters N", "size of the model, such as 30M (default: by the text)", type=count
+        ),
+        option(
+            "--hours H",
+            "training time, at an assumed speed of this machine (default: 24)",
+            type=ABOVE_ZERO,
+        ),
     ),
     "run": command(
         "run the whole pipeline; run it again to resume",
@@ -144,7 +172,8 @@ COMMANDS = {
         OVERRIDES,
         option("--no-prefect --direct", "run the same stages without Prefect"),
         option(
-            "--dry-run", "only print the resolved configuration, the plan, the parameters and what is already built"
+            "--dry-run",
+            "only print the resolved configuration, the plan, the parameters and what is already built",
         ),
     ),
     "preprocess": command(
@@ -166,12 +195,16 @@ COMMANDS = {
         "stages.train",
         CONFIG,
         OVERRIDES,
-        option("--dataset DATASET", "name or path of the dataset (default: that of the configuration)"),
+        option(
+            "--dataset DATASET", "name or path of the dataset (default: that of the configuration)"
+        ),
     ),
     "join": command(
         "join a multi-node run with this machine",
         "stages.join",
-        argument("run", "RUN", "name of the run, or path of its folder (which can still be missing)"),
+        argument(
+            "run", "RUN", "name of the run, or path of its folder (which can still be missing)"
+        ),
     ),
     "runs": command("list all runs with state, step, losses and size", "runs.runs"),
     "report": command(
@@ -194,12 +227,26 @@ COMMANDS = {
         CHECKPOINT,
         option("--prompt TEXT", "text to continue", repeated=True),
         option("--prompt-file FILE", "file with text to continue", repeated=True),
-        option("--max-new-tokens N", "maximum number of generated tokens", type=POSITIVE, default=128),
-        option("--temperature T", "0: always the most likely token", type=NOT_NEGATIVE, default=0.8),
+        option(
+            "--max-new-tokens N", "maximum number of generated tokens", type=POSITIVE, default=128
+        ),
+        option(
+            "--temperature T", "0: always the most likely token", type=NOT_NEGATIVE, default=0.8
+        ),
         option("--top-k K", "sample from the K most likely tokens", type=POSITIVE),
-        option("--top-p P", "sample from the most likely tokens with this total probability", type=SHARE_ABOVE_ZERO),
-        option("--min-p P", "sample from tokens at least P times as likely as the likeliest", type=SHARE_ABOVE_ZERO),
-        option("--repetition-penalty R", "above 1: fewer repetitions", type=ABOVE_ZERO, default=1.0),
+        option(
+            "--top-p P",
+            "sample from the most likely tokens with this total probability",
+            type=SHARE_ABOVE_ZERO,
+        ),
+        option(
+            "--min-p P",
+            "sample from tokens at least P times as likely as the likeliest",
+            type=SHARE_ABOVE_ZERO,
+        ),
+        option(
+            "--repetition-penalty R", "above 1: fewer repetitions", type=ABOVE_ZERO, default=1.0
+        ),
         option("--stop TEXT", "end the text at this string", repeated=True, type=non_empty),
         option("--no-memory", "turn off Infini-attention's memory"),
         option("--seed S", "seed of the sampling", type=SEED, default=0),
@@ -210,10 +257,16 @@ COMMANDS = {
         RUN,
         CHECKPOINT,
         option("--files PATH", "text to evaluate on, as in data.files", repeated=True),
-        option("--split", "of the dataset, without --files (default: validation)", choices=["validation", "train"]),
+        option(
+            "--split",
+            "of the dataset, without --files (default: validation)",
+            choices=["validation", "train"],
+        ),
         option("--sequences N", "only N sequences, drawn from the whole split", type=POSITIVE),
         option("--stream", "read each file as one text with constant memory (not softmax)"),
-        option("--passkey", "instead of perplexity: retrieval of hidden numbers by length and depth"),
+        option(
+            "--passkey", "instead of perplexity: retrieval of hidden numbers by length and depth"
+        ),
         option(
             "--lengths --context N",
             "with --passkey: lengths in tokens, such as 4096 or 1M (default: 1, 2, 4 and 8 sequence lengths)",
@@ -242,7 +295,11 @@ COMMANDS = {
             "with --segments: the text around it; text: the run's own held-out text (default: repeated)",
             choices=["repeated", "random", "text"],
         ),
-        option("--samples N", "with --passkey: numbers per length and depth (default: 10)", type=POSITIVE),
+        option(
+            "--samples N",
+            "with --passkey: numbers per length and depth (default: 10)",
+            type=POSITIVE,
+        ),
         option("--seed S", "with --passkey: seed of the numbers (default: 0)", type=SEED),
     ),
     "heads": command(
@@ -268,7 +325,11 @@ COMMANDS = {
         argument("model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"),
         option("--revision REV", "branch, tag or commit on the Hub (default: main)"),
         option("--output FILE", "file to write (default: <name of MODEL>.yaml)"),
-        option("--attention", "infini: Infini-attention (default: as in the folder)", choices=ATTENTIONS),
+        option(
+            "--attention",
+            "infini: Infini-attention (default: as in the folder)",
+            choices=ATTENTIONS,
+        ),
         option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
     ),
     "serve": command(
@@ -277,22 +338,34 @@ COMMANDS = {
         DEPLOYED,
         GPUS,
         option("--host HOST", "address of the server and UI", default="127.0.0.1"),
-        option("--allow-host NAME", "name under which others reach it, beside --host and localhost", repeated=True),
+        option(
+            "--allow-host NAME",
+            "name under which others reach it, beside --host and localhost",
+            repeated=True,
+        ),
         option("--port PORT", "port of the server and UI", type=POSITIVE, default=4200),
         option("--limit N", "maximum number of concurrent runs", type=POSITIVE, default=1),
     ),
     "deploy": command(
-        "create or update deployments on the server PREFECT_API_URL", "serve.deploy", OPTIONAL_DEPLOYED, GPUS
+        "create or update deployments on the server PREFECT_API_URL",
+        "serve.deploy",
+        OPTIONAL_DEPLOYED,
+        GPUS,
     ),
     "doctor": command(
         "check this machine and print a fix for each problem",
         "stages.doctor",
         OPTIONAL_CONFIG,
         OVERRIDES,
-        option("--against RUN", "print what changed since RUN, and whether it would resume bitwise exactly"),
+        option(
+            "--against RUN",
+            "print what changed since RUN, and whether it would resume bitwise exactly",
+        ),
         option("--strict", "exit with 1 if there is a warning"),
     ),
-    "estimate": command("estimate parameters, FLOPs and memory of a run", "stages.estimate", CONFIG, OVERRIDES),
+    "estimate": command(
+        "estimate parameters, FLOPs and memory of a run", "stages.estimate", CONFIG, OVERRIDES
+    ),
     "gc": command(
         "list old and unused files; --yes deletes them",
         "runs.gc",
@@ -304,7 +377,10 @@ COMMANDS = {
             "best and permanent ones are kept",
             type=number(int, 2),
         ),
-        option("--unused-datasets", "also include datasets that no run in this home folder was trained on"),
+        option(
+            "--unused-datasets",
+            "also include datasets that no run in this home folder was trained on",
+        ),
     ),
     "completion": command(
         "print a shell completion script",
@@ -324,7 +400,10 @@ EVERY_COMMAND = [
 ]
 # Commands by heading, each group with an example.
 GROUPS = {
-    "Pipeline": ("run tiny train.max_steps=500", ("init", "run", "preprocess", "verify", "train", "join")),
+    "Pipeline": (
+        "run tiny train.max_steps=500",
+        ("init", "run", "preprocess", "verify", "train", "join"),
+    ),
     "Results": (
         'generate tiny --prompt "import os"',
         ("runs", "report", "compare", "generate", "evaluate", "heads", "export", "import"),
@@ -348,8 +427,16 @@ def overview() -> str:
     for heading, (example, names) in GROUPS.items():
         lines += ["", heading, *(f"  {name:<11} {COMMANDS[name].help}" for name in names)]
         lines += [f"  Example: infini-llama {example}"]
-    lines += ["", SETTING_KEYS, "'infini-llama help COMMAND' prints the options of a command.", "", "Exit codes:"]
-    codes = {str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()} | OTHER_CODES
+    lines += [
+        "",
+        SETTING_KEYS,
+        "'infini-llama help COMMAND' prints the options of a command.",
+        "",
+        "Exit codes:",
+    ]
+    codes = {
+        str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()
+    } | OTHER_CODES
     in_order = sorted(codes.items(), key=lambda item: int(item[0].partition(",")[0]))
     lines += [f"{code:>10}  {meaning}" for code, meaning in in_order]
     return "\n".join(lines) + "\n"
@@ -370,7 +457,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         if self.is_json:
-            self._print_message(json.dumps({"error": message, "exit_code": ConfigError.exit_code}) + "\n", sys.stdout)
+            self._print_message(
+                json.dumps({"error": message, "exit_code": ConfigError.exit_code}) + "\n",
+                sys.stdout,
+            )
         self.exit(ConfigError.exit_code, f"{self.prog}: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -392,7 +482,9 @@ class Version(argparse.Action):
 def build_parser() -> Parser:
     parser = Parser(prog="infini-llama")
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
-    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    parsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
     parser.of_commands = parsers.choices
     for name, command in COMMANDS.items():
         description = f"{command.help[0].upper()}{command.help[1:]}."

@@ -34,7 +34,11 @@ class PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         now, progress = time.monotonic(), progress_of(record)
         due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work is not logged
-        if progress is not None and not progress.due and progress.done < (progress.total or math.inf):
+        if (
+            progress is not None
+            and not progress.due
+            and progress.done < (progress.total or math.inf)
+        ):
             if now < due:
                 return
             self.next_at[record.name] = now + LINES_APART
@@ -49,7 +53,13 @@ class BarHandler(logging.Handler):
 
     def __init__(self, level: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.table import Column
 
         super().__init__(logging.DEBUG)
@@ -63,7 +73,9 @@ class BarHandler(logging.Handler):
             TimeRemainingColumn(),
             # takes the rest of the line; times are never cut for it
             TextColumn(
-                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
             ),
         ]
         self.progress = Progress(*columns, console=console, expand=True)
@@ -81,7 +93,9 @@ class BarHandler(logging.Handler):
             if reported is not None:
                 self._move(record, reported)
             elif record.levelno >= self.lines_from:
-                style = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}.get(record.levelname)
+                style = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}.get(
+                    record.levelname
+                )
                 self.progress.console.print(line(record), style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)
@@ -105,7 +119,9 @@ class BarHandler(logging.Handler):
     def _retire_finished(self, current: str) -> None:
         """Replace finished bars by their last lines, so that they do not stay below what follows."""
         finished = {task.id for task in self.progress.tasks if task.finished}
-        for stage in [stage for stage, (bar, _) in self.bars.items() if stage != current and bar in finished]:
+        for stage in [
+            stage for stage, (bar, _) in self.bars.items() if stage != current and bar in finished
+        ]:
             self._retire(stage)
 
     def _retire(self, stage: str) -> None:
@@ -174,7 +190,11 @@ def summary_text(summary: "RunSummary") -> str:
         side = "below" if loss < entropy else "ABOVE"
         validation += f", {abs(entropy - loss):.2f} {side} the unigram entropy of {entropy:.4f}"
     state = "had already finished" if summary.already_finished else "finished"
-    targets = "" if summary.tokens == summary.input_tokens else f" read, of which {summary.tokens:,} are targets"
+    targets = (
+        ""
+        if summary.tokens == summary.input_tokens
+        else f" read, of which {summary.tokens:,} are targets"
+    )
     rows = [
         ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.input_tokens:,} tokens{targets}, "
                 f"{summary.tokens_per_second:,.0f} tokens/s"),

@@ -28,9 +28,20 @@ from infini_llama.flows.cli.models import heads_to_read_memory
 from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention, parameters
-from infini_llama.tasks.export.importing import configuration_of, folder_of, open_model, parameters_of
+from infini_llama.tasks.export.importing import (
+    configuration_of,
+    folder_of,
+    open_model,
+    parameters_of,
+)
 from infini_llama.tasks.machine import Machine
-from infini_llama.tasks.patch_environment.footprint import bytes_of_plan, describe, fits, memory_per_worker, model_of
+from infini_llama.tasks.patch_environment.footprint import (
+    bytes_of_plan,
+    describe,
+    fits,
+    memory_per_worker,
+    model_of,
+)
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
@@ -44,10 +55,18 @@ BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
 ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv 2305.16264
-SAMPLED_FILES, SAMPLED_BYTES = 8, 4 * 2**20  # what is read to estimate how much text a byte of a file holds
-FEWEST_SEQUENCES, SHORTEST = 16, 128  # less text than this many sequences of this many tokens is refused
+SAMPLED_FILES, SAMPLED_BYTES = (
+    8,
+    4 * 2**20,
+)  # what is read to estimate how much text a byte of a file holds
+FEWEST_SEQUENCES, SHORTEST = (
+    16,
+    128,
+)  # less text than this many sequences of this many tokens is refused
 FEWEST_STEPS = 200
-FREE_MEMORY = "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+FREE_MEMORY = (
+    "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+)
 CONTINUED_BATCH = 2**19  # tokens per step at most, where training continues
 HOURS = 24.0
 # Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per core of a CPU.
@@ -128,10 +147,16 @@ def init(arguments: Namespace) -> Answer:
     overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
     if model is not None:
         if overrides.parameters:
-            raise ConfigError(f"--parameters: {model} has its own number; use --from or --parameters.")
-        record = write_continuation(output, files, model, arguments.attention, home_folder(), overrides)
+            raise ConfigError(
+                f"--parameters: {model} has its own number; use --from or --parameters."
+            )
+        record = write_continuation(
+            output, files, model, arguments.attention, home_folder(), overrides
+        )
     else:
-        record = write_new(output, files, arguments.attention or "softmax", home_folder(), overrides)
+        record = write_new(
+            output, files, arguments.attention or "softmax", home_folder(), overrides
+        )
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
@@ -154,13 +179,19 @@ def write_new(
     """
     _refuse(output)
     text, facts = _sampled(files, home, machine)
-    fitting = [fit for size in SIZES if (fit := _planned(size, text.tokens, facts, home, overrides, attention))]
+    fitting = [
+        fit
+        for size in SIZES
+        if (fit := _planned(size, text.tokens, facts, home, overrides, attention))
+    ]
     if not fitting:
         raise ConfigError(
             f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; {FREE_MEMORY}"
         )
     chosen, why = _choose(fitting, text.tokens, facts, overrides)
-    return _write(output, chosen, text, facts, model=f"{_count(chosen.parameters)} parameters: {why}")
+    return _write(
+        output, chosen, text, facts, model=f"{_count(chosen.parameters)} parameters: {why}"
+    )
 
 
 def write_continuation(
@@ -191,7 +222,9 @@ def write_continuation(
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
     if fitted is None:
-        raise ConfigError(f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}")
+        raise ConfigError(
+            f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}"
+        )
     untrained = math.log(folder.config.vocab_size)
     note = (
         "The learning rate is lower than for new weights. The loss of those is "
@@ -213,7 +246,9 @@ class Text:
 def _refuse(output: Path) -> None:
     """Refuse a file that cannot be written, or whose name is not that of a run."""
     if not re.fullmatch(RUN_NAME, output.stem):
-        raise ConfigError(f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'.")
+        raise ConfigError(
+            f"{output}: the file's name is also the run's; use letters, digits, '.', '_' and '-'."
+        )
     refuse_as_new(output)
 
 
@@ -232,7 +267,12 @@ def _sampled(
 
 
 def _write(
-    output: Path, fitted: "Fitted", text: Text, facts: MachineFacts, model: str, note: str | None = None
+    output: Path,
+    fitted: "Fitted",
+    text: Text,
+    facts: MachineFacts,
+    model: str,
+    note: str | None = None,
 ) -> WrittenConfig:
     """Write the configuration.
 
@@ -241,10 +281,16 @@ def _write(
         note: a sentence for the comment at its beginning.
     """
     path, every = shlex.quote(str(output)), max(1, fitted.steps // 20)
-    size = {"max_steps": fitted.steps, "global_batch_size": fitted.batch, "micro_batch_size": "auto"}
+    size = {
+        "max_steps": fitted.steps,
+        "global_batch_size": fitted.batch,
+        "micro_batch_size": "auto",
+    }
     rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
     sections = {
-        "data": fitted.mapping["data"] | {"files": text.patterns} | _held_out(text.files, fitted.length),
+        "data": fitted.mapping["data"]
+        | {"files": text.patterns}
+        | _held_out(text.files, fitted.length),
         "model": fitted.mapping["model"],
         "train": fitted.mapping["train"] | size | fitted.saving | rest,
         "runtime": {"name": output.stem},
@@ -255,7 +301,10 @@ def _write(
         f"Keys that are left out have their default. `infini-llama estimate {path}` prints memory and compute.",
         *([note] if note else []),
     ]
-    lines = [*(f"# {line}" for line in head), *_lines(sections, _comments(fitted, text) | {"model": model})]
+    lines = [
+        *(f"# {line}" for line in head),
+        *_lines(sections, _comments(fitted, text) | {"model": model}),
+    ]
     content = "\n".join(lines) + "\n"
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
@@ -296,7 +345,9 @@ def _comments(fitted: "Fitted", text: Text) -> dict[str, str]:
     }
 
 
-def _lines(section: Mapping[str, Any], comments: Mapping[str, str], within: str = "") -> Iterator[str]:
+def _lines(
+    section: Mapping[str, Any], comments: Mapping[str, str], within: str = ""
+) -> Iterator[str]:
     """The keys of a section in YAML, each with its comment, if it has one."""
     for key, value in section.items():
         if not within:
@@ -330,7 +381,10 @@ def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) ->
                 record = record if isinstance(record, str) else ""
                 if tokenizer is not None and file_text < ENCODED_BYTES:
                     sample = record[:ENCODED_BYTES]
-                    encoded, tokens = encoded + len(sample.encode()), tokens + len(tokenizer.encode(sample).ids)
+                    encoded, tokens = (
+                        encoded + len(sample.encode()),
+                        tokens + len(tokenizer.encode(sample).ids),
+                    )
                 file_text += len(record.encode())
                 if file_text > SAMPLED_BYTES:
                     break
@@ -339,7 +393,9 @@ def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) ->
         except (Unreadable, OSError):  # preprocess names it
             continue
     bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
-    return int(sum(file.size() for file in files) * (text / read if read else 1.0) / bytes_per_token)
+    return int(
+        sum(file.size() for file in files) * (text / read if read else 1.0) / bytes_per_token
+    )
 
 
 @dataclass(frozen=True)
@@ -369,7 +425,11 @@ def _planned(
     """A new model of this size with its length, batch and steps; None where it does not fit into the machine's memory."""
     length = min(size.length, max(SHORTEST, 2 ** int(math.log2(text / 64))))
     mapping: dict[str, Any] = {
-        "data": {"files": ["x"], "sequence_length": length, "tokenizer": {"vocab_size": size.vocab_size}},
+        "data": {
+            "files": ["x"],
+            "sequence_length": length,
+            "tokenizer": {"vocab_size": size.vocab_size},
+        },
         "model": {
             "hidden_size": size.hidden_size,
             "intermediate_size": size.intermediate_size,
@@ -388,7 +448,12 @@ def _planned(
 
 
 def _fitted(
-    mapping: dict[str, Any], vocabulary: int, most_per_step: int, tokens: int, facts: MachineFacts, home: Path
+    mapping: dict[str, Any],
+    vocabulary: int,
+    most_per_step: int,
+    tokens: int,
+    facts: MachineFacts,
+    home: Path,
 ) -> Fitted | None:
     """Batch, steps and what saves memory for a configuration; None where it does not fit into the machine's memory.
 
@@ -400,11 +465,20 @@ def _fitted(
     per_step = min(most_per_step, max(gpus * length, tokens // FEWEST_STEPS))
     batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
     for saving in SAVING if gpus > 1 else SAVING[:-1]:
-        train = mapping["train"] | {"global_batch_size": batch, "micro_batch_size": "auto", **saving}
-        config = PipelineConfig.model_validate(mapping | {"train": train, "runtime": {"home": home}})
+        train = mapping["train"] | {
+            "global_batch_size": batch,
+            "micro_batch_size": "auto",
+            **saving,
+        }
+        config = PipelineConfig.model_validate(
+            mapping | {"train": train, "runtime": {"home": home}}
+        )
         config = config.with_vocab_size(vocabulary)
         plan = plan_environment(config, facts)
-        need, have = bytes_of_plan(config, plan), memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
+        need, have = (
+            bytes_of_plan(config, plan),
+            memory_per_worker(facts, plan.gpus, plan.nproc_per_node),
+        )
         if fits(need, have):
             steps = max(20, tokens // (batch * length))
             return Fitted(
@@ -421,13 +495,17 @@ def _fitted(
     return None
 
 
-def _choose(fitting: list[Fitted], text: int, facts: MachineFacts, overrides: Overrides) -> tuple[Fitted, str]:
+def _choose(
+    fitting: list[Fitted], text: int, facts: MachineFacts, overrides: Overrides
+) -> tuple[Fitted, str]:
     """The size to train, and the reason."""
     if parameters := overrides.parameters:
         nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
         return nearest, f"the nearest to {_count(parameters)}"
     tokens = overrides.tokens or MOST_EPOCHS * text
-    enough = timely = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens] or fitting[:1]
+    enough = timely = [
+        plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens
+    ] or fitting[:1]
     if overrides.tokens is None or overrides.hours:
         flops = _affordable(facts, overrides)
         timely = [plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= flops]
@@ -437,7 +515,10 @@ def _choose(fitting: list[Fitted], text: int, facts: MachineFacts, overrides: Ov
     if TOKENS_PER_PARAMETER * chosen.parameters > tokens:
         return chosen, "the smallest, since there is little text"
     if len(timely) < len(enough):
-        return chosen, f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it"
+        return (
+            chosen,
+            f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it",
+        )
     epochs = "" if overrides.tokens else f", from at most {MOST_EPOCHS} epochs"
     return chosen, f"{TOKENS_PER_PARAMETER} tokens per parameter{epochs}"
 
@@ -489,7 +570,9 @@ def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
     if len(files) < 2 or not few:
         return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
     by_size = sorted(files, key=lambda file: file.size())
-    chosen = next((file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1])
+    chosen = next(
+        (file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1]
+    )
     return {"validation_files": [str(chosen.path)]}
 
 

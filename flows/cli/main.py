@@ -130,7 +130,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     if "overrides" in parsed:
         rest = [word[2:] if DOTTED.match(word) else word for word in rest]
-    unknown = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in parsed]
+    unknown = [
+        word
+        for word in rest
+        if word.startswith("-") or "=" not in word or "overrides" not in parsed
+    ]
     if unknown:
         hints = _hints(unknown) if "overrides" in parsed else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
@@ -178,7 +182,10 @@ def explain(error: BaseException) -> tuple[int, str]:
             "(runtime.home, INFINI_LLAMA_HOME, --output)."
         )
     if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
-        return ConfigError.exit_code, "the current folder has been removed; change to one that exists."
+        return (
+            ConfigError.exit_code,
+            "the current folder has been removed; change to one that exists.",
+        )
     words = next(iter(str(error).strip().splitlines()), "").rstrip(".")
     if is_out_of_memory(error):
         return ExitCode.OUT_OF_MEMORY, (

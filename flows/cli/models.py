@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from infini_llama.tasks.records.heads import HeadScores
     from infini_llama.tasks.storage.hf_folder import Folder
 
-PASSKEY = ("lengths", "depths", "segments", "form", "filler", "samples", "seed")  # options of `evaluate --passkey`
+PASSKEY = (
+    "lengths",
+    "depths",
+    "segments",
+    "form",
+    "filler",
+    "samples",
+    "seed",
+)  # options of `evaluate --passkey`
 log = logging.getLogger("infini_llama.export")
 
 
@@ -28,10 +36,16 @@ def generate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")  # before the imports, which take seconds
     prompts = [*arguments.prompt, *(prompt_of(file) for file in arguments.prompt_file)]
     if not prompts:
-        raise ConfigError("generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated).")
+        raise ConfigError(
+            "generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated)."
+        )
     for prompt in prompts:
-        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes of an argument that are no UTF-8
-            raise ConfigError(f"--prompt {prompt} is not UTF-8 text; convert it, or give it in a --prompt-file.")
+        if any(
+            "\ud800" <= letter <= "\udfff" for letter in prompt
+        ):  # bytes of an argument that are no UTF-8
+            raise ConfigError(
+                f"--prompt {prompt} is not UTF-8 text; convert it, or give it in a --prompt-file."
+            )
     from infini_llama.model.generate import Sampling
     from infini_llama.tasks.runs.generation import Writer, warn_beyond_trained_length
     from infini_llama.tasks.runs.load import end_tokens_of, load_run
@@ -49,11 +63,15 @@ def generate(arguments: Namespace) -> Answer:
         if single:  # several texts grow at once, so they are printed when complete
             print(escaped(piece), end="", flush=True)
     written = list(zip(prompts, writer.texts, writer.tokens, strict=True))
-    texts: list[JsonValue] = [{"prompt": prompt, "text": text, "tokens": [*tokens]} for prompt, text, tokens in written]
+    texts: list[JsonValue] = [
+        {"prompt": prompt, "text": text, "tokens": [*tokens]} for prompt, text, tokens in written
+    ]
     if single:
         print(flush=True)
         return {"texts": texts}, ""
-    return {"texts": texts}, "\n\n".join(f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1))
+    return {"texts": texts}, "\n\n".join(
+        f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1)
+    )
 
 
 def prompt_of(file: str) -> str:
@@ -69,34 +87,63 @@ def evaluate(arguments: Namespace) -> Answer:
         return _passkey(arguments)
     if options := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
         raise ConfigError(f"{', '.join(options)}: only with --passkey; use both or neither.")
-    if arguments.files and (options := [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]):
-        raise ConfigError(f"{', '.join(options)}: not with --files, which is read whole; remove them.")
+    if arguments.files and (
+        options := [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]
+    ):
+        raise ConfigError(
+            f"{', '.join(options)}: not with --files, which is read whole; remove them."
+        )
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
     from infini_llama.tasks.evaluate.stage import evaluate as evaluate_run
 
     split = arguments.split or "validation"
-    record = evaluate_run(run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream)
+    record = evaluate_run(
+        run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream
+    )
     return record.to_json(), evaluation_text(record)
 
 
 def _passkey(arguments: Namespace) -> Answer:
-    if options := [f"--{name}" for name in ("files", "split", "sequences", "stream") if getattr(arguments, name)]:
-        raise ConfigError(f"{', '.join(options)}: not with --passkey, which makes its own texts; remove them.")
+    if options := [
+        f"--{name}"
+        for name in ("files", "split", "sequences", "stream")
+        if getattr(arguments, name)
+    ]:
+        raise ConfigError(
+            f"{', '.join(options)}: not with --passkey, which makes its own texts; remove them."
+        )
     run = find(arguments.run, "runs")
     form, filler = arguments.form or "passkey", arguments.filler or "repeated"
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
-    if arguments.segments and (options := [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]):
-        raise ConfigError(f"{', '.join(options)}: not with --segments, which decides length and place; remove them.")
-    from infini_llama.tasks.evaluate.stage import DEPTHS, SAMPLES, find_passkeys, find_passkeys_across
+    if arguments.segments and (
+        options := [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]
+    ):
+        raise ConfigError(
+            f"{', '.join(options)}: not with --segments, which decides length and place; remove them."
+        )
+    from infini_llama.tasks.evaluate.stage import (
+        DEPTHS,
+        SAMPLES,
+        find_passkeys,
+        find_passkeys_across,
+    )
 
-    checkpoint, samples, seed = arguments.checkpoint, arguments.samples or SAMPLES, arguments.seed or 0
+    checkpoint, samples, seed = (
+        arguments.checkpoint,
+        arguments.samples or SAMPLES,
+        arguments.seed or 0,
+    )
     if arguments.segments:
-        record = find_passkeys_across(run, checkpoint, arguments.segments, samples, seed, form, filler)
+        record = find_passkeys_across(
+            run, checkpoint, arguments.segments, samples, seed, form, filler
+        )
     else:
-        record = find_passkeys(run, checkpoint, arguments.lengths or (), arguments.depths or DEPTHS, samples, seed)
+        record = find_passkeys(
+            run, checkpoint, arguments.lengths or (), arguments.depths or DEPTHS, samples, seed
+        )
     return record.to_json(), passkey_text(record)
 
 
@@ -105,11 +152,15 @@ def heads(arguments: Namespace) -> Answer:
     if picture and picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {picture} must end with .png or .svg.")
     if picture and not picture.parent.is_dir():
-        raise ConfigError(f"--picture {picture}: {picture.parent} is not a folder; make it, or name another file.")
+        raise ConfigError(
+            f"--picture {picture}: {picture.parent} is not a folder; make it, or name another file."
+        )
     from infini_llama.tasks.evaluate.heads import measure_heads, save_picture
     from infini_llama.tasks.export.importing import folder_of, open_model
 
-    scores = measure_heads(open_model(folder_of(arguments.model, arguments.revision)), arguments.seed)
+    scores = measure_heads(
+        open_model(folder_of(arguments.model, arguments.revision)), arguments.seed
+    )
     if picture:
         save_picture(scores, picture)
     record = scores.to_json()
@@ -126,7 +177,10 @@ def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | 
     from infini_llama.tasks.export.importing import parameters_of
     from infini_llama.tasks.machine import Machine, memory
 
-    need, have = 5 * parameters_of(folder), memory(Machine()).available  # fp32, and what one layer computes
+    need, have = (
+        5 * parameters_of(folder),
+        memory(Machine()).available,
+    )  # fp32, and what one layer computes
     if need > have:
         log.warning(
             "which heads retrieve is not measured: it takes %.0f GB of memory, and %.0f GB are available. All layers get a memory; "
@@ -151,7 +205,9 @@ def export(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     from infini_llama.tasks.export.exporting import export as export_run
 
-    record = export_run(run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size)
+    record = export_run(
+        run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size
+    )
     if record.custom_code:
         log.warning(
             "Hugging Face's Llama does not have %s: the folder contains the model's code (trust_remote_code=True).",
@@ -165,7 +221,12 @@ def import_folder(arguments: Namespace) -> Answer:
     from infini_llama.configs.schema.tokenizer import TokenizerConfig
     from infini_llama.flows.naming import config_of_run
     from infini_llama.tasks.estimate.run import estimate
-    from infini_llama.tasks.export.importing import folder_of, key_of_text, open_model, write_configuration
+    from infini_llama.tasks.export.importing import (
+        folder_of,
+        key_of_text,
+        open_model,
+        write_configuration,
+    )
     from infini_llama.tasks.formatting import in_bytes, in_words
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 
@@ -173,9 +234,13 @@ def import_folder(arguments: Namespace) -> Answer:
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     refuse_as_new(output)  # before anything that takes long
     folder = open_model(path)
-    load(TokenizerConfig(path=str(folder.path)))  # the whole check of a tokenizer, before any text is read
+    load(
+        TokenizerConfig(path=str(folder.path))
+    )  # the whole check of a tokenizer, before any text is read
     read_memory = heads_to_read_memory(folder, arguments.attention)
-    imported = write_configuration(folder, output, arguments.attention, arguments.segment_length, read_memory)
+    imported = write_configuration(
+        folder, output, arguments.attention, arguments.segment_length, read_memory
+    )
     config = load_config(output)
     memory = estimate(config_of_run(config))[1].memory["total"]
     record = imported.to_json() | {"memory": memory}

@@ -27,7 +27,9 @@ def runs(arguments: Namespace) -> Answer:
 def report(arguments: Namespace) -> Answer:
     """Describe a run or a dataset. A run's page is written into its folder, a dataset's only where --html names a file."""
     path = find(arguments.path, "runs", "datasets")
-    record, text, page = _dataset(path, arguments.html) if _is_dataset(path) else _run(path, arguments.html)
+    record, text, page = (
+        _dataset(path, arguments.html) if _is_dataset(path) else _run(path, arguments.html)
+    )
     if arguments.open:
         import webbrowser
 
@@ -56,7 +58,9 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
     try:
         picture, page = write_report(path)
     except OSError as fault:  # it may be another user's, or on a disk that is only read
-        log.warning("the page cannot be written into %s (%s); name a file by --html", path, fault.strerror)
+        log.warning(
+            "the page cannot be written into %s (%s); name a file by --html", path, fault.strerror
+        )
         return record, text, None
     return record | {"report": str(page), "loss_curve": str(picture)}, f"{text}\n\n{page}", page
 
@@ -72,7 +76,11 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
         return dataset.to_json(), terminal(markdown(dataset_document(dataset))), None
     measured = measured_dataset(path)  # which verifies the dataset
     page = written(html, as_page(measured))
-    return describe(path).to_json() | {"report": str(page)}, f"{terminal(markdown(measured))}\n\n{page}", page
+    return (
+        describe(path).to_json() | {"report": str(page)},
+        f"{terminal(markdown(measured))}\n\n{page}",
+        page,
+    )
 
 
 def compare(arguments: Namespace) -> Answer:
@@ -95,7 +103,9 @@ def compare(arguments: Namespace) -> Answer:
 def gc(arguments: Namespace) -> Answer:
     from infini_llama.tasks.runs.gc import Rules, collect
 
-    rules = Rules(arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets)
+    rules = Rules(
+        arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets
+    )
     record = collect(home_folder(), rules, arguments.yes)
     return record.to_json(), collected_text(record)
 

@@ -18,13 +18,17 @@ def serve(arguments: Namespace) -> Answer:
     from infini_llama.flows.deployments import read_deployments
     from infini_llama.flows.serving import serve as serve_deployments
 
-    deployments = read_deployments(arguments.configs)  # their errors are reported before a server starts
+    deployments = read_deployments(
+        arguments.configs
+    )  # their errors are reported before a server starts
     with api_for_serve(home, arguments.host, arguments.port, arguments.allow_host) as server:
         log = logging.getLogger("infini_llama.serve")
         api = os.environ["PREFECT_API_URL"] if server else "that of PREFECT_API_URL"
         log.info("UI: %s", api.removesuffix("/api"))
         if server:
-            log.info("from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api)
+            log.info(
+                "from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api
+            )
         serve_deployments(deployments, home, arguments.limit, arguments.gpus, server)
     return {}, ""
 

@@ -22,7 +22,9 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    config = config_of_run(load_config(arguments.config, arguments.overrides))  # once: a name may contain {time}
+    config = config_of_run(
+        load_config(arguments.config, arguments.overrides)
+    )  # once: a name may contain {time}
     if arguments.dry_run:
         return dry_run(config)
     if joined := _joins(config):
@@ -86,7 +88,10 @@ def dry_run(config: PipelineConfig) -> Answer:
     configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
     parts = (
         configuration,
-        as_text(_plan_and_choices(plan, choices) | ({"findings": plan["findings"]} if plan["findings"] else {})),
+        as_text(
+            _plan_and_choices(plan, choices)
+            | ({"findings": plan["findings"]} if plan["findings"] else {})
+        ),
         estimate_text(estimated),
         as_text({"cached": cached}),
     )
@@ -108,7 +113,9 @@ def preprocess(arguments: Namespace) -> Answer:
 
     config = load_config(arguments.config, arguments.overrides)
     home = config_of_run(config).runtime.home
-    if config.train.init_from and expanded(config.train.init_from).exists():  # the weights may be elsewhere
+    if (
+        config.train.init_from and expanded(config.train.init_from).exists()
+    ):  # the weights may be elsewhere
         check_start(config_of_run(config))
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)
@@ -145,14 +152,18 @@ def doctor(arguments: Namespace) -> Answer:
 
         config = config_of_run(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
-        with suppress(PipelineError):  # of a tokenizer or weights that are not here yet: preprocess names them
+        with suppress(
+            PipelineError
+        ):  # of a tokenizer or weights that are not here yet: preprocess names them
             config = config.with_vocab_size(vocabulary_of(config))
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = examine(config, home, against, strict=arguments.strict)
     record = report.to_json()
     shown: JsonObject = {"findings": record["findings"]}
     if report.plan is not None:
-        shown |= _plan_and_choices(report.plan.to_json(), [choice.to_json() for choice in report.plan.choices])
+        shown |= _plan_and_choices(
+            report.plan.to_json(), [choice.to_json() for choice in report.plan.choices]
+        )
     shown["patches"] = record["patches"]
     if since := report.against:
         shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
@@ -179,7 +190,9 @@ def train(arguments: Namespace) -> Answer:
     refuse_blocks(config)
     check_requirements(config)
     if arguments.dataset is not None:
-        reference = reference_for(config.data, find(arguments.dataset, "datasets"), config.runtime.home)
+        reference = reference_for(
+            config.data, find(arguments.dataset, "datasets"), config.runtime.home
+        )
     else:
         reference = dataset_to_train_on(config)
     if reference is None:
@@ -193,7 +206,9 @@ def train(arguments: Namespace) -> Answer:
 
 def join(arguments: Namespace) -> Answer:
     path = Path(arguments.run)
-    folder = path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    folder = (
+        path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
+    )
     return _join(folder, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 

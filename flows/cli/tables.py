@@ -19,7 +19,15 @@ from rich.text import Text
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.document import as_markdown
-from infini_llama.tasks.formatting import Cells, control_rows, distance_rows, in_bytes, in_time, in_words, passkey_rows
+from infini_llama.tasks.formatting import (
+    Cells,
+    control_rows,
+    distance_rows,
+    in_bytes,
+    in_time,
+    in_words,
+    passkey_rows,
+)
 
 if TYPE_CHECKING:
     from infini_llama.tasks.records.dataset import DatasetRef
@@ -35,7 +43,11 @@ WIDTH = 140  # maximum columns of a table, and the width without a terminal
 def reference_text(reference: "DatasetRef", home: Path) -> str:
     """The dataset that `preprocess` built or found, as text: one line per split, and one per row table."""
     tables = [
-        {"row table": table.row_table, "sequence length": table.sequence_length, "training rows": table.rows}
+        {
+            "row table": table.row_table,
+            "sequence length": table.sequence_length,
+            "training rows": table.rows,
+        }
         for table in reference.row_tables
     ]
     splits = {"train": reference.train, "validation": reference.validation}
@@ -76,7 +88,9 @@ def estimate_text(estimate: "Estimate") -> str:
     return as_text(
         {
             "parameters": _renamed(estimate.parameters.model_dump()),
-            "FLOPs per token, forward and backward": {n: f"{value:.3g}" for n, value in estimate.flops_per_token},
+            "FLOPs per token, forward and backward": {
+                n: f"{value:.3g}" for n, value in estimate.flops_per_token
+            },
             "run": _renamed(run),
             where: _renamed({part: in_bytes(size) for part, size in estimate.memory.items()}),
             "on disk": {"checkpoint": in_bytes(estimate.checkpoint)},
@@ -88,27 +102,39 @@ def evaluation_text(evaluation: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
     measured = evaluation.measurements()
     kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
-    parts = {f"loss {words}".strip(): result.loss_by_part for words, result in measured if result.loss_by_part}
+    parts = {
+        f"loss {words}".strip(): result.loss_by_part
+        for words, result in measured
+        if result.loss_by_part
+    }
     bits = ((words, result.bits_per_byte_by_part) for words, result in measured)
     parts |= {f"bits per byte {words}".strip(): values for words, values in bits if values}
     size = measured[0][1].part or 0
     count = len(next(iter(parts.values()), ()))
     rows = [
-        {"tokens": f"{at * size + 1}-{(at + 1) * size}"} | {words: losses[at] for words, losses in parts.items()}
+        {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
+        | {words: losses[at] for words, losses in parts.items()}
         for at in range(count)
     ]
     return as_text(
         evaluation.model_dump(include={"run", "checkpoint", "text", "stream"})
-        | {"measured": [{"": words} | result.model_dump(include=kept) for words, result in measured]}
+        | {
+            "measured": [
+                {"": words} | result.model_dump(include=kept) for words, result in measured
+            ]
+        }
         | ({"loss by position": rows} if rows else {})
     )
 
 
 def passkey_text(result: "PasskeyRetrieval") -> str:
     """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment boundaries."""
-    about = result.model_dump(include={"run", "checkpoint", "trained_length", "samples", "form", "filler"})
+    about = result.model_dump(
+        include={"run", "checkpoint", "trained_length", "samples", "form", "filler"}
+    )
     fractions = {
-        f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells) for words, cells in result.measurements()
+        f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells)
+        for words, cells in result.measurements()
     }
     controls = {"controls": control_rows(result.memory)} if result.memory else {}
     return as_text(about | fractions | controls)
@@ -125,7 +151,10 @@ def heads_text(scores: "HeadScores") -> str:
         }
         for layer, head in scores.retrieving
     ]
-    about = {"model": scores.model, "numbers found with full attention": f"{scores.found} of {scores.texts}"}
+    about = {
+        "model": scores.model,
+        "numbers found with full attention": f"{scores.found} of {scores.texts}",
+    }
     text = as_text(about | ({"heads that retrieve": rows} if rows else {}))
     if not scores.can_answer:
         return f"{text}\n\nthe model cannot answer with full attention, so that no head can learn this from a memory"
@@ -160,7 +189,10 @@ def runs_text(runs: "Sequence[RunResults]") -> str:
 def collected_text(collected: "Collected") -> str:
     """The files that `gc` found, and deleted or would delete."""
     files = [dict(file) | {"bytes": in_bytes(file.bytes)} for file in collected.files]
-    tables = {"unreferenced files": files, "in use and kept": [dict(file) for file in collected.in_use]}
+    tables = {
+        "unreferenced files": files,
+        "in use and kept": [dict(file) for file in collected.in_use],
+    }
     text = as_text({part: rows for part, rows in tables.items() if rows})
     if not files:
         return f"{text}\n\nnothing to delete".strip()
@@ -177,7 +209,9 @@ def terminal(markdown: str) -> str:
     """Markdown as text in the width of the terminal; long words continue on the next line, and nothing is cut."""
     target = StringIO()
     width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
-    console = Console(file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None)
+    console = Console(
+        file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None
+    )
     console.print(PlainMarkdown(markdown))
     return escaped("\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip())
 

@@ -14,11 +14,22 @@ from infini_llama.model.config import (
     matrix_parameters,
     parameters,
 )
-from infini_llama.tasks.patch_environment.footprint import bytes_of_plan, checkpoint_bytes, chunk_of, model_of
+from infini_llama.tasks.patch_environment.footprint import (
+    bytes_of_plan,
+    checkpoint_bytes,
+    chunk_of,
+    model_of,
+)
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
-from infini_llama.tasks.records.estimate import Estimate, FlopsPerToken, Layout, ParameterCount, RunSize
+from infini_llama.tasks.records.estimate import (
+    Estimate,
+    FlopsPerToken,
+    Layout,
+    ParameterCount,
+    RunSize,
+)
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings, finding
 from infini_llama.tasks.train.initial import initial_weights
 
@@ -27,7 +38,9 @@ from infini_llama.tasks.train.initial import initial_weights
 PROCESS, HOLES = 480_000_000, 0.2
 
 
-def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> tuple[EnvironmentPlan, Estimate]:
+def estimate(
+    config: PipelineConfig, pinned: PinnedSettings | None = None
+) -> tuple[EnvironmentPlan, Estimate]:
     """The plan of the run that `config` describes, and its parameters, FLOPs per token and bytes per worker; nothing is built or trained.
 
     Args:
@@ -44,8 +57,14 @@ def estimate(config: PipelineConfig, pinned: PinnedSettings | None = None) -> tu
     state = checkpoint_bytes(model, train)
     if plan.device == "cpu":
         copy = state // plan.world_size if train.async_save else 0
-        memory |= {"checkpoint_copy": copy, "process": PROCESS, "holes": int(HOLES * sum(memory.values()))}
-    is_known = train.num_epochs is None and (train.max_tokens is None or config.data.has_only_targets)
+        memory |= {
+            "checkpoint_copy": copy,
+            "process": PROCESS,
+            "holes": int(HOLES * sum(memory.values())),
+        }
+    is_known = train.num_epochs is None and (
+        train.max_tokens is None or config.data.has_only_targets
+    )
     tokens = train.planned_tokens(length) if is_known else None
     per_token = flops_of(model, length, train.frozen_layers)
     return plan, Estimate(
@@ -83,7 +102,9 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
         device = "cuda" if settings.device == "cuda" else "cpu"
         default = "bf16" if device == "cuda" else "fp32"
         micro = train.least_micro_batch
-        processes = train.context_parallel if settings.nproc_per_node == "auto" else settings.nproc_per_node
+        processes = (
+            train.context_parallel if settings.nproc_per_node == "auto" else settings.nproc_per_node
+        )
         return EnvironmentPlan(
             device=device,
             gpus=(),
@@ -91,11 +112,17 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
             nnodes=settings.nnodes,
             precision=default if settings.precision == "auto" else settings.precision,
             attention_backend=settings.attention_backend,
-            loss_chunk=chunk_of(config, device, micro * config.data.sequence_length // train.context_parallel),
+            loss_chunk=chunk_of(
+                config, device, micro * config.data.sequence_length // train.context_parallel
+            ),
             threads=1,
             distributed_backend=settings.distributed_backend,
             micro_batch_size=micro,
-            findings=(finding("this machine", "cannot run the configuration", "warning", one_line(refusal)),),
+            findings=(
+                finding(
+                    "this machine", "cannot run the configuration", "warning", one_line(refusal)
+                ),
+            ),
         )
 
 
@@ -104,7 +131,11 @@ def vocabulary_of(config: PipelineConfig) -> int:
     if initial := initial_weights(config.train.init_from):
         return initial.vocab_size
     tokenizer = config.data.tokenizer
-    return tokenizers.load(tokenizer).get_vocab_size() if tokenizers.is_given(tokenizer) else tokenizer.vocab_size
+    return (
+        tokenizers.load(tokenizer).get_vocab_size()
+        if tokenizers.is_given(tokenizer)
+        else tokenizer.vocab_size
+    )
 
 
 def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerToken:
@@ -113,4 +144,6 @@ def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerT
     local = replace(model, attention="local") if model.attention == "infini" else model
     matrices = matrix_flops_per_token(model, frozen)
     attention = attention_flops_per_token(local, length, first_trained_layer(model, frozen))
-    return FlopsPerToken(matrices=matrices, attention=attention, memory=total - matrices - attention, total=total)
+    return FlopsPerToken(
+        matrices=matrices, attention=attention, memory=total - matrices - attention, total=total
+    )

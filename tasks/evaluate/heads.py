@@ -38,7 +38,9 @@ def measure_heads(folder: Folder, seed: int) -> HeadScores:
     load_pretrained(model, folder.path)
     model.eval()
     random = Random(seed)
-    texts = [text_with_number(tokenizer, filler, random) for filler in islice(cycle(FILLERS), TEXTS)]
+    texts = [
+        text_with_number(tokenizer, filler, random) for filler in islice(cycle(FILLERS), TEXTS)
+    ]
     measured = [retrieval(model, text) for text in texts]
     mean = torch.stack([scores for scores, _ in measured]).mean(dim=0)
     return HeadScores(
@@ -61,10 +63,18 @@ def text_with_number(tokenizer: Tokenizer, filler: int, random: Random) -> Asked
 def retrieval(model: Llama, asked: Asked) -> tuple[torch.Tensor, bool]:
     """Retrieval scores [layers, H] in one text, and whether every token of the answer is the likeliest one."""
     ids, size = [*asked.tokens(), *asked.answer], len(asked.answer)
-    mentions = [place for place in range(asked.length - size + 1) if ids[place : place + size] == asked.answer]
-    before = torch.arange(asked.length - 1, asked.length - 1 + size)  # the tokens that the answer is predicted from
+    mentions = [
+        place
+        for place in range(asked.length - size + 1)
+        if ids[place : place + size] == asked.answer
+    ]
+    before = torch.arange(
+        asked.length - 1, asked.length - 1 + size
+    )  # the tokens that the answer is predicted from
     weights, hidden = model.attention_weights(torch.tensor([ids]), before)
-    to_digits = torch.stack([weights[:, 0, :, at, [place + at for place in mentions]].sum(-1) for at in range(size)])
+    to_digits = torch.stack(
+        [weights[:, 0, :, at, [place + at for place in mentions]].sum(-1) for at in range(size)]
+    )
     chosen = model.logits(hidden[0, before]).argmax(dim=-1)
     return to_digits.mean(dim=0), chosen.tolist() == asked.answer
 
@@ -92,12 +102,24 @@ def save_picture(scores: HeadScores, target: Path) -> None:
     drawn = Figure(figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained")
     measured = {"retrieval": scores.retrieval, "induction": scores.induction}
     image = None
-    for axes, (title, values) in zip(drawn.subplots(1, 2, sharey=True), measured.items(), strict=True):
-        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
-        axes.scatter(
-            [h for _, h in scores.for_memory], [layer for layer, _ in scores.for_memory], s=12, color="#d04010"
+    for axes, (title, values) in zip(
+        drawn.subplots(1, 2, sharey=True), measured.items(), strict=True
+    ):
+        image = axes.imshow(
+            values, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest"
         )
-        axes.set(title=title, xlabel="head", xticks=range(heads), yticks=range(0, layers, max(1, layers // 15)))
+        axes.scatter(
+            [h for _, h in scores.for_memory],
+            [layer for layer, _ in scores.for_memory],
+            s=12,
+            color="#d04010",
+        )
+        axes.set(
+            title=title,
+            xlabel="head",
+            xticks=range(heads),
+            yticks=range(0, layers, max(1, layers // 15)),
+        )
     drawn.axes[0].set_ylabel("layer")
     assert image is not None
     drawn.colorbar(image, ax=drawn.axes, label="share of attention")

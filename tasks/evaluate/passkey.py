@@ -18,7 +18,15 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, tokenizer_faults
 from infini_llama.model.llama import PIECE, Llama, States
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, Hidden, new_key
+from infini_llama.tasks.preprocess.sources.passkey import (
+    FILLER,
+    FORMS,
+    HEAD,
+    HIDDEN,
+    QUESTION,
+    Hidden,
+    new_key,
+)
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
 
@@ -46,9 +54,13 @@ class Asked:
     vocab_size: int
 
     def tokens(self) -> Iterator[int]:
-        rest = self.before % len(self.filler)  # the filler continues where what is hidden interrupts it
+        rest = self.before % len(
+            self.filler
+        )  # the filler continues where what is hidden interrupts it
         later = islice(cycle([*self.filler[rest:], *self.filler[:rest]]), self.after)
-        return chain(self.head, islice(cycle(self.filler), self.before), self.hidden, later, self.question)
+        return chain(
+            self.head, islice(cycle(self.filler), self.before), self.hidden, later, self.question
+        )
 
     @property
     def length(self) -> int:
@@ -91,7 +103,16 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
     count = (length - least) // len(filler)
     before = round(depth * count)
     after = (count - before) * len(filler)
-    return Asked(head, filler, before * len(filler), hidden, after, question, answer, tokenizer.get_vocab_size())
+    return Asked(
+        head,
+        filler,
+        before * len(filler),
+        hidden,
+        after,
+        question,
+        answer,
+        tokenizer.get_vocab_size(),
+    )
 
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
@@ -105,13 +126,19 @@ def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
     """Tokens of a text that follows another one: Llama 2's tokenizer, for example, puts a space before what it encodes."""
     with tokenizer_faults():
         first, both, by_itself = (
-            tokenizer.encode(each, add_special_tokens=False).ids for each in (before, before + text, text)
+            tokenizer.encode(each, add_special_tokens=False).ids
+            for each in (before, before + text, text)
         )
     return both[len(first) :] if both[: len(first)] == first else by_itself
 
 
 def ask_across(
-    tokenizer: Tokenizer, segment_length: int, ends: int, statement: Hidden, random: Random, filler: list[int]
+    tokenizer: Tokenizer,
+    segment_length: int,
+    ends: int,
+    statement: Hidden,
+    random: Random,
+    filler: list[int],
 ) -> Asked:
     """A text in which every token of the answer is predicted `ends` segment boundaries after its last mention.
 
@@ -135,11 +162,16 @@ def ask_across(
     for before in range(somewhere, somewhere + segment_length):
         place = len(head) + before + last
         # Without more filler, the answer's first token is predicted from `start`.
-        start, target = len(head) + before + len(hidden) + len(question) - 1, place // segment_length + ends
+        start, target = (
+            len(head) + before + len(hidden) + len(question) - 1,
+            place // segment_length + ends,
+        )
         first, final = max(start, target * segment_length), (target + 1) * segment_length - size
         if place % segment_length <= segment_length - size and first <= final:
             after = random.randint(first, final) - start
-            return Asked(head, filler, before, hidden, after, question, answer, tokenizer.get_vocab_size())
+            return Asked(
+                head, filler, before, hidden, after, question, answer, tokenizer.get_vocab_size()
+            )
     raise ConfigError(
         f"--segments {ends}: the text between number and answer alone crosses more boundaries of segments of {segment_length} tokens; "
         "give more boundaries."
@@ -179,7 +211,9 @@ def begin(model: Llama, asked: Asked) -> Begun:
 def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
     """Read whole segments into a model's memory. Of segments that are equal, layers below the first memory are computed once."""
     size, known = model.config.segment_length, dict[tuple[int, ...], torch.Tensor]()
-    while piece := [segment for _ in range(max(1, PIECE // size)) if (segment := tuple(islice(tokens, size)))]:
+    while piece := [
+        segment for _ in range(max(1, PIECE // size)) if (segment := tuple(islice(tokens, size)))
+    ]:
         if new := [segment for segment in dict.fromkeys(piece) if segment not in known]:
             if len(known) + len(new) > KNOWN_SEGMENTS:
                 known.clear()
@@ -218,7 +252,9 @@ def right_tokens(model: Llama, begun: Begun) -> list[bool]:
 
 
 @torch.inference_mode()
-def greedy_tokens(model: Llama, rest: list[int], states: States, count: int, vocab_size: int) -> list[int]:
+def greedy_tokens(
+    model: Llama, rest: list[int], states: States, count: int, vocab_size: int
+) -> list[int]:
     """`count` tokens of greedy decoding after `rest`, with IDs below `vocab_size`."""
     states, written = deepcopy(states), list[int]()
     for _ in range(count):
@@ -237,9 +273,13 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
     empty = begin(model, texts[0].asked.without_hidden).states
     for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
         answer, others = mine.asked.answer, theirs.asked.answer
-        filler += greedy_tokens(model, mine.rest, empty, len(answer), mine.asked.vocab_size) == answer
+        filler += (
+            greedy_tokens(model, mine.rest, empty, len(answer), mine.asked.vocab_size) == answer
+        )
         if len(answer) == len(others) and answer != others:
-            written = greedy_tokens(model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size)
+            written = greedy_tokens(
+                model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size
+            )
             pairs += 1
             own_text += written == answer
             other_text += written == others
@@ -250,7 +290,9 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
     )
 
 
-def _measured(model: Llama, texts: list[Asked], length: int, depth: float | None) -> dict[str, PasskeyResult]:
+def _measured(
+    model: Llama, texts: list[Asked], length: int, depth: float | None
+) -> dict[str, PasskeyResult]:
     """Retrieval by a model: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
     segments = model.config.attention != "softmax"
 
@@ -264,7 +306,9 @@ def _measured(model: Llama, texts: list[Asked], length: int, depth: float | None
             tokens=max(asked.length for asked in texts),
             depth=depth,
             distance=max(asked.after for asked in texts),
-            boundaries=max(asked.boundaries(model.config.segment_length) for asked in texts) if segments else None,
+            boundaries=max(asked.boundaries(model.config.segment_length) for asked in texts)
+            if segments
+            else None,
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
@@ -275,7 +319,12 @@ def _measured(model: Llama, texts: list[Asked], length: int, depth: float | None
 
 
 def passkey(
-    model: Llama, tokenizer: Tokenizer, lengths: Sequence[int], depths: Sequence[float], samples: int, seed: int = 0
+    model: Llama,
+    tokenizer: Tokenizer,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    samples: int,
+    seed: int = 0,
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
 
@@ -293,7 +342,13 @@ def passkey(
 
 
 def passkey_across(
-    model: Llama, tokenizer: Tokenizer, ends: list[int], samples: int, form: str, filler: list[int], seed: int = 0
+    model: Llama,
+    tokenizer: Tokenizer,
+    ends: list[int],
+    samples: int,
+    form: str,
+    filler: list[int],
+    seed: int = 0,
 ) -> list[dict[str, PasskeyResult]]:
     """Retrieval over so many segment boundaries, over `samples` texts each.
 
@@ -307,7 +362,10 @@ def passkey_across(
     results, size = list[dict[str, PasskeyResult]](), model.config.segment_length
     for count in ends:
         random = Random(f"{seed}-{count}")
-        texts = [ask_across(tokenizer, size, count, FORMS[form](random), random, filler) for _ in range(samples)]
+        texts = [
+            ask_across(tokenizer, size, count, FORMS[form](random), random, filler)
+            for _ in range(samples)
+        ]
         results.append(_measured(model, texts, max(asked.length for asked in texts), None))
         _log(f"{count} segment boundaries", results, len(ends))
     return results
@@ -315,4 +373,6 @@ def passkey_across(
 
 def _log(words: str, results: list[dict[str, PasskeyResult]], count: int) -> None:
     share = next(iter(results[-1].values())).found
-    log.info("%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(results), count, "cells")})
+    log.info(
+        "%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(results), count, "cells")}
+    )

@@ -43,21 +43,28 @@ class Measured:
     targets: int = 0
     text_bytes: int = 0
 
-    def add(self, logits: torch.Tensor, labels: torch.Tensor, sizes: np.ndarray | None = None) -> None:
+    def add(
+        self, logits: torch.Tensor, labels: torch.Tensor, sizes: np.ndarray | None = None
+    ) -> None:
         """Add the losses of labels [B, T].
 
         Args:
             sizes: bytes of text that each label stands for, [B, T] or [T]; None: the sums by place are left as they are.
         """
         losses = F.cross_entropy(
-            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+            logits.float().flatten(0, 1),
+            labels.flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction="none",
         )
         nats = losses.view(labels.shape).double().cpu().numpy()
         counted = (labels != IGNORE_INDEX).cpu().numpy()
         self.nats += float(nats.sum())
         self.targets += int(counted.sum())
         if sizes is not None:
-            self.by_place[:, : nats.shape[1]] += [part.sum(axis=0) for part in (nats, counted, sizes * counted)]
+            self.by_place[:, : nats.shape[1]] += [
+                part.sum(axis=0) for part in (nats, counted, sizes * counted)
+            ]
 
     def results(self, part: int | None) -> TextLoss:
         """Loss in nats per token, perplexity, bits per byte; with `part` also those of each part of a sequence, `part` tokens long.
@@ -70,7 +77,9 @@ class Measured:
         loss = self.nats / self.targets
         by_part = bits_by_part = None
         if part:
-            nats, counts, size = (np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place)
+            nats, counts, size = (
+                np.add.reduceat(row, range(0, len(row), part)) for row in self.by_place
+            )
             by_part = _quotients(nats, counts)
             bits_by_part = _quotients(nats / math.log(2), size)
         return TextLoss(
@@ -175,7 +184,9 @@ def over_texts(
     total = Measured(by_place=np.zeros((3, length)))
     encoder = encoder_of(tokenizer)
     if losses := losses_of(tokenizer):
-        unknown, lost, size = (sum(part) for part in zip((0, 0, 0), *map(losses.of, texts), strict=True))
+        unknown, lost, size = (
+            sum(part) for part in zip((0, 0, 0), *map(losses.of, texts), strict=True)
+        )
         if is_too_much(lost, size):
             raise DataError(
                 f"--files: the run's tokenizer has no token for {100 * lost / size:.3g} % of the text ({unknown:,} unknown tokens); at "
@@ -193,7 +204,9 @@ def over_texts(
 
 
 def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(float(value / count) if count else None for value, count in zip(sums, counts, strict=True))
+    return tuple(
+        float(value / count) if count else None for value, count in zip(sums, counts, strict=True)
+    )
 
 
 def _report(done: int, total: int, unit: str) -> None:

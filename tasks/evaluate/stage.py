@@ -14,7 +14,12 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.passkey import in_text, passkey, passkey_across, with_and_without_memory
+from infini_llama.tasks.evaluate.passkey import (
+    in_text,
+    passkey,
+    passkey_across,
+    with_and_without_memory,
+)
 from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -31,7 +36,13 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_dataset, read_manifest, read_row_table
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    Damaged,
+    read_dataset,
+    read_manifest,
+    read_row_table,
+)
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.record_files import append_line, read_lines
 
@@ -98,7 +109,9 @@ def verified_reader(run_dir: Path, split: str) -> TokenReader:
     with repairable():
         digest = read_row_table(table).digest
     if digest != bound.row_table_digest:  # undamaged, so --repair would not change it
-        raise DataError(f"{table} has digest {digest}, and the run was trained on {bound.row_table_digest}.")
+        raise DataError(
+            f"{table} has digest {digest}, and the run was trained on {bound.row_table_digest}."
+        )
     with repairable():
         return TokenReader(dataset, bound.row_table, split, verify_on_read=True)
 
@@ -152,11 +165,17 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
     """Tokens of the text around what is hidden; see `find_passkeys_across`."""
     if filler == "text":
         reader = verified_reader(run_dir, "validation")
-        rows = rows_of_text(reader, dataset_of(run_dir))[: -(-MOST_FILLER // reader.sequence_length)]
+        rows = rows_of_text(reader, dataset_of(run_dir))[
+            : -(-MOST_FILLER // reader.sequence_length)
+        ]
         tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     random = Random(0)
-    text = FILLER if filler == "repeated" else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
+    text = (
+        FILLER
+        if filler == "repeated"
+        else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
+    )
     return in_text(tokenizer, text)
 
 
@@ -166,13 +185,20 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
     Raises:
         ConfigError: there is none.
     """
-    made = {source.name for source in read_dataset(dataset).meta.sources if source.source == "passkey"}
-    names, counts = [source.name for source in reader.sources], [source.rows for source in reader.sources]
+    made = {
+        source.name for source in read_dataset(dataset).meta.sources if source.source == "passkey"
+    }
+    names, counts = (
+        [source.name for source in reader.sources],
+        [source.rows for source in reader.sources],
+    )
     rows = np.arange(len(reader), dtype=np.int64)
     if names:  # rows stand in the order of their sources
         rows = rows[~np.repeat([name in made for name in names], counts)]
     if not len(rows):
-        raise ConfigError("--filler text: all held-out text has passkeys of its own; use repeated or random.")
+        raise ConfigError(
+            "--filler text: all held-out text has passkeys of its own; use repeated or random."
+        )
     return rows
 
 
@@ -195,7 +221,9 @@ def _retrieval(
 def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = Evaluated(run=run_dir.name, checkpoint=chosen.name, step=checkpoints.step_of(chosen), device=device)
+    about = Evaluated(
+        run=run_dir.name, checkpoint=chosen.name, step=checkpoints.step_of(chosen), device=device
+    )
     return model.to(device), tokenizer, about
 
 
@@ -226,9 +254,13 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
             continue
         log.info("measuring %s of %s", kind, request.checkpoint)
         if kind == "perplexity":
-            results[kind] = evaluate(run_dir, request.checkpoint, sequences=config.sequences, request=request)
+            results[kind] = evaluate(
+                run_dir, request.checkpoint, sequences=config.sequences, request=request
+            )
         else:
-            results[kind] = find_passkeys(run_dir, request.checkpoint, config.passkey_lengths, request=request)
+            results[kind] = find_passkeys(
+                run_dir, request.checkpoint, config.passkey_lengths, request=request
+            )
     return Evaluations.model_validate({kind: result.to_json() for kind, result in results.items()})
 
 

@@ -6,7 +6,15 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.hf import SEGMENTS
 from infini_llama.tasks.records.record import Record
 
-IN_METADATA = {"run", "step", "tokens", "dataset", "dataset_digest", "weights_sha256", "infini_llama"}
+IN_METADATA = {
+    "run",
+    "step",
+    "tokens",
+    "dataset",
+    "dataset_digest",
+    "weights_sha256",
+    "infini_llama",
+}
 
 
 class ModelFacts(Record):
@@ -37,7 +45,10 @@ class ModelFacts(Record):
 
     def metadata(self) -> dict[str, str]:
         """Metadata of each safetensors file."""
-        return {f"infini_llama.{name}": str(value) for name, value in self.model_dump(include=IN_METADATA).items()}
+        return {
+            f"infini_llama.{name}": str(value)
+            for name, value in self.model_dump(include=IN_METADATA).items()
+        }
 
 
 class Exported(Record):
@@ -64,7 +75,11 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
     """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
     kind = "An Infini-Llama" if config.attention == "infini" else "A Llama"
-    tags = ["llama", *(["infini-attention"] if config.attention == "infini" else []), "infini-llama"]
+    tags = [
+        "llama",
+        *(["infini-attention"] if config.attention == "infini" else []),
+        "infini-llama",
+    ]
     prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
     use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
     trained = {

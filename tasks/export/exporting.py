@@ -60,7 +60,9 @@ SAMPLING = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str) -> Exported:
+def export(
+    run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str
+) -> Exported:
     """Writes the folder `output`, all of it or nothing; the same run gives the same bytes.
 
     A model that Hugging Face's Llama can express opens with `AutoModelForCausalLM` as it is; any other takes the code along that
@@ -75,10 +77,16 @@ def export(run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_s
         ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
         DataError: checkpoint or tokenizer is damaged.
     """
-    if not re.fullmatch(SIZE, max_shard_size):  # Hugging Face's function raises on inf, and takes 0 for any size
-        raise ConfigError(f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB.")
+    if not re.fullmatch(
+        SIZE, max_shard_size
+    ):  # Hugging Face's function raises on inf, and takes 0 for any size
+        raise ConfigError(
+            f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB."
+        )
     output = output.absolute()
-    if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
+    if output.is_symlink() or (
+        output.exists() and not (output.is_dir() and not any(output.iterdir()))
+    ):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
     if any(parent.is_file() for parent in output.parents):
         raise ConfigError(f"--output {output} is below a file; name another folder.")
@@ -117,7 +125,9 @@ def export_trained(run_dir: Path) -> Path:
     return output
 
 
-def write_model(run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_shard_size: str) -> Exported:
+def write_model(
+    run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_shard_size: str
+) -> Exported:
     """Writes weights, configuration, tokenizer and card into `folder`; see `export`."""
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
@@ -160,13 +170,19 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
     """Origin, training and validation loss of the weights."""
     run = RunFolder(run_dir)
     lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
-    measured = [line for line in read_metrics(run) if isinstance(line, ValidationLine) and line.step == state.step]
+    measured = [
+        line
+        for line in read_metrics(run)
+        if isinstance(line, ValidationLine) and line.step == state.step
+    ]
     dataset, train = lineage.dataset, lineage.train
     return ModelFacts(
         run=run_dir.name,
         step=state.step,
         tokens=state.tokens,
-        parameters=sum(tensor.numel() for tensor in hf.to_hf(model.state_dict(), model.config).values()),
+        parameters=sum(
+            tensor.numel() for tensor in hf.to_hf(model.state_dict(), model.config).values()
+        ),
         validation_loss=measured[-1].loss if measured else None,
         bits_per_byte=measured[-1].bits_per_byte if measured else None,
         dataset=Path(dataset.path).name,
@@ -189,7 +205,9 @@ def sample_prompt(train: TrainingConfig, dataset: Path) -> str:
     return next(iter(train.sample_prompts), "Once")
 
 
-def write_weights(weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: ModelFacts) -> list[str]:
+def write_weights(
+    weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: ModelFacts
+) -> list[str]:
     """safetensors files of at most `max_shard_size` (a larger tensor has a file of its own), with an index where there are several.
 
     Returns:
@@ -219,13 +237,17 @@ def order_metadata(file: Path) -> None:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        ordered = (
+            json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        )
         assert len(ordered) == length
         opened.seek(8)
         opened.write(ordered)
 
 
-def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int, kept: Conversation) -> None:
+def write_config(
+    folder: Path, config: LlamaConfig, dtype: str, end_of_text: int, kept: Conversation
+) -> None:
     """config.json and generation_config.json, and the code where Hugging Face's Llama cannot express the model.
 
     Args:
@@ -249,16 +271,25 @@ def write_config(folder: Path, config: LlamaConfig, dtype: str, end_of_text: int
 def _generation(kept: Mapping[str, Any]) -> dict[str, Any]:
     """Generation settings that transformers also writes again once it has changed them: those of sampling with do_sample alone, and no
     padding token below 0. Where they say that tokens are not sampled, those of sampling are left out."""
-    settings = {name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)}
+    settings = {
+        name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)
+    }
     if settings.get("do_sample") is False or settings.get("temperature") == 0:
-        return {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
+        return {name: value for name, value in settings.items() if name not in SAMPLING} | {
+            "do_sample": False
+        }
     if any(settings.get(name) not in (None, default) for name, default in SAMPLING.items()):
         settings["do_sample"] = True
     return settings
 
 
 def write_tokenizer(
-    folder: Path, dataset: Path, tokenizer: Tokenizer, end_of_text: int, config: LlamaConfig, kept: Conversation
+    folder: Path,
+    dataset: Path,
+    tokenizer: Tokenizer,
+    end_of_text: int,
+    config: LlamaConfig,
+    kept: Conversation,
 ) -> None:
     """tokenizer.json as the dataset has it, and the files beside it that Hugging Face's classes read.
 
@@ -275,10 +306,14 @@ def write_tokenizer(
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         # Infini-attention reads texts of any length
-        "model_max_length": config.max_position_embeddings if config.attention == "softmax" else 10**30,
+        "model_max_length": config.max_position_embeddings
+        if config.attention == "softmax"
+        else 10**30,
     }
     if isinstance(kept.chat_template, dict):
-        about["chat_template"] = [{"name": name, "template": text} for name, text in kept.chat_template.items()]
+        about["chat_template"] = [
+            {"name": name, "template": text} for name, text in kept.chat_template.items()
+        ]
     _write_json(folder / "tokenizer_config.json", special | about)
     _write_json(folder / "special_tokens_map.json", special)
 
@@ -327,4 +362,6 @@ def _relative(match: re.Match[str]) -> str:
     if module:
         return f"{indent}from {module} import {names}"
     files = [name.strip() for name in names.split(",")]
-    return "\n".join(f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _" for file in files)
+    return "\n".join(
+        f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _" for file in files
+    )

@@ -37,7 +37,13 @@ NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # OWNER/NAME
 # Weights, configuration and tokenizer; never code or pickles.
 FILES = [
     *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer*.json", "tokenizer.model", "added_tokens.json", "special_tokens_map.json", "*.jinja"),
+    *(
+        "tokenizer*.json",
+        "tokenizer.model",
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "*.jinja",
+    ),
 ]
 
 
@@ -50,7 +56,9 @@ def folder_of(model: str, revision: str | None) -> Path:
     folder = expanded(model)
     if folder.exists() or not re.fullmatch(NAME, model):
         if revision is not None:
-            raise ConfigError(f"--revision {revision} is for a model of the Hub, but {model} is a folder; remove it.")
+            raise ConfigError(
+                f"--revision {revision} is for a model of the Hub, but {model} is a folder; remove it."
+            )
         return folder
     about = f"{model}@{revision}" if revision else model
     try:
@@ -60,7 +68,9 @@ def folder_of(model: str, revision: str | None) -> Path:
             f"{about} is gated: accept its terms on its page of the Hub, then run `hf auth login` or set HF_TOKEN."
         ) from None
     except RevisionNotFoundError:
-        raise ConfigError(f"{model} has no revision {revision}; name a branch, tag or commit of it.") from None
+        raise ConfigError(
+            f"{model} has no revision {revision}; name a branch, tag or commit of it."
+        ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
             f"{model} is neither a folder here nor a model of the Hub that this account sees; correct the name, or set HF_TOKEN."
@@ -126,14 +136,16 @@ def write_configuration(
     elif "memory_layers" in mapping["model"] and heads is not None:
         mapping = to_learn_a_memory(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
-        mapping |= {"runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}}
+        mapping |= {
+            "runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}
+        }
     config = parse_config({**mapping})
     digest = folder.digest()
-    head = (
-        f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
-    )
+    head = f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
     plain = json.loads(json.dumps(mapping))  # no list is in it twice: YAML would write a reference
-    output.write_text(head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    output.write_text(
+        head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     return ImportedModel(
         config=output,
         folder=folder.path,
@@ -149,7 +161,9 @@ def key_of_text(config: PipelineConfig) -> str:
     return "files of data.sources" if config.data.sources else "data.files"
 
 
-def to_learn_a_memory(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
+def to_learn_a_memory(
+    mapping: dict[str, JsonObject], tokenizer: Tokenizer
+) -> dict[str, JsonObject]:
     """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to
     NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
     language is lost.
@@ -186,18 +200,30 @@ def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> di
 
 
 def numbers(
-    mapping: dict[str, JsonObject], tokenizer: Tokenizer, name: str, segments: int, weight: float, in_text: bool
+    mapping: dict[str, JsonObject],
+    tokenizer: Tokenizer,
+    name: str,
+    segments: int,
+    weight: float,
+    in_text: bool,
 ) -> JsonObject:
     """A source of texts of at most so many segments with a hidden number, whose answer alone is learned."""
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
-    filler, least = (len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around))
+    filler, least = (
+        len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around)
+    )
     most = max(1, (segments * segment - least) // filler)
     passkey: JsonObject = {"documents": 6000, "repetitions": most}
     if in_text:  # its words have more tokens
         passkey |= {"repetitions": max(1, 2 * most // 3), "filler": "files"}
     text: JsonObject = {"files": mapping["data"]["files"]} if in_text else {}
-    task: JsonObject = {"passkey": passkey, "loss_on": "answer", "answer_after": QUESTION, "weight": weight}
+    task: JsonObject = {
+        "passkey": passkey,
+        "loss_on": "answer",
+        "answer_after": QUESTION,
+        "weight": weight,
+    }
     return {"name": name, "source": "passkey"} | text | task
 
 
@@ -249,15 +275,22 @@ def parameters_of(folder: Folder) -> int:
 
 
 def configuration_of(
-    folder: Folder, attention: Attention | None, segment_length: int | None, heads: HeadScores | None
+    folder: Folder,
+    attention: Attention | None,
+    segment_length: int | None,
+    heads: HeadScores | None,
 ) -> dict[str, JsonObject]:
     """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
     length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
     if attention is not None and attention != chosen.attention:
-        chosen = replace(chosen, attention=attention, segment_length=max(1, length // 4), memory_layers=None)
+        chosen = replace(
+            chosen, attention=attention, segment_length=max(1, length // 4), memory_layers=None
+        )
     if segment_length is not None:
         if chosen.attention == "softmax":
-            raise ConfigError("--segment-length is for Infini-attention; add --attention infini, or remove it.")
+            raise ConfigError(
+                "--segment-length is for Infini-attention; add --attention infini, or remove it."
+            )
         chosen = replace(chosen, segment_length=segment_length)
     fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
     if folder.untied:
@@ -267,8 +300,14 @@ def configuration_of(
             folder.path,
         )
     defaults = ModelConfig().model_dump()
-    sizes = {name for name in fields if name.startswith(("hidden_size", "intermediate", "num_")) or name == "attention"}
-    model = {name: value for name, value in fields.items() if name in sizes or value != defaults[name]}
+    sizes = {
+        name
+        for name in fields
+        if name.startswith(("hidden_size", "intermediate", "num_")) or name == "attention"
+    }
+    model = {
+        name: value for name, value in fields.items() if name in sizes or value != defaults[name]
+    }
     tokenizer: JsonObject = {"path": str(folder.path)}
     data: JsonObject = {
         "source": "files",
@@ -286,5 +325,8 @@ def configuration_of(
     }
     if heads is not None and (keys := heads.keys()):
         model |= {"memory_layers": [*keys.memory_layers]}
-        train |= {"init_gate": [[*gates] for gates in keys.init_gate], "frozen_layers": keys.frozen_layers}
+        train |= {
+            "init_gate": [[*gates] for gates in keys.init_gate],
+            "frozen_layers": keys.frozen_layers,
+        }
     return {"data": data, "model": model, "train": train}

@@ -12,7 +12,9 @@ import transformers
 from torch import nn
 
 if int(transformers.__version__.split(".")[0]) < 5:
-    raise ImportError(f"an exported Infini-Llama needs transformers 5 or newer; this is {transformers.__version__}")
+    raise ImportError(
+        f"an exported Infini-Llama needs transformers 5 or newer; this is {transformers.__version__}"
+    )
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -46,7 +48,9 @@ class InfiniLlamaConfig(PreTrainedConfig):
 
     def llama(self) -> LlamaConfig:
         """The model's own configuration."""
-        beside = {name: getattr(self, name) for name in HF_FIELDS if getattr(self, name, None) is not None}
+        beside = {
+            name: getattr(self, name) for name in HF_FIELDS if getattr(self, name, None) is not None
+        }
         return LlamaConfig(**(self.infini_llama | beside))
 
 
@@ -60,7 +64,9 @@ class InfiniCache:
     is_compileable = False
     is_croppable = False
     is_linear = (False,)  # generate passes on only the tokens that the cache has not read
-    _is_user_defined = True  # with is_croppable: on Apple GPUs, generate must not read one token ahead
+    _is_user_defined = (
+        True  # with is_croppable: on Apple GPUs, generate must not read one token ahead
+    )
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length, self.padding = capacity, 0, 0
@@ -83,7 +89,9 @@ def _rows(value: Any, order: torch.Tensor) -> Any:
         return value[order]
     if isinstance(value, list):
         return [value[row] for row in order.tolist()]
-    return type(value)(*(_rows(part, order) for part in value)) if isinstance(value, tuple) else value
+    return (
+        type(value)(*(_rows(part, order) for part in value)) if isinstance(value, tuple) else value
+    )
 
 
 class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
@@ -105,20 +113,27 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         llama = Llama(config.llama())
         self.model, self.lm_head = llama.model, llama.lm_head
-        object.__setattr__(self, "_llama", llama)  # not a submodule: its parts are, under the names of the weights
+        object.__setattr__(
+            self, "_llama", llama
+        )  # not a submodule: its parts are, under the names of the weights
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         """Llama has initialised itself."""
 
     def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Any = "full", every_n_layers: int = 1
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Any = "full",
+        every_n_layers: int = 1,
     ) -> None:
         """Called by `gradient_checkpointing_enable` and `_disable`."""
         self.gradient_checkpointing = enable
         layers: Any = self.model.layers
         for number, layer in enumerate(layers):
-            layer.checkpointing = gradient_checkpointing_func if enable and number % every_n_layers == 0 else "none"
+            layer.checkpointing = (
+                gradient_checkpointing_func if enable and number % every_n_layers == 0 else "none"
+            )
 
     def forward(
         self,
@@ -146,7 +161,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        x: torch.Tensor = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x: torch.Tensor = (
+            self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        )
         _refuse_unsupported(attention_mask, position_ids, kwargs)
         if past_key_values is not None and cache is not None:
             raise ValueError("give either past_key_values or cache")
@@ -158,8 +175,14 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden_states[-1][:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
-        with_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs
+            )
+        with_hidden_states = (
+            self.config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states
+        )
         output = CausalLMOutputWithPast(
             loss=loss,  # type: ignore
             logits=logits,  # type: ignore
@@ -182,7 +205,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         order = lengths = None
         if past is not None and past.states is not None:
             if documents is not None:
-                raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+                raise ValueError(
+                    "position_ids begin another document, which past_key_values cannot hold"
+                )
             if attention_mask is not None and int((attention_mask == 0).sum()) > past.padding:
                 raise ValueError(
                     "attention_mask leaves out tokens after the first input, which past_key_values cannot; pad the first input alone"
@@ -196,7 +221,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
                 lengths = attention_mask.sum(dim=1).tolist()
                 x = _in_order(x, order)
                 if position_ids is not None:
-                    documents = _documents(position_ids.expand(batch, length).gather(1, order), lengths)
+                    documents = _documents(
+                        position_ids.expand(batch, length).gather(1, order), lengths
+                    )
             hidden = self._begin(x, documents, past, lengths, layer_outputs)
             if past is not None and lengths is not None:
                 past.padding = batch * length - sum(lengths)
@@ -220,7 +247,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if past is None:
             return self._llama.hidden_from_embeddings(x, documents, layer_outputs=layer_outputs)
         if documents is not None:
-            raise ValueError("position_ids begin several documents in a row, which use_cache=True cannot continue")
+            raise ValueError(
+                "position_ids begin several documents in a row, which use_cache=True cannot continue"
+            )
         past.states = self._llama.new_states(len(x), past.capacity)
         return self._llama.read_embeddings(x, past.states, lengths, layer_outputs)
 
@@ -243,7 +272,9 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
     def forward(self, *arguments: Any, **kwargs: Any) -> Any:
         kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
         output: Any = super().forward(*arguments, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=output.hidden_states[-1], **{CACHE: output.get(CACHE)})
+        return BaseModelOutputWithPast(
+            last_hidden_state=output.hidden_states[-1], **{CACHE: output.get(CACHE)}
+        )
 
 
 def _refuse_unsupported(
@@ -255,12 +286,16 @@ def _refuse_unsupported(
         ValueError: naming the argument.
     """
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}; give one of [batch, length]")
+        raise ValueError(
+            f"attention_mask has the shape {tuple(attention_mask.shape)}; give one of [batch, length]"
+        )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True: attention weights are not computed")
     packed = sorted(name for name in PACKED if kwargs.get(name) is not None)
     if packed and position_ids is None:
-        raise ValueError(f"{packed[0]} without position_ids: give position_ids that restart in each document")
+        raise ValueError(
+            f"{packed[0]} without position_ids: give position_ids that restart in each document"
+        )
 
 
 def _documents(position_ids: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor | None:

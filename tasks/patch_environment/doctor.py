@@ -83,7 +83,9 @@ def doctor(
             findings += plan.findings
         except ConfigError as refused:
             refusals = list(dict.fromkeys([*refused.problems, *refusals]))
-        findings += [finding("configuration", "refused", "error", sentence) for sentence in refusals]
+        findings += [
+            finding("configuration", "refused", "error", sentence) for sentence in refusals
+        ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     worst = findings[0].severity
     return DoctorReport(
@@ -92,7 +94,11 @@ def doctor(
         patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
         against=None if against is None else _compare(against, plan, facts),
         facts=facts,
-        exit_code=ConfigError.exit_code if worst == "error" else WARNED if strict and worst == "warning" else 0,
+        exit_code=ConfigError.exit_code
+        if worst == "error"
+        else WARNED
+        if strict and worst == "warning"
+        else 0,
     )
 
 
@@ -100,7 +106,9 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Ru
     folder = RunFolder(run)
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
-        raise ConfigError(f"{run} has no environment.json to compare with; give the folder of a run that was started.")
+        raise ConfigError(
+            f"{run} has no environment.json to compare with; give the folder of a run that was started."
+        )
     changes = differences(record.pinned, record.facts, plan, facts)
     effects = {change.exactness for change in changes} | {"kept"}
     resume = next(sentence for exactness, sentence in RESUME.items() if exactness in effects)

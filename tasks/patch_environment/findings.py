@@ -10,9 +10,21 @@ FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need 
 FEWEST_ADDRESSES = 1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
 # Of a folder that cannot be used, by the variable that names it: what it is, how bad that is, and what to do.
 FOLDERS: dict[str, tuple[str, Severity, str]] = {
-    "HOME": ("home folder", "note", "downloads from the Hugging Face Hub go there; to have some, set HF_HOME"),
-    "PREFECT_HOME": ("Prefect's folder", "warning", "Prefect needs it; use --no-prefect, or set PREFECT_HOME"),
-    "TMPDIR": ("temporary folder", "error", "locks of GPUs and unpacked text are kept there; set TMPDIR"),
+    "HOME": (
+        "home folder",
+        "note",
+        "downloads from the Hugging Face Hub go there; to have some, set HF_HOME",
+    ),
+    "PREFECT_HOME": (
+        "Prefect's folder",
+        "warning",
+        "Prefect needs it; use --no-prefect, or set PREFECT_HOME",
+    ),
+    "TMPDIR": (
+        "temporary folder",
+        "error",
+        "locks of GPUs and unpacked text are kept there; set TMPDIR",
+    ),
 }
 
 
@@ -38,7 +50,9 @@ def assess(facts: MachineFacts) -> list[Finding]:
 
 def _processor(cpu: Cpu) -> Finding:
     units = "AMX" if cpu.amx else "vector units"
-    return finding("processor", f"{cpu.model}, bf16 by {units}" if cpu.bf16 else f"{cpu.model}, without bf16")
+    return finding(
+        "processor", f"{cpu.model}, bf16 by {units}" if cpu.bf16 else f"{cpu.model}, without bf16"
+    )
 
 
 def _cores(facts: MachineFacts) -> Finding:
@@ -61,8 +75,17 @@ def _memory(memory: Memory) -> Finding:
     value += " of this control group" if limited else ""
     if memory.available >= 2 * GIB:
         return finding("memory available", value)
-    fix = "raise the container's limit or use fewer workers" if limited else "stop other programs or use fewer workers"
-    return finding("memory available", value, "warning", f"Each worker needs about 1 GiB before the model; {fix}.")
+    fix = (
+        "raise the container's limit or use fewer workers"
+        if limited
+        else "stop other programs or use fewer workers"
+    )
+    return finding(
+        "memory available",
+        value,
+        "warning",
+        f"Each worker needs about 1 GiB before the model; {fix}.",
+    )
 
 
 def limits(open_files: int | None, address_space: int | None) -> list[Finding]:
@@ -76,7 +99,12 @@ def limits(open_files: int | None, address_space: int | None) -> list[Finding]:
         mapped = "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
         fix = f"{'Too few addresses for torch' if few else mapped}; raise the limit with `ulimit -v unlimited`."
         findings.append(
-            finding("address space", f"{in_bytes(address_space)} per process", "error" if few else "note", fix)
+            finding(
+                "address space",
+                f"{in_bytes(address_space)} per process",
+                "error" if few else "note",
+                fix,
+            )
         )
     return findings
 
@@ -84,9 +112,7 @@ def limits(open_files: int | None, address_space: int | None) -> list[Finding]:
 def _gpus(facts: MachineFacts) -> list[Finding]:
     """One finding per GPU; one if there is none that can be used."""
     if fault := facts.gpu_fault:
-        fix = (
-            f"A driver is there, but torch cannot use it ({fault}); update the driver or install a torch built for it."
-        )
+        fix = f"A driver is there, but torch cannot use it ({fault}); update the driver or install a torch built for it."
         return [finding("GPUs", "unusable", "warning", fix)]
     if not facts.gpus:
         return [finding("GPUs", "none", "note", "Training runs on the CPU.")]
@@ -103,8 +129,12 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
     value += f", driver {gpu.driver}" if gpu.driver else ""
     if not gpu.is_busy:
         return finding(f"GPU {number}", value)
-    users = f"Process(es) {', '.join(map(str, gpu.processes))}" if gpu.processes else "Other programs"
-    sentence = f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+    users = (
+        f"Process(es) {', '.join(map(str, gpu.processes))}" if gpu.processes else "Other programs"
+    )
+    sentence = (
+        f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+    )
     return finding(f"GPU {number}", value, "warning", sentence)
 
 
@@ -114,7 +144,9 @@ def _flash_attention(facts: MachineFacts) -> list[Finding]:
         return []
     if not fault:
         tried = bool(facts.gpus) and facts.gpus[0].bf16
-        return [finding("flash attention", "agrees with torch's own" if tried else "can be imported")]
+        return [
+            finding("flash attention", "agrees with torch's own" if tried else "can be imported")
+        ]
     missing = fault.startswith("No module named")
     why = "flash-attn is not installed" if missing else fault
     sentence = f"Not usable ({why}); attention_backend=flash2 is refused and torch's own attention is used."
@@ -182,9 +214,17 @@ def _compiler(facts: MachineFacts) -> Finding:
         if cc and triton:
             return finding("compiler", f"{cc}, triton {triton}")
         missing = "triton" if cc else "a C compiler"
-        return finding("compiler", "none", "note", f"train.compile needs {missing}; install it for faster steps.")
+        return finding(
+            "compiler",
+            "none",
+            "note",
+            f"train.compile needs {missing}; install it for faster steps.",
+        )
     if cxx:
         return finding("compiler", cxx)
     return finding(
-        "compiler", "none", "note", "train.compile needs one on a CPU; install it (for example apt install g++)."
+        "compiler",
+        "none",
+        "note",
+        "train.compile needs one on a CPU; install it (for example apt install g++).",
     )

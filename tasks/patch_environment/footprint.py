@@ -27,7 +27,10 @@ CPU_CHUNK_BYTES, GPU_CHUNK = 128 * 2**20, 4096
 
 def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
     """Bytes of the optimizer's moments, of the weights that are trained."""
-    optimizer, matrices = OPTIMIZERS[train.optimizer], trained_layer_matrices(model, train.frozen_layers)
+    optimizer, matrices = (
+        OPTIMIZERS[train.optimizer],
+        trained_layer_matrices(model, train.frozen_layers),
+    )
     others = trained_parameters(model, train.frozen_layers) - matrices
     return 4 * (optimizer.matrix_moments * matrices + optimizer.moments * others)
 
@@ -46,7 +49,9 @@ def model_of(config: PipelineConfig) -> LlamaConfig:
 def attended_tokens(config: PipelineConfig) -> int:
     """Tokens of a row or segment, inside which softmax attention is computed."""
     length = config.data.sequence_length
-    return length if config.model.attention == "softmax" else min(length, config.model.segment_length)
+    return (
+        length if config.model.attention == "softmax" else min(length, config.model.segment_length)
+    )
 
 
 def chunk_of(config: PipelineConfig, device: Device, tokens: int) -> int:
@@ -56,7 +61,11 @@ def chunk_of(config: PipelineConfig, device: Device, tokens: int) -> int:
     vocab_size = config.data.tokenizer.vocab_size
     if 4 * tokens * vocab_size <= LARGE_LOGITS[device]:
         return 0
-    return GPU_CHUNK if device == "cuda" else 1 << ((CPU_CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
+    return (
+        GPU_CHUNK
+        if device == "cuda"
+        else 1 << ((CPU_CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
+    )
 
 
 def bytes_needed(
@@ -89,14 +98,19 @@ def bytes_needed(
     kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
     first = first_trained_layer(model, train.frozen_layers)
     memories = sum(layer >= first for layer in model.layers_with_memory)
-    layers_kept = layers - first  # whose backward pass is computed, also where their own weights are frozen
+    layers_kept = (
+        layers - first
+    )  # whose backward pass is computed, also where their own weights are frozen
     if keeps_attention_weights:  # of half of the pairs, and of half a block of queries
         kept += half * model.num_attention_heads * (attended_tokens(config) // 2 + 32)
     total = 4 * parameters(model)
     trained = 4 * trained_parameters(model, train.frozen_layers)
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights, gradients = total // shards, trained // shards
-    one, two = (parameters(replace(model, num_hidden_layers=number, memory_layers=None)) for number in (1, 2))
+    one, two = (
+        parameters(replace(model, num_hidden_layers=number, memory_layers=None))
+        for number in (1, 2)
+    )
     layer = 4 * (two - one)
     if shards > 1:
         root = total - layers * layer
@@ -107,7 +121,9 @@ def bytes_needed(
     entry = half + 8 if not chunk else 4 if half == 4 else 6
     logits = min(tokens, chunk or tokens) * model.padded_vocab_size * entry
     activations = tokens * (layers_kept * kept + memories * kept_of_memory)
-    if train.activation_checkpointing != "none":  # a layer is computed again once the logits are freed
+    if (
+        train.activation_checkpointing != "none"
+    ):  # a layer is computed again once the logits are freed
         activations = tokens * layers_kept * 4 * width + max(
             0, tokens * (kept + (kept_of_memory if memories else 0)) - logits
         )
@@ -125,7 +141,9 @@ def bytes_of_plan(config: PipelineConfig, plan: EnvironmentPlan) -> dict[str, in
     """`bytes_needed` by the workers of a plan."""
     keeps_weights = plan.attention_backend == "blocked" and plan.keep_attention_weights
     workers, nodes = plan.nproc_per_node, plan.nnodes
-    return bytes_needed(config, plan.micro_batch_size, plan.precision, plan.device, workers, nodes, keeps_weights)
+    return bytes_needed(
+        config, plan.micro_batch_size, plan.precision, plan.device, workers, nodes, keeps_weights
+    )
 
 
 def memory_per_worker(facts: MachineFacts, gpus: tuple[int, ...], workers: int) -> int:

@@ -43,7 +43,11 @@ def _fault_of_trial(head_dim: int, has_documents: bool) -> str:
         return torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
 
     inputs, downstream = [random(heads), random(kv_heads), random(kv_heads)], random(heads)
-    documents = (torch.arange(length, device="cuda") // (length // 3)).repeat(batch, 1) if has_documents else None
+    documents = (
+        (torch.arange(length, device="cuda") // (length // 3)).repeat(batch, 1)
+        if has_documents
+        else None
+    )
 
     def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """The output, and the gradients of queries, keys and values."""
@@ -60,7 +64,9 @@ def _fault_of_trial(head_dim: int, has_documents: bool) -> str:
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     pairs = zip(results, exact, strict=True)
     difference = max(((a.float() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
-    return "" if difference <= TOLERANCE else f"it differs from plain mathematics by {difference:.2g}"
+    return (
+        "" if difference <= TOLERANCE else f"it differs from plain mathematics by {difference:.2g}"
+    )
 
 
 def devices() -> tuple[Gpu, ...]:

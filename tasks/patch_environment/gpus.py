@@ -16,12 +16,17 @@ FLASH_HEAD_SIZES = (64, 128)  # at which flash-attn is compared with torch's att
 
 def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     """The GPUs as torch and the driver report them. Without a driver, only whether an installed flash-attn can be imported."""
-    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # the user's way to keep GPUs out of it
+    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in (
+        "",
+        "-1",
+    )  # the user's way to keep GPUs out of it
     has_driver = not hidden and any(machine.path(node).exists() for node in DRIVER_NODES)
     if not has_driver and not machine.has_package("flash_attn"):
         return GpuFacts(gpus=())
     try:
-        child = machine.run_python(*machine.gpu_probe, *([] if has_driver else ["import"]), seconds=seconds)
+        child = machine.run_python(
+            *machine.gpu_probe, *([] if has_driver else ["import"]), seconds=seconds
+        )
     except subprocess.TimeoutExpired:
         return _unusable(has_driver, f"torch did not answer within {seconds:g} seconds")
     if child.returncode:

@@ -57,7 +57,9 @@ def cpu(machine: Machine) -> Cpu:
         fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags", fields.get("Features", "")).split()
     bf16 = any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-    return Cpu(model=fields.get("model name", platform.machine()), bf16=bf16, amx="amx_bf16" in flags)
+    return Cpu(
+        model=fields.get("model name", platform.machine()), bf16=bf16, amx="amx_bf16" in flags
+    )
 
 
 def load(machine: Machine) -> float:
@@ -73,7 +75,9 @@ def load(machine: Machine) -> float:
 
 def exported(machine: Machine) -> tuple[str, ...]:
     """Names of exported variables that a plan does not replace. Other settings of GLIBC_TUNABLES stand beside the plan's."""
-    names = [name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ]
+    names = [
+        name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ
+    ]
     if not MEMORY_TUNABLE.search(machine.environ.get("GLIBC_TUNABLES", "")):
         names = [name for name in names if name != "GLIBC_TUNABLES"]
     return tuple(names)
@@ -130,8 +134,15 @@ def shared_memory_fault(machine: Machine) -> str:
 
 def folders(machine: Machine) -> tuple[Folder, ...]:
     """Where libraries write: each is named by a variable."""
-    named = {name: machine.environ[name] for name in ("HOME", "PREFECT_HOME") if machine.environ.get(name)}
-    tried = [Folder(setting=name, path=path, fault=examine(Path(path)).fault) for name, path in named.items()]
+    named = {
+        name: machine.environ[name]
+        for name in ("HOME", "PREFECT_HOME")
+        if machine.environ.get(name)
+    }
+    tried = [
+        Folder(setting=name, path=path, fault=examine(Path(path)).fault)
+        for name, path in named.items()
+    ]
     try:
         temporary = Path(tempfile.gettempdir())
     except FileNotFoundError as error:

@@ -50,7 +50,9 @@ class Patch:
         if not self.package:
             return True
         version = installed.get(self.package)
-        return version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
+        return version is not None and SpecifierSet(self.versions).contains(
+            version, prereleases=True
+        )
 
     def summary(self) -> PatchSummary:
         """The part that is written down and shown."""
@@ -76,7 +78,9 @@ def apply(names: Iterable[str]) -> None:
     for patch in PATCHES:
         if patch.name in names:
             patch.apply()
-            log.info("applied patch %s: %s (%s)", patch.name, patch.fault.rstrip("."), patch.reference)
+            log.info(
+                "applied patch %s: %s (%s)", patch.name, patch.fault.rstrip("."), patch.reference
+            )
 
 
 def set_rendezvous_variables() -> None:
@@ -92,7 +96,13 @@ def set_rendezvous_variables() -> None:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set: start several workers by torchrun, "
             "or unset WORLD_SIZE for a single one."
         )
-    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    single = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
     for name, value in single.items():
         os.environ.setdefault(name, value)
     if "MASTER_PORT" not in os.environ:
@@ -101,7 +111,9 @@ def set_rendezvous_variables() -> None:
             os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
 
 
-REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
+REBUILD = (
+    "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
+)
 
 
 def explain(message: str) -> str:
@@ -114,15 +126,15 @@ def explain(message: str) -> str:
             "or leave environment.attention_backend at auto to train without it"
         )
     if re.search(r"GLIBCXX_|CXXABI_", message):
-        return (
-            f"it was built with a newer C++ library than this system's; build it here ({REBUILD}), or train without it"
-        )
+        return f"it was built with a newer C++ library than this system's; build it here ({REBUILD}), or train without it"
     if cuda := re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message):
         return (
             f"it was built for CUDA {cuda[1].rstrip('.')}, which is not installed here; install a build for the CUDA of this "
             "torch, or train without it"
         )
-    if "module 'flash_attn' has no attribute" in message:  # the other one leaves an empty namespace of that name
+    if (
+        "module 'flash_attn' has no attribute" in message
+    ):  # the other one leaves an empty namespace of that name
         return "another package has a folder of that name; install flash-attn"
     if "undefined symbol" in message:
         return f"it was built for another torch than the one installed; build it here ({REBUILD}), or train without it"
@@ -138,7 +150,9 @@ class _FlashAttnFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname == "flash_attn" else None
-        if spec is None or spec.loader is None or spec.origin is None:  # absent, or a namespace of another package
+        if (
+            spec is None or spec.loader is None or spec.origin is None
+        ):  # absent, or a namespace of another package
             return None
         execute = spec.loader.exec_module
 
@@ -147,13 +161,18 @@ class _FlashAttnFinder(MetaPathFinder):
                 warnings.simplefilter("always")
                 try:
                     execute(module)
-                except (ImportError, OSError) as error:  # OSError: a shared library that does not fit this machine
+                except (
+                    ImportError,
+                    OSError,
+                ) as error:  # OSError: a shared library that does not fit this machine
                     cause = explain(str(error))
                     self.log_once(logging.WARNING, f"flash-attn cannot be imported: {cause}")
                     raise ImportError(cause, name="flash_attn") from error
             if caught:
                 first = str(caught[0].message).splitlines()[0]
-                text = f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
+                text = (
+                    f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
+                )
                 self.log_once(logging.INFO, text)
 
         spec.loader.exec_module = exec_module

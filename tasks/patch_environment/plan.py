@@ -42,7 +42,9 @@ SET_BY_TORCHRUN = (
 OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
 # "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
-GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+GLIBC_TUNABLES = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+)
 # FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour at 2e11 a second. Steps were 1.20
 # to 1.29 times as fast (benchmarks/results/environment.json); compiling takes about a minute.
 COMPILING_PAYS = 2e14
@@ -89,11 +91,18 @@ def plan_environment(
         log.warning("this machine cannot use the run's original plan: %s", sentence)
     variables, replacements = worker_environment(config, plan, facts), config.environment.env
     notes = (
-        finding(f"environment.env.{name}", replacements[name], "note", f"It replaces the plan's {value}.")
+        finding(
+            f"environment.env.{name}",
+            replacements[name],
+            "note",
+            f"It replaces the plan's {value}.",
+        )
         for name, value in variables.items()
         if replacements.get(name, value) != value
     )
-    return changed(plan, env=variables | replacements, findings=(*_warnings(config, plan, facts), *notes))
+    return changed(
+        plan, env=variables | replacements, findings=(*_warnings(config, plan, facts), *notes)
+    )
 
 
 def explicit(config: PipelineConfig) -> JsonObject:
@@ -112,7 +121,9 @@ class Planner:
         given_up: why settings of the run's first attempt are not kept here, one sentence per setting.
     """
 
-    def __init__(self, config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None) -> None:
+    def __init__(
+        self, config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None
+    ) -> None:
         self.config, self.settings, self.train = config, config.environment, config.train
         self.facts, self.pinned = facts, pinned
         self.problems: list[str] = []
@@ -169,7 +180,11 @@ class Planner:
         backend = self.attention_backend(device, precision, threads, no_space)
         keeps_weights = backend == "blocked" and not no_space
         if backend == "blocked":
-            self.record("keep_attention_weights", keeps_weights, no_space or "they fit into memory by the estimate")
+            self.record(
+                "keep_attention_weights",
+                keeps_weights,
+                no_space or "they fit into memory by the estimate",
+            )
         micro = self.micro_batch_size(device, workers, precision, keeps_weights, has)
         if facts.loopback_fault and settings.nnodes == 1:
             self.refuse(
@@ -183,7 +198,9 @@ class Planner:
             )
         for name, value in settings.env.items():
             if name in SET_BY_TORCHRUN:
-                self.refuse(f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it.")
+                self.refuse(
+                    f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."
+                )
             if name in OF_THREADS and value != str(threads):  # a worker sets them by itself
                 self.refuse(
                     f"environment.env.{name}={value}, but a worker has {threads} threads by environment.threads; set that instead."
@@ -205,7 +222,9 @@ class Planner:
             keep_attention_weights=keeps_weights,
             allocator=self.allocator(device),
             compile=self.compile(device, precision),
-            loss_chunk=self.loss_chunk(device, micro * config.data.sequence_length // self.train.context_parallel),
+            loss_chunk=self.loss_chunk(
+                device, micro * config.data.sequence_length // self.train.context_parallel
+            ),
             threads=threads,
             distributed_backend=self.distributed_backend(device),
             port=settings.master_port,
@@ -218,27 +237,48 @@ class Planner:
         gpus, gpu_fault = self.facts.gpus, self.facts.gpu_fault
 
         def rule() -> tuple[Device, str]:
-            return ("cuda", f"{len(gpus)} GPU(s) found") if gpus else ("cpu", gpu_fault or "no GPU found")
+            return (
+                ("cuda", f"{len(gpus)} GPU(s) found")
+                if gpus
+                else ("cpu", gpu_fault or "no GPU found")
+            )
 
         def fault(device: Device) -> str:
             if device == "cpu" or gpus:
                 return ""
-            why = f"torch cannot use the GPU here ({gpu_fault})" if gpu_fault else "no GPU is available on this machine"
+            why = (
+                f"torch cannot use the GPU here ({gpu_fault})"
+                if gpu_fault
+                else "no GPU is available on this machine"
+            )
             return f"environment.device=cuda, but {why}; use auto or cpu, or repair the driver."
 
         return self.choose("device", self.settings.device, rule, fault)
 
     def workers(self, device: Device) -> tuple[tuple[int, ...], int]:
         """The numbers of the GPUs, one per worker and none on a CPU, and the number of workers per node."""
-        settings, sequences, group = self.settings, self.train.global_batch_size, self.train.context_parallel
+        settings, sequences, group = (
+            self.settings,
+            self.train.global_batch_size,
+            self.train.context_parallel,
+        )
         micro = self.train.least_micro_batch
         usable, all_gpus = self._usable_gpus(device), self.facts.gpus
 
         def rule() -> tuple[int, str]:
             if device == "cpu" or not usable:
-                return group, "as many workers as share each sequence" if group > 1 else "one worker with all threads"
+                return (
+                    group,
+                    "as many workers as share each sequence"
+                    if group > 1
+                    else "one worker with all threads",
+                )
             most = len(usable) // group * group
-            fitting = (workers for workers in range(most, 0, -group) if not self._indivisible(micro, workers))
+            fitting = (
+                workers
+                for workers in range(most, 0, -group)
+                if not self._indivisible(micro, workers)
+            )
             workers = next(fitting, group)
             if workers == len(usable):
                 return workers, "one worker per GPU"
@@ -274,7 +314,9 @@ class Planner:
             return self._indivisible(micro, workers)
 
         workers = self.choose("nproc_per_node", settings.nproc_per_node, rule, fault)
-        if settings.gpus == "auto" and workers > len(usable):  # also those that are busy, the free ones first
+        if settings.gpus == "auto" and workers > len(
+            usable
+        ):  # also those that are busy, the free ones first
             usable = sorted(range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy)
         return (tuple(sorted(usable[:workers])) if device == "cuda" else ()), workers
 
@@ -284,10 +326,18 @@ class Planner:
         if requested != "auto":
             for number in requested:
                 if number >= count:
-                    have = f"there are {count}, 0 to {count - 1}" if count else "no GPU is available on this machine"
-                    self.refuse(f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those.")
+                    have = (
+                        f"there are {count}, 0 to {count - 1}"
+                        if count
+                        else "no GPU is available on this machine"
+                    )
+                    self.refuse(
+                        f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those."
+                    )
             if device == "cpu":
-                self.refuse(f"environment.gpus={requested}, but training runs on the CPU; set environment.gpus=auto.")
+                self.refuse(
+                    f"environment.gpus={requested}, but training runs on the CPU; set environment.gpus=auto."
+                )
             return sorted({number for number in requested if number < count})
         if device == "cpu":
             return []
@@ -301,7 +351,11 @@ class Planner:
 
     def _indivisible(self, micro: int, workers: int) -> str:
         """Why the global batch cannot be divided into micro-batches of `workers` workers per node; "" where it can."""
-        sequences, group, nodes = self.train.global_batch_size, self.train.context_parallel, self.settings.nnodes
+        sequences, group, nodes = (
+            self.train.global_batch_size,
+            self.train.context_parallel,
+            self.settings.nnodes,
+        )
         if sequences % (micro * workers * nodes // group) == 0:
             return ""
         shared = "" if group == 1 else f" / {group} that share each sequence"
@@ -313,13 +367,18 @@ class Planner:
     def precision(self, device: Device, gpus: tuple[int, ...]) -> Precision:
         """bf16 where it is computed in hardware, else fp32."""
         cpu = self.facts.cpu
-        without = [self.facts.gpus[number].name for number in gpus if not self.facts.gpus[number].bf16]
+        without = [
+            self.facts.gpus[number].name for number in gpus if not self.facts.gpus[number].bf16
+        ]
 
         def rule() -> tuple[Precision, str]:
             if gpus and not without:
                 return "bf16", "every GPU used has bf16"
             if device == "cpu" and cpu.bf16:
-                return "bf16", f"this processor multiplies bf16 ({'AMX' if cpu.amx else 'vector units'})"
+                return (
+                    "bf16",
+                    f"this processor multiplies bf16 ({'AMX' if cpu.amx else 'vector units'})",
+                )
             return "fp32", "exact and available everywhere"
 
         def fault(precision: Precision) -> str:
@@ -329,7 +388,9 @@ class Planner:
 
         return self.choose("precision", self.settings.precision, rule, fault)
 
-    def attention_backend(self, device: Device, precision: Precision, threads: int, no_space: str) -> str:
+    def attention_backend(
+        self, device: Device, precision: Precision, threads: int, no_space: str
+    ) -> str:
         """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa.
 
         no_space: of `_why_weights_do_not_fit`.
@@ -347,7 +408,10 @@ class Planner:
             elif flash_fault != "":
                 reason = f"flash2: {'it was not tried' if flash_fault is None else flash_fault}"
             else:
-                return "flash2", "it can be imported, and agrees with torch's own attention in a trial"
+                return (
+                    "flash2",
+                    "it can be imported, and agrees with torch's own attention in a trial",
+                )
             return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; {reason}"
 
         def fault(backend: str) -> str:
@@ -364,7 +428,9 @@ class Planner:
 
         return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
 
-    def _attention_on_cpu(self, precision: Precision, threads: int, no_space: str) -> tuple[str, str]:
+    def _attention_on_cpu(
+        self, precision: Precision, threads: int, no_space: str
+    ) -> tuple[str, str]:
         """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
@@ -376,7 +442,9 @@ class Planner:
         without = f", and cannot keep its softmax weights: {no_space}" if no_space else ""
         return "sdpa", f"blocked is not known to be faster {where}{without}"
 
-    def _why_weights_do_not_fit(self, device: Device, workers: int, precision: Precision, has: int) -> str:
+    def _why_weights_do_not_fit(
+        self, device: Device, workers: int, precision: Precision, has: int
+    ) -> str:
         """Why `blocked` cannot keep its softmax weights for the backward pass; "" where it can.
 
         has: bytes of memory of one worker.
@@ -388,7 +456,12 @@ class Planner:
         return "" if footprint.fits(need, has) else f"they need {footprint.describe(need, has)}"
 
     def micro_batch_size(
-        self, device: Device, workers: int, precision: Precision, keeps_attention_weights: bool, has: int
+        self,
+        device: Device,
+        workers: int,
+        precision: Precision,
+        keeps_attention_weights: bool,
+        has: int,
     ) -> int:
         """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share.
 
@@ -397,14 +470,18 @@ class Planner:
         config, nodes, train = self.config, self.settings.nnodes, self.train
 
         def fits(size: int) -> bool:
-            need = footprint.bytes_needed(config, size, precision, device, workers, nodes, keeps_attention_weights)
+            need = footprint.bytes_needed(
+                config, size, precision, device, workers, nodes, keeps_attention_weights
+            )
             return footprint.fits(need, has)
 
         def rule() -> tuple[int, str]:
             share = max(1, train.global_batch_size // train.groups(workers * nodes))
             length = config.data.sequence_length // train.context_parallel
             useful = [
-                size for size in range(2, share + 1) if share % size == 0 and size * length <= ENOUGH_TOKENS[device]
+                size
+                for size in range(2, share + 1)
+                if share % size == 0 and size * length <= ENOUGH_TOKENS[device]
             ]
             size = max(filter(fits, useful), default=1)
             if size == max(useful, default=1):
@@ -429,8 +506,14 @@ class Planner:
             if device == "cpu" and glibc and mine:
                 return "system", f"{mine} is set, and is not replaced"
             if device == "cpu" and glibc:
-                return "glibc", "glibc's, which keeps freed memory instead of returning it to the kernel"
-            return "system", "training runs on a GPU" if device == "cuda" else "this system has no glibc"
+                return (
+                    "glibc",
+                    "glibc's, which keeps freed memory instead of returning it to the kernel",
+                )
+            return (
+                "system",
+                "training runs on a GPU" if device == "cuda" else "this system has no glibc",
+            )
 
         def fault(allocator: str) -> str:
             if allocator == "glibc" and not glibc:
@@ -454,7 +537,10 @@ class Planner:
                 return "off", "it cannot be combined with train.parallel=deepspeed"
             if device == "cpu" and not (precision == "bf16" and self.facts.cpu.amx):
                 # Some percent in bf16 without AMX (benchmarks/results/training.json); in fp32 hardly faster, of which no result is stored.
-                return "off", "only on a GPU, and on a processor with AMX in bf16, it is known to be worth its time"
+                return (
+                    "off",
+                    "only on a GPU, and on a processor with AMX in bf16, it is known to be worth its time",
+                )
             if lacking:
                 return "off", lacking
             if device == "cpu" and self._flops() < COMPILING_PAYS * self.facts.cores:
@@ -464,11 +550,16 @@ class Planner:
                     "block",
                     "it makes long runs on a processor with AMX faster, and is checked against eager execution",
                 )
-            return "block", "it makes the steps of a GPU faster, and is checked against eager execution"
+            return (
+                "block",
+                "it makes the steps of a GPU faster, and is checked against eager execution",
+            )
 
         def fault(compile: Compile) -> str:
             refused = compile != "off" and lacking
-            return f"train.compile={compile}, but {lacking}; install it or use off." if refused else ""
+            return (
+                f"train.compile={compile}, but {lacking}; install it or use off." if refused else ""
+            )
 
         return self.choose("compile", self.train.compile, rule, fault)
 
@@ -502,31 +593,39 @@ class Planner:
         nccl = device == "cuda" and self.facts.nccl
 
         def rule() -> tuple[str, str]:
-            return ("nccl", "GPUs") if nccl else ("gloo", "CPU" if device == "cpu" else "torch has no NCCL")
+            return (
+                ("nccl", "GPUs")
+                if nccl
+                else ("gloo", "CPU" if device == "cpu" else "torch has no NCCL")
+            )
 
         def fault(backend: str) -> str:
             if backend == "gloo" or nccl:
                 return ""
-            return (
-                "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
-            )
+            return "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
 
         return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
 
 
 def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFacts) -> str:
     """The first of these variables that is in `environment.env` or exported; "" where none is."""
-    return next((name for name in names if name in config.environment.env or name in facts.exported), "")
+    return next(
+        (name for name in names if name in config.environment.env or name in facts.exported), ""
+    )
 
 
-def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> dict[str, str]:
+def worker_environment(
+    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
+) -> dict[str, str]:
     """Variables of every worker of this plan."""
     variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {"TOKENIZERS_PARALLELISM": "false"}
     if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
         # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: beside busy
         # neighbours, steps took several times as long as with threads that sleep at once. Without neighbours, spinning saves some
         # percent, and a spin of some 100 microseconds saved as much. Seen once on two cores; no result is stored.
-        variables |= {"OMP_WAIT_POLICY": "passive"} if facts.load >= 1 else {"GOMP_SPINCOUNT": "10000"}
+        variables |= (
+            {"OMP_WAIT_POLICY": "passive"} if facts.load >= 1 else {"GOMP_SPINCOUNT": "10000"}
+        )
     if plan.compile != "off":
         in_home = str(config.runtime.home.absolute() / "compile-cache")
         # The user's: programs may not be loaded from the disk of the home folder (noexec), or it may be a slow one.
@@ -535,10 +634,18 @@ def worker_environment(config: PipelineConfig, plan: EnvironmentPlan, facts: Mac
         if not set_by_user(CUDA_MEMORY, config, facts):
             variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         if len(plan.gpus) < len(facts.gpus):
-            names = facts.visible_gpus.split(",") if facts.visible_gpus else list(map(str, range(len(facts.gpus))))
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[number].strip() for number in plan.gpus)
+            names = (
+                facts.visible_gpus.split(",")
+                if facts.visible_gpus
+                else list(map(str, range(len(facts.gpus))))
+            )
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(
+                names[number].strip() for number in plan.gpus
+            )
     if plan.allocator == "glibc":  # the last value of a tunable holds
-        variables["GLIBC_TUNABLES"] = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES)))
+        variables["GLIBC_TUNABLES"] = ":".join(
+            filter(None, (os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES))
+        )
     return variables
 
 
@@ -550,9 +657,7 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
         warnings.append(finding(name, value, "warning", sentence))
 
     if plan.nproc_per_node * plan.threads > facts.cores:
-        sentence = (
-            f"More threads than the {facts.cores} usable core(s) wait for each other; use fewer workers or threads."
-        )
+        sentence = f"More threads than the {facts.cores} usable core(s) wait for each other; use fewer workers or threads."
         warn("threads", f"{plan.nproc_per_node} worker(s) x {plan.threads} thread(s)", sentence)
     if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
         sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
@@ -561,7 +666,9 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
         sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
         warnings.append(finding("device", "cpu", "note", sentence))
     if plan.device == "cuda" and (name := set_by_user(CUDA_MEMORY, config, facts)):
-        warnings.append(finding(name, "set", "note", "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."))
+        warnings.append(
+            finding(name, "set", "note", "It is kept; the plan's PYTORCH_ALLOC_CONF is left out.")
+        )
     overruled = plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
     if overruled and (name := set_by_user(GLIBC_MEMORY, config, facts)):
         sentence = "The run's allocator=glibc overrules what it sets; use environment.allocator=system to keep it."
@@ -572,7 +679,9 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
         sentence = "Another program uses it too, so memory and time may not suffice; choose others by environment.gpus."
         warn(f"GPU {', '.join(map(str, busy))} in the plan", "in use", sentence)
     if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
-        sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        sentence = (
+            "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        )
         warn("distributed_backend", "gloo", sentence)
     need = footprint.bytes_of_plan(config, plan)
     have = footprint.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
@@ -587,20 +696,24 @@ def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
     return warnings
 
 
-def _unused_gpus(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> Finding | None:
+def _unused_gpus(
+    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
+) -> Finding | None:
     """A finding if GPUs stay unused: a warning with the batch sizes that would use all, where the batch is the reason."""
     unused = len(facts.gpus) - plan.nproc_per_node
     if unused <= 0:
         return None
     sentence, group = f"{unused} GPU(s) stay unused.", config.train.context_parallel
     free = sum(not gpu.is_busy for gpu in facts.gpus) // group * group
-    if config.environment.nproc_per_node != "auto" or config.environment.gpus != "auto" or plan.nproc_per_node >= free:
+    if (
+        config.environment.nproc_per_node != "auto"
+        or config.environment.gpus != "auto"
+        or plan.nproc_per_node >= free
+    ):
         return finding("workers", plan.nproc_per_node, "note", sentence)
     # With any micro-batch: what each of them takes at once is chosen after the number of workers.
     batch = config.train.global_batch_size
     share = config.train.least_micro_batch * free * plan.nnodes // group
     sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
-    sentence += (
-        f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
-    )
+    sentence += f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
     return finding("workers", plan.nproc_per_node, "warning", sentence)

@@ -32,7 +32,9 @@ from infini_llama.tasks.records.machine import MachineFacts
 log = logging.getLogger("infini_llama.environment")
 
 
-def probe(home: Path, config: PipelineConfig | None = None, machine: Machine | None = None) -> MachineFacts:
+def probe(
+    home: Path, config: PipelineConfig | None = None, machine: Machine | None = None
+) -> MachineFacts:
     """Everything that `plan.plan_environment` decides by, and what is useful to know after a failure.
 
     Args:
@@ -75,11 +77,20 @@ def probe_by_srun(config: PipelineConfig) -> MachineFacts:
         PipelineError: srun, or the probe on the node, failed.
     """
     one_node = ["srun", "--nodes=1", "--ntasks=1", "--input=none", *config.environment.srun_options]
-    program = [sys.executable, "-m", "infini_llama.tasks.patch_environment.probe", str(config.runtime.home)]
+    program = [
+        sys.executable,
+        "-m",
+        "infini_llama.tasks.patch_environment.probe",
+        str(config.runtime.home),
+    ]
     log.info("probing a node of the cluster by srun")
     try:
         done = subprocess.run(
-            [*one_node, *program], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [*one_node, *program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError as missing:
         raise ConfigError(

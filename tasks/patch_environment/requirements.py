@@ -35,7 +35,11 @@ def check_requirements(config: PipelineConfig) -> None:
     problems = unmet(config)
     if config.environment.has_local_workers:
         tight = limits(limit_of(resource.RLIMIT_NOFILE), limit_of(resource.RLIMIT_AS))
-        problems += [f"{each.name}: {each.value}. {each.sentence}" for each in tight if each.severity == "error"]
+        problems += [
+            f"{each.name}: {each.value}. {each.sentence}"
+            for each in tight
+            if each.severity == "error"
+        ]
     if problems:
         raise ConfigError("this machine cannot run the configuration", problems)
 
@@ -71,7 +75,9 @@ def _failing_imports(config: PipelineConfig) -> list[str]:
         )
         faults = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("could not check whether the workers can import %s (%s)", ", ".join(settings), error)
+        log.warning(
+            "could not check whether the workers can import %s (%s)", ", ".join(settings), error
+        )
         return []
     return [f"{settings[name]} {fault}" for name, fault in faults.items()]
 
@@ -108,14 +114,19 @@ def fault_of_package(name: str) -> str | None:
     except Exception as error:
         return f"needs the package {name} ({error}): pip install 'infini-llama[{name}]', or change the key."
     if name == "wandb":  # it must not wait for a key to be typed
-        with suppress(Exception):  # other versions of W&B may answer otherwise; then its own init decides
+        with suppress(
+            Exception
+        ):  # other versions of W&B may answer otherwise; then its own init decides
             if package.setup().settings.mode in ("online", "shared") and not package.api.api_key:
                 return "needs a key: log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
     return None
 
 
 def main() -> None:
-    faults = {name: fault_of_function(name) if ":" in name else fault_of_package(name) for name in sys.argv[1:]}
+    faults = {
+        name: fault_of_function(name) if ":" in name else fault_of_package(name)
+        for name in sys.argv[1:]
+    }
     print(f"\n{json.dumps({name: fault for name, fault in faults.items() if fault})}", flush=True)
 
 

@@ -19,7 +19,12 @@ from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import explicit, plan_environment
 from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord, PinnedSettings, PlannedEnvironment
+from infini_llama.tasks.records.plan import (
+    EnvironmentPlan,
+    EnvironmentRecord,
+    PinnedSettings,
+    PlannedEnvironment,
+)
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, read_attempt_plan
 from infini_llama.tasks.storage.artifacts import Damaged
@@ -71,7 +76,9 @@ def patch_environment(
         pinned = PinnedSettings.model_validate(earlier.to_json() | explicit(config))
     for finding in plan.findings:
         if finding.severity == "error":
-            raise PipelineError(f"{finding.value}. {finding.sentence} Then run the same command again.")
+            raise PipelineError(
+                f"{finding.value}. {finding.sentence} Then run the same command again."
+            )
     for finding in [*assess(facts), *plan.findings]:
         if finding.severity in ("warning", "error"):
             log.warning("%s: %s. %s", finding.name, finding.value, finding.sentence)
@@ -131,7 +138,10 @@ class Difference(Record):
 
 
 def differences(
-    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan | None, facts: MachineFacts
+    pinned: PinnedSettings,
+    facts_then: MachineFacts,
+    plan: EnvironmentPlan | None,
+    facts: MachineFacts,
 ) -> list[Difference]:
     """Differences between an earlier environment and this one, most harmful first.
 
@@ -140,9 +150,13 @@ def differences(
     """
     changes: list[Difference] = []
 
-    def compare(name: str, then: JsonValue, now: JsonValue, exactness: Exactness, sentence: str) -> None:
+    def compare(
+        name: str, then: JsonValue, now: JsonValue, exactness: Exactness, sentence: str
+    ) -> None:
         if then != now:
-            changes.append(Difference(name=name, then=then, now=now, exactness=exactness, sentence=sentence))
+            changes.append(
+                Difference(name=name, then=then, now=now, exactness=exactness, sentence=sentence)
+            )
 
     if plan is not None:
         settings_then, settings = pinned.to_json(), plan.to_json()
@@ -153,10 +167,18 @@ def differences(
                 compare(name, settings_then[name], settings[name], "lost", sentence)
     decisive_then, decisive = _decisive(facts_then), _decisive(facts)
     for name in decisive:
-        compare(name, decisive_then[name], decisive[name], "doubtful", "the result may no longer be bitwise the same")
+        compare(
+            name,
+            decisive_then[name],
+            decisive[name],
+            "doubtful",
+            "the result may no longer be bitwise the same",
+        )
     others_then, others = _without_effect(facts_then), _without_effect(facts)
     for name in others_then | others:
-        compare(name, others_then.get(name), others.get(name), "kept", "this does not touch the result")
+        compare(
+            name, others_then.get(name), others.get(name), "kept", "this does not touch the result"
+        )
     return changes
 
 
@@ -188,4 +210,6 @@ def _log_differences(
         level = logging.INFO if change.exactness == "kept" else logging.WARNING
         since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
         then, now = ("absent" if value is None else value for value in (change.then, change.now))
-        log.log(level, "%s was %s %s and is %s now: %s.", change.name, then, since, now, change.sentence)
+        log.log(
+            level, "%s was %s %s and is %s now: %s.", change.name, then, since, now, change.sentence
+        )

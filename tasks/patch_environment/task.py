@@ -5,7 +5,15 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.document import Document, bullets, cell, facts, markdown, section, subsection
+from infini_llama.tasks.document import (
+    Document,
+    bullets,
+    cell,
+    facts,
+    markdown,
+    section,
+    subsection,
+)
 from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
@@ -34,20 +42,33 @@ def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) ->
 
 def card(record: EnvironmentRecord) -> str:
     """Markdown for the run's page: the machine, the plan with its reasons, what needs attention (worst first), and the patches."""
-    plan, versions = record.plan, [f"{name} {version}" for name, version in record.facts.versions.items()]
+    plan, versions = (
+        record.plan,
+        [f"{name} {version}" for name, version in record.facts.versions.items()],
+    )
     settings = plan.model_dump(exclude={"env", "choices", "findings", "patches"})
     reasons = (f"{choice.setting}: {cell(choice.reason)}" for choice in plan.choices)
-    findings = [finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"]
+    findings = [
+        finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"
+    ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     attention = (
         f"**{finding.severity}** {finding.name}: {cell(finding.value)}. {cell(finding.sentence)}"
         for finding in findings
     )
-    patches = (f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches)
+    patches = (
+        f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches
+    )
     chosen = {name: _value(value) for name, value in settings.items()}
     parts = (
-        *section("What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")),
-        *section("What was chosen", facts(chosen), subsection("Why", bullets(reasons) or "As the configuration says.")),
+        *section(
+            "What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")
+        ),
+        *section(
+            "What was chosen",
+            facts(chosen),
+            subsection("Why", bullets(reasons) or "As the configuration says."),
+        ),
         *section("What needs attention", bullets(attention) or "Nothing."),
         *section("What was patched in this run's workers", bullets(patches) or "Nothing."),
     )

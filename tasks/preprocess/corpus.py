@@ -37,7 +37,12 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import Recipe, is_held_out, open_unit, verify_or_remove
+from infini_llama.tasks.preprocess.tokens.units import (
+    Recipe,
+    is_held_out,
+    open_unit,
+    verify_or_remove,
+)
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
@@ -71,7 +76,9 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
         "version": FORMAT_VERSIONS["dataset"],
         "tokenizer": identity(data.tokenizer),
         "deduplicate": data.deduplicate,
-        "sources": [[source.name, list(source.training), list(source.validation)] for source in sources],
+        "sources": [
+            [source.name, list(source.training), list(source.validation)] for source in sources
+        ],
     }
     return key_of(key)
 
@@ -116,7 +123,9 @@ class Corpus:
             files, held_out = files_of(section, name, self.not_text)
             share = 0.0 if held_out else data.validation_fraction
             mark = section.answer_after
-            self.sources.append(OfSource(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark)))
+            self.sources.append(
+                OfSource(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark))
+            )
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = PartReports(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
@@ -143,7 +152,9 @@ class Corpus:
 
         While it is the same, so is the text of files that have a stamp (`TextFile.stamp`).
         """
-        files = [[[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts]
+        files = [
+            [[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts
+        ]
         return key_of([self.data.model_dump(mode="json"), files])
 
     def recall(self) -> bool:
@@ -168,7 +179,9 @@ class Corpus:
 
     def _remember(self, part: Part, report: PartReport) -> None:
         if self.reports.get(part, report) != report:
-            raise DataError(f"{part} changed while it was being prepared; run the same command again.")
+            raise DataError(
+                f"{part} changed while it was being prepared; run the same command again."
+            )
         self.reports[part] = report
         self.earlier_reports.remember(part, report)
 
@@ -185,10 +198,14 @@ class Corpus:
             DataError, PipelineError, EngineDiffers: see `prepare_parts`.
         """
         self.recall()
-        missing = [part for part in self.parts if not self._verify_or_remove_units(part, recipe, checksums)]
+        missing = [
+            part for part in self.parts if not self._verify_or_remove_units(part, recipe, checksums)
+        ]
         if len(missing) < len(self.parts):
             log.info(
-                "%d of %d parts of the text are tokenized already", len(self.parts) - len(missing), len(self.parts)
+                "%d of %d parts of the text are tokenized already",
+                len(self.parts) - len(missing),
+                len(self.parts),
             )
         if not missing:
             return None
@@ -216,13 +233,17 @@ class Corpus:
         def names(parts: Sequence[Part]) -> list[str]:
             return [name for part in parts for name in by_part[part]]
 
-        return [OfSource(source.name, names(source.training), names(source.validation)) for source in self.sources]
+        return [
+            OfSource(source.name, names(source.training), names(source.validation))
+            for source in self.sources
+        ]
 
     def _units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""
         dropped = self._dropped()
         return {
-            part: [] if part in dropped else [unit.name for unit in self.reports[part].units] for part in self.parts
+            part: [] if part in dropped else [unit.name for unit in self.reports[part].units]
+            for part in self.parts
         }
 
     def _dropped(self) -> set[Part]:
@@ -260,7 +281,10 @@ class Corpus:
         Raises:
             DataError: it is too much, of all text or of a file.
         """
-        losses, files = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64)), dict[str, TextFile]()
+        losses, files = (
+            defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64)),
+            dict[str, TextFile](),
+        )
         dropped = self._dropped()
         for part in self.parts:
             for unit in () if part in dropped else self.reports[part].units:
@@ -272,12 +296,19 @@ class Corpus:
                     files[str(file)] = file
                     losses[str(file)] += lost[begin : begin + count].sum(axis=0)
                     begin += count
-        worst = sorted((name for name in losses if losses[name][1]), key=lambda name: -losses[name][1])
+        worst = sorted(
+            (name for name in losses if losses[name][1]), key=lambda name: -losses[name][1]
+        )
         if not worst:
             return Inexpressible()
         total = sum(losses.values(), np.zeros(3, np.int64))
         bad = next(
-            (name for name in worst if losses[name][1] > FEW_BYTES and is_too_much(*losses[name][1:].tolist())), None
+            (
+                name
+                for name in worst
+                if losses[name][1] > FEW_BYTES and is_too_much(*losses[name][1:].tolist())
+            ),
+            None,
         )
         if bad is not None or is_too_much(*total[1:].tolist()):
             raise _too_much_lost(files[bad or worst[0]], losses[bad or worst[0]], self.data)
@@ -300,7 +331,9 @@ class Corpus:
             return learned
         read = list[str]()
         trained = train(self._training_texts(read), self.data.tokenizer)
-        if learned := self._learned():  # of the same text, which was not recognized before it was read
+        if (
+            learned := self._learned()
+        ):  # of the same text, which was not recognized before it was read
             return learned
         used = self._units_by_part()
         # Units of a large file were read before damage was found in it.
@@ -312,7 +345,12 @@ class Corpus:
         return trained
 
     def _tokenizer_file(self) -> Path:
-        return self.home / "units" / "tokenizers" / f"{learned_key(self.data, self.units_by_source())[:32]}.json"
+        return (
+            self.home
+            / "units"
+            / "tokenizers"
+            / f"{learned_key(self.data, self.units_by_source())[:32]}.json"
+        )
 
     def _learned(self) -> Tokenizer | None:
         file = self._tokenizer_file()
@@ -326,7 +364,9 @@ class Corpus:
             log.warning("%s The tokenizer is learned again.", fault)
             return None
 
-    def _training_texts(self, read: list[str], used: dict[Part, list[str]] | None = None) -> Iterator[str]:
+    def _training_texts(
+        self, read: list[str], used: dict[Part, list[str]] | None = None
+    ) -> Iterator[str]:
         """The documents that are not held out, and no copies of those that are; other copies count as often as they occur.
 
         Args:
@@ -352,7 +392,8 @@ class Corpus:
                     held_out.update(map(xxh3_128_digest, documents.texts))
         done, total = 0, self.size
         training = sorted(
-            chain.from_iterable(source.training for source in self.sources), key=lambda part: not part.held_out_share
+            chain.from_iterable(source.training for source in self.sources),
+            key=lambda part: not part.held_out_share,
         )
         has_copies = bool(training) and not training[-1].held_out_share
         for part in training:
@@ -360,7 +401,9 @@ class Corpus:
                 hashes = list(map(xxh3_128_digest, documents.texts))
                 table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
                 is_validation = is_held_out(table, part.held_out_share).tolist()
-                for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
+                for text, digest, is_out in zip(
+                    documents.texts, hashes, is_validation, strict=True
+                ):
                     if is_out and has_copies:
                         held_out.add(digest)
                     elif not is_out and digest not in held_out:

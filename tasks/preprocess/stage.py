@@ -23,7 +23,12 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
 from infini_llama.tasks.preprocess.rows.references import dataset_ref
-from infini_llama.tasks.preprocess.rows.tables import require_device, row_table_key, with_curriculum, write_table
+from infini_llama.tasks.preprocess.rows.tables import (
+    require_device,
+    row_table_key,
+    with_curriculum,
+    write_table,
+)
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
 from infini_llama.tasks.preprocess.tokenizers.engines import (
     REFERENCE,
@@ -34,14 +39,30 @@ from infini_llama.tasks.preprocess.tokenizers.engines import (
     remember_comparison,
 )
 from infini_llama.tasks.preprocess.tokenizers.expressed import keeps_text
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, end_of_text, token_bytes
-from infini_llama.tasks.preprocess.tokens.dataset import Selection, SourceUnit, describe_split, select, write_splits
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    description_of,
+    end_of_text,
+    token_bytes,
+)
+from infini_llama.tasks.preprocess.tokens.dataset import (
+    Selection,
+    SourceUnit,
+    describe_split,
+    select,
+    write_splits,
+)
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
-from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, DatasetMeta, EngineChoice, LeftOut
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    DatasetContent,
+    DatasetMeta,
+    EngineChoice,
+    LeftOut,
+)
 from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
@@ -159,7 +180,9 @@ class Preparation:
         warn_of_rows_without_targets(self.home / reference.path, reference)
         built = reference.built
         log.info(
-            "dataset %s: %s", reference.name, "built " + " and ".join(built) if built else "complete, nothing to do"
+            "dataset %s: %s",
+            reference.name,
+            "built " + " and ".join(built) if built else "complete, nothing to do",
         )
         return reference
 
@@ -168,7 +191,9 @@ class Preparation:
         locks = self.home / "locks"
         with (
             _locked(locks / f"prepare-{self.corpus.listing_key()[:12]}.lock"),
-            Lock(locks / "units.lock", wait=FOREVER, shared=True),  # no unit is deleted by `gc`; see also `_tokenize`
+            Lock(
+                locks / "units.lock", wait=FOREVER, shared=True
+            ),  # no unit is deleted by `gc`; see also `_tokenize`
         ):
             if repair:
                 planned = self.plan()
@@ -195,7 +220,8 @@ class Preparation:
             )
         key = tokens_key(self.data, corpus.units_by_source())
         first, *stages = [
-            PlannedTable(row_table_key=row_table_key(section, key)) for section in with_curriculum(self.data)
+            PlannedTable(row_table_key=row_table_key(section, key))
+            for section in with_curriculum(self.data)
         ]
         return DatasetPlan(
             key=key,
@@ -269,7 +295,9 @@ class Preparation:
             built.append("tokens")
             if aside:
                 _take_tables(aside, folder, planned.key)
-        for section, table in zip(with_curriculum(self.data), (planned.table, *planned.curriculum), strict=True):
+        for section, table in zip(
+            with_curriculum(self.data), (planned.table, *planned.curriculum), strict=True
+        ):
             target = folder / ROW_TABLES / table.row_table
             if not has_all_files(target, ROW_TABLES, table.row_table_key):
                 _clear(target)
@@ -283,7 +311,11 @@ class Preparation:
         data, folder = self.data, self._folder(planned)
         texts = sections(data)
         units = [
-            SourceUnit(source.name, open_unit(tokenized.recipe, name), texts[source.name].loss_on == "answer")
+            SourceUnit(
+                source.name,
+                open_unit(tokenized.recipe, name),
+                texts[source.name].loss_on == "answer",
+            )
             for source in self.corpus.units_by_source()
             for name in (*source.validation, *source.training)
         ]
@@ -299,7 +331,9 @@ class Preparation:
             for split in SPLITS:
                 if not written[split].shards:
                     log_left_out(left_out)
-                    kept = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
+                    kept = sum(
+                        int(mask.sum()) for masks in selection.kept.values() for mask in masks
+                    )
                     texts_kept = kept if data.deduplicate else kept - selection.duplicates
                     raise self._too_few(split, kept, texts_kept, selection.also_validation)
             trained = {shard.source for shard in written["train"].shards}
@@ -331,7 +365,9 @@ class Preparation:
                 recipe=tokenized.recipe.folder.name,
                 **workers,
             )
-            checksums = {shard.file: shard.checksum for split in SPLITS for shard in written[split].shards}
+            checksums = {
+                shard.file: shard.checksum for split in SPLITS for shard in written[split].shards
+            }
             commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
     def _too_few(self, split: str, documents: int, distinct: int, copies: int) -> DataError:
@@ -382,7 +418,10 @@ def _take_tables(aside: Path, folder: Path, key: str) -> None:
     """
     manifest = read_dataset(folder)
     for file in (shard.file for split in SPLITS for shard in manifest.content[split].shards):
-        if not (aside / file).is_file() or file_checksum(aside / file) != manifest.files[file].checksum:
+        if (
+            not (aside / file).is_file()
+            or file_checksum(aside / file) != manifest.files[file].checksum
+        ):
             log.warning("%s is damaged; the row tables of its dataset are rebuilt.", aside / file)
             return
     for table in row_tables(aside):
@@ -407,7 +446,9 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
                     100 * share,
                     split,
                     table.sequence_length,
-                    "they change no weight" if split == "train" else "they do not count in the validation loss",
+                    "they change no weight"
+                    if split == "train"
+                    else "they do not count in the validation loss",
                 )
 
 
@@ -440,6 +481,8 @@ def _locked(path: Path) -> Iterator[None]:
         except Busy:
             # set while a spawned worker imports the script that started it: waiting would last forever
             if getattr(multiprocessing.current_process(), "_inheriting", False):
-                raise RuntimeError("a worker ran the script again: guard it by if __name__ == '__main__':") from None
+                raise RuntimeError(
+                    "a worker ran the script again: guard it by if __name__ == '__main__':"
+                ) from None
             stack.enter_context(Lock(path, wait=FOREVER))
         yield

@@ -27,18 +27,36 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.machine import Machine, memory, usable_cores
-from infini_llama.tasks.preprocess.tokens.parts import UNIT_BYTES, Filters, Part, PartReader, PartReport, never
+from infini_llama.tasks.preprocess.tokens.parts import (
+    UNIT_BYTES,
+    Filters,
+    Part,
+    PartReader,
+    PartReport,
+    never,
+)
 from infini_llama.tasks.preprocess.tokens.units import Recipe, write_unit
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 MOST_THREADS = 4
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
-WORKER_MEMORY = 2**29  # bytes: the text and tokens of a unit, and in a process the interpreter and an engine
+WORKER_MEMORY = (
+    2**29
+)  # bytes: the text and tokens of a unit, and in a process the interpreter and an engine
 ADDRESSES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 AHEAD = 4  # parts submitted beyond one per worker
 MOST_DEATHS = 3  # of workers of a cluster at one part: then the build fails
-PACKAGES = ("infini-llama", "tokenizers", "gigatoken", "pyarrow", "numpy", "msgspec", "xxhash", "python")
+PACKAGES = (
+    "infini-llama",
+    "tokenizers",
+    "gigatoken",
+    "pyarrow",
+    "numpy",
+    "msgspec",
+    "xxhash",
+    "python",
+)
 
 
 @dataclass(frozen=True)
@@ -89,12 +107,16 @@ class Limit:
 def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) -> Workers:
     """The workers for the preparation of these parts."""
     text = sum(map(_text_bytes, parts))
-    is_read_by_python = 2 * sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python) > text
+    is_read_by_python = (
+        2 * sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python) > text
+    )
     if data.num_workers != "auto":
         count = min(data.num_workers, max(1, len(parts)))
         return Workers(count, _are_threads(data, count, is_read_by_python), None)
     if os.environ.get(ADDRESSES.get(data.engine, "")):
-        return Workers(0, False, _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}"))
+        return Workers(
+            0, False, _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}")
+        )
     cores, available = usable_cores(machine), memory(machine).available
     limits = [
         Limit(cores, f"{cores} usable core(s)"),
@@ -105,23 +127,31 @@ def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) ->
         ),
     ]
     by_text = Limit(
-        text // WORTH_A_PROCESS, f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
+        text // WORTH_A_PROCESS,
+        f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
     )
     by_lock = Limit(
-        MOST_THREADS, "more threads would wait for one another, and there is too little text for more processes"
+        MOST_THREADS,
+        "more threads would wait for one another, and there is too little text for more processes",
     )
     tightest = _tightest([*limits, by_text])
     if _are_threads(data, MOST_THREADS, is_read_by_python) and tightest.most <= MOST_THREADS:
         tightest = _tightest([*limits, by_lock])
     count = max(1, tightest.most)
     are_threads = _are_threads(data, count, is_read_by_python)
-    kind = ("thread" if count == 1 else "threads") if are_threads else ("process" if count == 1 else "processes")
+    kind = (
+        ("thread" if count == 1 else "threads")
+        if are_threads
+        else ("process" if count == 1 else "processes")
+    )
     return Workers(count, are_threads, _choice(f"{count} {kind}", tightest.reason))
 
 
 def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
     """Whether so many workers are threads of this process, not processes; see the top of this file."""
-    return data.engine == "local" and (count == 1 or (count <= MOST_THREADS and not is_read_by_python))
+    return data.engine == "local" and (
+        count == 1 or (count <= MOST_THREADS and not is_read_by_python)
+    )
 
 
 def _tightest(limits: Sequence[Limit]) -> Limit:
@@ -165,7 +195,9 @@ def prepare_parts(
             opened = (_threads if workers.are_threads else _processes)(job, workers.count)
     with opened as pool:
         waiting = iter(parts)
-        pending = {pool.submit(following): following for following in islice(waiting, pool.size + AHEAD)}
+        pending = {
+            pool.submit(following): following for following in islice(waiting, pool.size + AHEAD)
+        }
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 part = pending.pop(future)
@@ -186,7 +218,11 @@ def _threads(job: Job, count: int) -> Iterator[Pool]:
     stop = threading.Event()
     with ThreadPoolExecutor(count, "preprocess") as executor:
         try:
-            yield Pool(count, lambda part: executor.submit(prepare_part, job, part, stop.is_set), (BrokenExecutor,))
+            yield Pool(
+                count,
+                lambda part: executor.submit(prepare_part, job, part, stop.is_set),
+                (BrokenExecutor,),
+            )
         except BaseException:
             stop.set()
             executor.shutdown(wait=False, cancel_futures=True)
@@ -208,9 +244,13 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
             "run --shm-size=1g), or set data.num_workers=1."
         ) from fault
     reading_end, writing_end = spawn.Pipe(duplex=False)
-    with ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads, reading_end)) as executor:
+    with ProcessPoolExecutor(
+        count, spawn, initializer=_begin, initargs=(threads, reading_end)
+    ) as executor:
         try:
-            yield Pool(count, lambda part: executor.submit(prepare_part, job, part), (BrokenExecutor,))
+            yield Pool(
+                count, lambda part: executor.submit(prepare_part, job, part), (BrokenExecutor,)
+            )
         except BaseException:
             writing_end.close()
             raise
@@ -230,10 +270,14 @@ def prepare_part_elsewhere(job: Job, part: Part, versions: dict[str, str]) -> Pa
     """
     worker = f"the worker on {socket.gethostname()}, process {os.getpid()},"
     differences = [
-        f"{name} {_version(name)}, not {other}" for name, other in versions.items() if _version(name) != other
+        f"{name} {_version(name)}, not {other}"
+        for name, other in versions.items()
+        if _version(name) != other
     ]
     if differences:
-        raise PipelineError(f"{worker} has {', '.join(differences)}; install the same there as here.")
+        raise PipelineError(
+            f"{worker} has {', '.join(differences)}; install the same there as here."
+        )
     if not (job.recipe.folder / TOKENIZER).is_file():
         raise PipelineError(
             f"{worker} cannot access {job.recipe.folder}; runtime.home must be on a filesystem that all machines share."
@@ -261,11 +305,18 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
     """
     with _installed(data):
         distributed, config = import_module("distributed"), import_module("dask").config
-    local = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    local = {
+        "n_workers": count,
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+        "host": "127.0.0.1",
+    }
     with config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
         try:
             client = distributed.Client(
-                **({} if os.environ.get(ADDRESSES["dask"]) else local), timeout=30, set_as_default=False
+                **({} if os.environ.get(ADDRESSES["dask"]) else local),
+                timeout=30,
+                set_as_default=False,
             )
         except Exception as fault:  # a local cluster's faults have no class in common
             raise _not_started("dask", fault) from None
@@ -274,11 +325,15 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             try:
                 yield Pool(
                     max(size, count),
-                    lambda part: executor.submit(prepare_part_elsewhere, job, part, driver_versions),
+                    lambda part: executor.submit(
+                        prepare_part_elsewhere, job, part, driver_versions
+                    ),
                     (distributed.KilledWorker,),
                 )
             except BaseException:
-                executor.shutdown(wait=False)  # otherwise every part that was submitted is waited for
+                executor.shutdown(
+                    wait=False
+                )  # otherwise every part that was submitted is waited for
                 raise
 
 
@@ -300,7 +355,9 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             configure_logging=False,
             namespace="infini-llama",
         )
-    except Exception as fault:  # Ray raises bare exceptions where a process of it does not start in time
+    except (
+        Exception
+    ) as fault:  # Ray raises bare exceptions where a process of it does not start in time
         raise _not_started("ray", fault) from None
     with context:
         driver_versions = versions()
@@ -309,7 +366,9 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
         try:
             faults = ray.exceptions
             worker_died = (faults.WorkerCrashedError, faults.OutOfMemoryError, faults.NodeDiedError)
-            yield Pool(size, lambda part: remote.remote(job, part, driver_versions).future(), worker_died)
+            yield Pool(
+                size, lambda part: remote.remote(job, part, driver_versions).future(), worker_died
+            )
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
@@ -317,7 +376,9 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
 def _not_started(engine: str, fault: Exception) -> PipelineError:
     why = next(iter(str(fault).splitlines()), "").rstrip(".") or type(fault).__name__
     if address := os.environ.get(ADDRESSES[engine]):
-        return ConfigError(f"no cluster answers at {ADDRESSES[engine]}={address} ({why}); correct or unset it.")
+        return ConfigError(
+            f"no cluster answers at {ADDRESSES[engine]}={address} ({why}); correct or unset it."
+        )
     return PipelineError(
         f"data.engine={engine}: a temporary cluster on this machine did not start ({why}), perhaps because the machine is busy. Run "
         "the same command again, or set data.engine=local."

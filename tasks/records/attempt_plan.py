@@ -54,7 +54,9 @@ class AttemptPlan(Record):
     @property
     def micro_batch_size(self) -> int:
         """Sequences per forward pass of one process: the plan's, but at most `micro_batch_limit`, also of a plan made after the limit."""
-        return min(self.plan.micro_batch_size, self.lineage.micro_batch_limit or self.plan.micro_batch_size)
+        return min(
+            self.plan.micro_batch_size, self.lineage.micro_batch_limit or self.plan.micro_batch_size
+        )
 
     @property
     def dataset_path(self) -> Path:
@@ -63,7 +65,10 @@ class AttemptPlan(Record):
     @property
     def shorter_rows(self) -> tuple[tuple[str, int], ...]:
         """The row tables that the run starts with, in order: the name of a row table, and the first sample that is not taken from it."""
-        ends = (last_step * self.config.train.global_batch_size for last_step in self.lineage.curriculum_ends)
+        ends = (
+            last_step * self.config.train.global_batch_size
+            for last_step in self.lineage.curriculum_ends
+        )
         return tuple(zip((table.row_table for table in self.dataset.curriculum), ends, strict=True))
 
     @property
@@ -83,6 +88,8 @@ class AttemptPlan(Record):
     def to_json(self) -> JsonObject:
         """The plan as it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
         fields = super().to_json()
-        fields["config"] = without_secrets(self.config).model_dump(mode="json", exclude={"deployment"})
+        fields["config"] = without_secrets(self.config).model_dump(
+            mode="json", exclude={"deployment"}
+        )
         fields["plan"] = self.plan.masked().to_json()
         return fields

@@ -5,7 +5,13 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 
 from infini_llama.tasks.records.choice import Choice
-from infini_llama.tasks.records.manifest import BySplit, Inexpressible, LeftOut, RowCosts, RowTableContent
+from infini_llama.tasks.records.manifest import (
+    BySplit,
+    Inexpressible,
+    LeftOut,
+    RowCosts,
+    RowTableContent,
+)
 from infini_llama.tasks.records.record import Record
 
 

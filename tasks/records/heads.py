@@ -44,8 +44,14 @@ class HeadScores(Record):
     @property
     def retrieving(self) -> list[tuple[int, int]]:
         """(layer, head) of each head that retrieves, the highest score first."""
-        places = [(layer, head) for layer, heads in enumerate(self.retrieval) for head in range(len(heads))]
-        chosen = [(layer, head) for layer, head in places if self.retrieval[layer][head] >= RETRIEVES]
+        places = [
+            (layer, head)
+            for layer, heads in enumerate(self.retrieval)
+            for head in range(len(heads))
+        ]
+        chosen = [
+            (layer, head) for layer, head in places if self.retrieval[layer][head] >= RETRIEVES
+        ]
         return sorted(chosen, key=lambda place: -self.retrieval[place[0]][place[1]])
 
     @property
@@ -53,7 +59,11 @@ class HeadScores(Record):
         """(layer, head) of each head that should have a memory, in order: those that retrieve and also repeat random tokens."""
         if not self.can_answer:
             return []
-        return sorted((layer, head) for layer, head in self.retrieving if self.induction[layer][head] >= RETRIEVES)
+        return sorted(
+            (layer, head)
+            for layer, head in self.retrieving
+            if self.induction[layer][head] >= RETRIEVES
+        )
 
     def keys(self) -> MemoryKeys | None:
         """The keys of a configuration that follow; None where no head should have a memory.
@@ -64,5 +74,7 @@ class HeadScores(Record):
         if not layers:
             return None
         chosen, heads = set(self.for_memory), range(len(self.retrieval[0]))
-        gates = tuple(tuple(OPEN if (layer, head) in chosen else CLOSED for head in heads) for layer in layers)
+        gates = tuple(
+            tuple(OPEN if (layer, head) in chosen else CLOSED for head in heads) for layer in layers
+        )
         return MemoryKeys(memory_layers=tuple(layers), init_gate=gates, frozen_layers=layers[0])

@@ -73,7 +73,11 @@ class Gpu(Record):
     @property
     def is_busy(self) -> bool:
         """Whether another program computes on it or has much of its memory."""
-        return bool(self.processes) or (self.busy or 0.0) > BUSY_SHARE or self.free < IDLE_FREE * self.memory
+        return (
+            bool(self.processes)
+            or (self.busy or 0.0) > BUSY_SHARE
+            or self.free < IDLE_FREE * self.memory
+        )
 
 
 class Compilers(Record):

@@ -144,7 +144,9 @@ class ValidationLine(StepLine):
 
 
 MetricsLine = TrainLine | ValidationLine
-METRICS_LINE: TypeAdapter[MetricsLine] = TypeAdapter(Annotated[MetricsLine, Field(discriminator="kind")])
+METRICS_LINE: TypeAdapter[MetricsLine] = TypeAdapter(
+    Annotated[MetricsLine, Field(discriminator="kind")]
+)
 
 
 class SampleLine(StepLine):
@@ -171,7 +173,9 @@ class PasskeyLine(PasskeyRetrieval):
 
 
 EvaluationLine = PerplexityLine | PasskeyLine
-EVALUATION_LINE: TypeAdapter[EvaluationLine] = TypeAdapter(Annotated[EvaluationLine, Field(discriminator="kind")])
+EVALUATION_LINE: TypeAdapter[EvaluationLine] = TypeAdapter(
+    Annotated[EvaluationLine, Field(discriminator="kind")]
+)
 
 
 class CheckpointFacts(Record):

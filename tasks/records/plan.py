@@ -43,16 +43,20 @@ class PinnedSettings(Record):
         description="the same samples come in the same order, but gradients are summed in another order"
     )
     nnodes: int = Field(
-        default=1, description="the same samples come in the same order, but gradients are summed in another order"
+        default=1,
+        description="the same samples come in the same order, but gradients are summed in another order",
     )
     precision: Precision = Field(description="numbers are rounded differently")
     attention_backend: str = Field(description="attention is computed by another function")
     compile: Compile = Field(default="off", description="compiled code rounds differently")
     micro_batch_size: int = Field(description="gradients are summed over other parts of a batch")
-    loss_chunk: int = Field(default=0, description="the head's gradient is summed over other parts of a batch")
+    loss_chunk: int = Field(
+        default=0, description="the head's gradient is summed over other parts of a batch"
+    )
     threads: int = Field(description="sums are split differently between the threads")
     allocator: str = Field(
-        default="system", description="kernels may take another path where tensors lie differently in memory"
+        default="system",
+        description="kernels may take another path where tensors lie differently in memory",
     )
 
     @property

@@ -30,7 +30,9 @@ class TrainingResult(Record):
 
     def is_final(self, max_steps: int, patience: int | None) -> bool:
         """Whether training of this many steps, with this patience, has nothing left to do."""
-        return self.steps >= max_steps or (self.stopped_early is not None and self.stopped_early == patience)
+        return self.steps >= max_steps or (
+            self.stopped_early is not None and self.stopped_early == patience
+        )
 
 
 class RunPaths(Record):

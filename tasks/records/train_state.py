@@ -57,7 +57,11 @@ class TrainState:
 
     def advance(self, samples: int, tokens: int) -> None:
         """Count one more step, over this many samples and targets."""
-        self.step, self.samples, self.tokens = self.step + 1, self.samples + samples, self.tokens + tokens
+        self.step, self.samples, self.tokens = (
+            self.step + 1,
+            self.samples + samples,
+            self.tokens + tokens,
+        )
         self.validation_loss = None
 
     def record_validation(self, loss: float) -> None:
@@ -73,7 +77,9 @@ class TrainState:
 
     def is_finished(self, max_steps: int, patience: int | None) -> bool:
         """Whether all steps are done, or `patience` validations in a row brought no gain."""
-        return self.step >= max_steps or (patience is not None and self.stale_validations >= patience)
+        return self.step >= max_steps or (
+            patience is not None and self.stale_validations >= patience
+        )
 
 
 _ADAPTER = TypeAdapter(TrainState)

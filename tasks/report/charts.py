@@ -22,7 +22,9 @@ DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#22a022", "#9085
 INCHES = (4.6, 2.5)
 DIGIT = 0.08  # inches, of a number beside an axis
 MOST_VALUES = 60  # of one chart that show their values under the pointer
-MOST_POINTS = 400  # of one curve; more of them would not be seen, and a page of a long run would be large
+MOST_POINTS = (
+    400  # of one curve; more of them would not be seen, and a page of a long run would be large
+)
 # matplotlib writes colours as #rrggbb; these stand for the page's variables.
 INK, LINE = "#010101", "#020202"
 VARIABLES = {INK: "var(--soft)", LINE: "var(--line)"}
@@ -61,14 +63,20 @@ def svg(chart: Chart) -> str:
         {"svg.fonttype": "none", "svg.hashsalt": "infini-llama", "font.family": "sans-serif"}
     ):
         target, figure = io.StringIO(), _draw(chart, SERIES, INK, LINE)
-        figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            target, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
         values = _values_under_the_pointer(chart, figure)
     drawn = target.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
     drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
-    drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda match: VARIABLES[match[0]], drawn.replace(LINE, VARIABLES[LINE]))
+    drawn = re.sub(
+        r"#0[123]01[0-9a-f]{2}",
+        lambda match: VARIABLES[match[0]],
+        drawn.replace(LINE, VARIABLES[LINE]),
+    )
     drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{html.escape(chart.title)}" ', 1)
     end = drawn.rindex("</svg>")
     return drawn[:end] + values + drawn[end:]
@@ -76,12 +84,16 @@ def svg(chart: Chart) -> str:
 
 def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
     """Transparent strips over the axes whose <title> a browser shows: x, and the value of each curve near it."""
-    curves = [(curve.label, *_finite(curve)) for curve in chart.curves if curve.kind in ("line", "points")]
+    curves = [
+        (curve.label, *_finite(curve)) for curve in chart.curves if curve.kind in ("line", "points")
+    ]
     curves = [(label, x, y) for label, x, y in curves if x.size]
     if not curves:
         return ""
     every = np.unique(np.concatenate([x for _, x, _ in curves]))
-    chosen = every[np.unique(np.linspace(0, len(every) - 1, min(MOST_VALUES, len(every))).astype(np.int64))]
+    chosen = every[
+        np.unique(np.linspace(0, len(every) - 1, min(MOST_VALUES, len(every))).astype(np.int64))
+    ]
     apart = np.diff(chosen).max(initial=0)  # a value farther away is not shown
     (axes,), scale = drawn.axes, 72 / drawn.dpi  # an SVG has 72 units per inch
     box, height = axes.get_window_extent(), drawn.get_size_inches()[1] * 72
@@ -92,7 +104,9 @@ def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
         lines = [f"{chart.x_label} {x:,.10g}"]
         for label, xs, ys in curves:
             nearest = np.abs(xs - x).argmin()
-            lines += [f"{label} {ys[nearest]:,.5g}".strip()] if abs(xs[nearest] - x) <= apart else []
+            lines += (
+                [f"{label} {ys[nearest]:,.5g}".strip()] if abs(xs[nearest] - x) <= apart else []
+            )
         strips.append(
             f'<rect x="{left * scale:.1f}" y="{height - box.y1 * scale:.1f}" width="{(right - left) * scale:.1f}" '
             f'height="{box.height * scale:.1f}" fill="none" pointer-events="all"><title>{html.escape(chr(10).join(lines))}</title></rect>'
@@ -119,19 +133,29 @@ def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _colours(chart: Chart) -> list[str]:
-    return [INK if curve.kind == "level" else SERIES[number % len(SERIES)] for number, curve in enumerate(chart.curves)]
+    return [
+        INK if curve.kind == "level" else SERIES[number % len(SERIES)]
+        for number, curve in enumerate(chart.curves)
+    ]
 
 
 def _finite(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     pairs = [
-        (x, y) for x, y in zip(curve.x, curve.y, strict=curve.kind != "bars") if y is not None and math.isfinite(y)
+        (x, y)
+        for x, y in zip(curve.x, curve.y, strict=curve.kind != "bars")
+        if y is not None and math.isfinite(y)
     ]
     x, y = zip(*pairs, strict=True) if pairs else ((), ())
     return np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
 
 
 def _draw(
-    chart: Chart, series: Sequence[str], ink: str, line: str, inches: tuple[float, float] = INCHES, beside: float = 0.0
+    chart: Chart,
+    series: Sequence[str],
+    ink: str,
+    line: str,
+    inches: tuple[float, float] = INCHES,
+    beside: float = 0.0,
 ) -> Any:
     import_matplotlib()
     from matplotlib.figure import Figure
@@ -140,22 +164,41 @@ def _draw(
     drawn = Figure(figsize=inches)
     axes = drawn.add_subplot()
     named = dict(zip((*SERIES, INK), (*series, ink), strict=False)) | {INK: ink}
-    for curve, colour in zip(chart.curves, (named[colour] for colour in _colours(chart)), strict=True):
+    for curve, colour in zip(
+        chart.curves, (named[colour] for colour in _colours(chart)), strict=True
+    ):
         x, y = _finite(curve)
         if not x.size:
             continue
         if curve.kind == "level":
             axes.axhline(y[0], color=ink, linewidth=1, linestyle=(0, (4, 3)), label=curve.label)
         elif curve.kind == "bars":
-            axes.stairs(y, np.asarray(curve.x, dtype=np.float64), color=colour, fill=True, alpha=0.6, label=curve.label)
+            axes.stairs(
+                y,
+                np.asarray(curve.x, dtype=np.float64),
+                color=colour,
+                fill=True,
+                alpha=0.6,
+                label=curve.label,
+            )
         elif curve.kind == "points":
-            axes.plot(x, y, color=colour, linewidth=1.4, marker="o", markersize=3.2, label=curve.label)
+            axes.plot(
+                x, y, color=colour, linewidth=1.4, marker="o", markersize=3.2, label=curve.label
+            )
         else:
             middle, mean, low, high = thinned(x, y)
             if len(x) > MOST_POINTS:
                 axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
             marker = "o" if len(middle) == 1 else None  # a line of one value would not be seen
-            axes.plot(middle, mean, color=colour, linewidth=1.4, marker=marker, markersize=3.2, label=curve.label)
+            axes.plot(
+                middle,
+                mean,
+                color=colour,
+                linewidth=1.4,
+                marker=marker,
+                markersize=3.2,
+                label=curve.label,
+            )
     for mark in chart.marks:
         axes.axvline(mark, color=ink, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_yscale("log" if chart.log else "linear")
@@ -165,7 +208,9 @@ def _draw(
         axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
     if chart.x_label == "step" and not chart.log_x:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10])
+        )
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not chart.log:
         low, high = axes.get_ylim()
@@ -188,7 +233,10 @@ def _margins(drawn: Any, beside: float) -> None:
         beside: inches for what stands left of the numbers.
     """
     (axes,), (width, height) = drawn.axes, drawn.get_size_inches()
-    labels = [re.sub(r"\\\w+|[${}^]", "", label.get_text()) for label in axes.get_yticklabels(which="both")]  # 10^{-3}
+    labels = [
+        re.sub(r"\\\w+|[${}^]", "", label.get_text())
+        for label in axes.get_yticklabels(which="both")
+    ]  # 10^{-3}
     numbers = max(map(len, labels), default=0)
     above = 0.24 if axes.yaxis.get_major_formatter().get_offset() else 0.1
     drawn.subplots_adjust(

@@ -31,7 +31,9 @@ def open_runs(paths: list[Path]) -> dict[str, RunReader]:
         raise ConfigError(f"compare was given {len(paths)} run(s); give 2 to {MOST}.")
     runs = {path.name: RunReader(path) for path in paths}
     if len(runs) < len(paths):
-        raise ConfigError("compare was given two runs with the same name; give runs with different names.")
+        raise ConfigError(
+            "compare was given two runs with the same name; give runs with different names."
+        )
     return runs
 
 
@@ -44,17 +46,22 @@ def compare(runs: dict[str, RunReader]) -> Comparison:
     unplanned = [name for name, run in runs.items() if run.environment is None]
     if 0 < len(unplanned) < len(runs):
         log.warning(
-            "%s: environment.json is missing, so the settings of its plan are not compared.", ", ".join(unplanned)
+            "%s: environment.json is missing, so the settings of its plan are not compared.",
+            ", ".join(unplanned),
         )
     settings = {name: _settings(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
     beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}
-    rows = {(run.lineage.dataset.digest, run.lineage.dataset.row_table_digest) for run in runs.values()}
+    rows = {
+        (run.lineage.dataset.digest, run.lineage.dataset.row_table_digest) for run in runs.values()
+    }
     sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(
         runs={name: run.results for name, run in runs.items()},
         differences={
-            key: values for key, values in beside.items() if any(v != values[next(iter(runs))] for v in values.values())
+            key: values
+            for key, values in beside.items()
+            if any(v != values[next(iter(runs))] for v in values.values())
         },
         same_validation=len(rows) == len(sequences) == 1,
     )
@@ -93,6 +100,15 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
 def _settings(run: RunReader) -> JsonObject:
     """Dotted keys of the configuration, of what the machine's plan made of it, and the dataset's digest."""
     plan = run.environment.plan.to_json() if run.environment else {}
-    planned = {f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)}
-    dataset: JsonObject = {"dataset": run.lineage.dataset.path, "dataset.digest": run.lineage.dataset.digest}
-    return {key: value for key, value in dotted(run.config).items() if key not in OWN} | planned | dataset
+    planned = {
+        f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)
+    }
+    dataset: JsonObject = {
+        "dataset": run.lineage.dataset.path,
+        "dataset.digest": run.lineage.dataset.digest,
+    }
+    return (
+        {key: value for key, value in dotted(run.config).items() if key not in OWN}
+        | planned
+        | dataset
+    )

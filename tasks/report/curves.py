@@ -61,7 +61,11 @@ def charts_of_run(run: RunReader) -> list[Chart]:
             _by_layer(run.validated, lambda line: line.memory_reads),
             marks=marks,
         ),
-        Chart("Norm of the memory M", _by_layer(run.validated, lambda line: line.memory_norms), marks=marks),
+        Chart(
+            "Norm of the memory M",
+            _by_layer(run.validated, lambda line: line.memory_norms),
+            marks=marks,
+        ),
     ]
 
 
@@ -75,7 +79,10 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
             chart = Chart(title, curves, "segment boundaries", log_x=True)
         else:
             parts = {words: loss.bits_per_byte_by_part or () for words, loss in line.measurements()}
-            curves = [Curve(words, range(1, 1 + len(bits)), bits, "points") for words, bits in parts.items()]
+            curves = [
+                Curve(words, range(1, 1 + len(bits)), bits, "points")
+                for words, bits in parts.items()
+            ]
             chart = Chart("Bits per byte by part of a sequence", curves, "part")
         if any(curve.x for curve in curves):
             newest[chart.title] = chart
@@ -84,7 +91,9 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
 
 def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
     exact = [cell for cell in cells if cell.depth is None]
-    return Curve(words, [cell.boundaries or 0 for cell in exact], [cell.found for cell in exact], "points")
+    return Curve(
+        words, [cell.boundaries or 0 for cell in exact], [cell.found for cell in exact], "points"
+    )
 
 
 def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
@@ -103,9 +112,21 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
 
     return [
         chart("Training loss, nats per token", "step", trained(lambda line: line.loss)),
-        chart("Validation loss, nats per token", "tokens", validated(lambda line: line.loss, tokens_at)),
-        chart("Validation, bits per byte", "tokens", validated(lambda line: line.bits_per_byte, tokens_at)),
-        chart("Validation loss, nats per token", "seconds of steps", validated(lambda line: line.loss, seconds_at)),
+        chart(
+            "Validation loss, nats per token",
+            "tokens",
+            validated(lambda line: line.loss, tokens_at),
+        ),
+        chart(
+            "Validation, bits per byte",
+            "tokens",
+            validated(lambda line: line.bits_per_byte, tokens_at),
+        ),
+        chart(
+            "Validation loss, nats per token",
+            "seconds of steps",
+            validated(lambda line: line.loss, seconds_at),
+        ),
         *(chart(title, "step", trained(value, factor)) for title, value, factor in OF_STEPS),
         chart("Mean share of memory in the output", "step", trained(lambda line: line.mean_gate)),
     ]
@@ -133,7 +154,12 @@ def _curve(
     x: Callable[[int], float] = float,
 ) -> Curve:
     points_of = [(x(line.step), y * factor) for line in lines if (y := value(line)) is not None]
-    return Curve(label, [at for at, _ in points_of], [y for _, y in points_of], "points" if points else "line")
+    return Curve(
+        label,
+        [at for at, _ in points_of],
+        [y for _, y in points_of],
+        "points" if points else "line",
+    )
 
 
 def _by_layer(
@@ -145,7 +171,10 @@ def _by_layer(
     measured = [(line.step, of_layers) for line in lines if (of_layers := values(line))]
     layers = min((len(of_layers) for _, of_layers in measured), default=0)
     steps = [step for step, _ in measured]
-    curves = [Curve(f"layer {n}", steps, [of_layers[n] for _, of_layers in measured], kind) for n in range(layers)]
+    curves = [
+        Curve(f"layer {n}", steps, [of_layers[n] for _, of_layers in measured], kind)
+        for n in range(layers)
+    ]
     return [curve for curve in curves if curve.has_values]
 
 

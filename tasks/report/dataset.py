@@ -47,8 +47,18 @@ from infini_llama.tasks.records.manifest import (
     SourceStats,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, has_all_files, read_dataset, read_row_table, row_tables
-from infini_llama.tasks.storage.dataset_files import read_token_bytes, read_tokenizer, verify_dataset
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    has_all_files,
+    read_dataset,
+    read_row_table,
+    row_tables,
+)
+from infini_llama.tasks.storage.dataset_files import (
+    read_token_bytes,
+    read_tokenizer,
+    verify_dataset,
+)
 
 SAMPLES = 3
 LENGTHS = {"p5": "5th percentile", "p95": "95th percentile"}
@@ -74,7 +84,9 @@ def describe(path: Path) -> DatasetSummary:
         vocab_size=content.vocab_size,
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
-        splits=BySplit(train=_split(path, content.train), validation=_split(path, content.validation)),
+        splits=BySplit(
+            train=_split(path, content.train), validation=_split(path, content.validation)
+        ),
         row_tables={folder.name: _rows(folder) for folder in tables},
         left_out=meta.left_out,
         inexpressible=meta.inexpressible,
@@ -93,7 +105,9 @@ def built(created: str, workers: Choice | None) -> str:
 def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:
     """Each of several sources by name."""
     train, held_out = ({stats.name: stats for stats in content[split].sources} for split in SPLITS)
-    nothing = SourceStats(name="", documents=0, tokens=0, bytes=0)  # of a source without text in the split
+    nothing = SourceStats(
+        name="", documents=0, tokens=0, bytes=0
+    )  # of a source without text in the split
     summaries = {}
     for source in sources:
         stats, validation = (split.get(source.name, nothing) for split in (train, held_out))
@@ -127,7 +141,11 @@ def _split(path: Path, content: SplitContent) -> SplitSummary:
         shards=len(content.shards),
         unigram_entropy_bits=content.unigram_entropy_bits,
         document_tokens=DocumentLengths(
-            shortest=content.shortest_document, p5=p5, median=median, p95=p95, longest=content.longest_document
+            shortest=content.shortest_document,
+            p5=p5,
+            median=median,
+            p95=p95,
+            longest=content.longest_document,
         ),
     )
 
@@ -169,11 +187,18 @@ def dataset_document(
         "of text": in_bytes(sum(split.bytes for split in splits.values())),
         "bytes per token": f"{dataset.splits.train.bytes_per_token:.2f}",
         "vocabulary": f"{dataset.vocab_size:,}",
-        "training rows": ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values()) or "none",
+        "training rows": ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values())
+        or "none",
     }
-    numbers = {name: in_words(split.model_dump(exclude={"document_tokens"})) for name, split in splits.items()}
+    numbers = {
+        name: in_words(split.model_dump(exclude={"document_tokens"}))
+        for name, split in splits.items()
+    }
     lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
-    sources = [{"source": name} | source.model_dump(by_alias=True) for name, source in dataset.sources.items()]
+    sources = [
+        {"source": name} | source.model_dump(by_alias=True)
+        for name, source in dataset.sources.items()
+    ]
     parts = (
         f"{cell(dataset.source)}, built {cell(built(dataset.created, dataset.workers))}",
         facts(headline),
@@ -183,7 +208,9 @@ def dataset_document(
         *measured,
         *section("Sources", table(sources)),
         *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.row_tables.items())),
-        *section("Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)),
+        *section(
+            "Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)
+        ),
         *section("Text without tokens", _inexpressible(dataset.inexpressible)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
         *section("Files", _files(dataset, reference)),
@@ -204,10 +231,14 @@ def _row_facts(name: str, rows: RowTableSummary) -> str:
     about = {"row table": name} | rows.model_dump(exclude={"rows", "packing", "sources"})
     costs = {split: packed(rows.packing[split]) if rows.packing else {} for split in SPLITS}
     parts = {
-        split: {f"of {part.name}": part.rows for part in rows.sources[split]} if rows.sources else {}
+        split: {f"of {part.name}": part.rows for part in rows.sources[split]}
+        if rows.sources
+        else {}
         for split in SPLITS
     }
-    columns = {split: {"rows": rows.rows[split], **parts[split], **costs[split]} for split in SPLITS}
+    columns = {
+        split: {"rows": rows.rows[split], **parts[split], **costs[split]} for split in SPLITS
+    }
     return subsection(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
 
 
@@ -217,7 +248,10 @@ def _left_out(report: LeftOut) -> str:
     if not rows and not report.other_files and not report.own_files:
         return ""
     others = (
-        *(f"{cell(place)}: {count:,} file(s) left out, which are no text" for place, count in report.own_files.items()),
+        *(
+            f"{cell(place)}: {count:,} file(s) left out, which are no text"
+            for place, count in report.own_files.items()
+        ),
         *(
             f"{count:,} {cell(kind)} file(s) in folders of text were not read"
             for kind, count in report.other_files.items()
@@ -235,9 +269,17 @@ def _inexpressible(lost: Inexpressible) -> str:
 
 
 def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:
-    about = {"license": dataset.license, "kept as": dataset.dtype, "on disk": in_bytes(dataset.bytes_on_disk)}
+    about = {
+        "license": dataset.license,
+        "kept as": dataset.dtype,
+        "on disk": in_bytes(dataset.bytes_on_disk),
+    }
     if reference is not None:
-        what = f"built {' and '.join(reference.built)}" if reference.built else "complete already, nothing built"
+        what = (
+            f"built {' and '.join(reference.built)}"
+            if reference.built
+            else "complete already, nothing built"
+        )
         about |= {"this run": what}
     places = bullets((f"folder: {code(dataset.path)}", f"digest: {code(dataset.digest)}"))
     return f"{facts(about)}\n\n{places}"
@@ -258,9 +300,21 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
     counts = training_counts(path, content)
     lengths = {split: document_lengths(path, content[split].shards) for split in SPLITS}
     drawn = (
-        Chart("Tokens per document, share of documents", _histograms(lengths), "tokens", log_x=True),
-        Chart("Bytes per token, share of all tokens", [_widths(counts, read_token_bytes(path))], "bytes"),
-        Chart("How often the n-th most frequent token occurs", [_ranks(counts)], "n", log=True, log_x=True),
+        Chart(
+            "Tokens per document, share of documents", _histograms(lengths), "tokens", log_x=True
+        ),
+        Chart(
+            "Bytes per token, share of all tokens",
+            [_widths(counts, read_token_bytes(path))],
+            "bytes",
+        ),
+        Chart(
+            "How often the n-th most frequent token occurs",
+            [_ranks(counts)],
+            "n",
+            log=True,
+            log_x=True,
+        ),
         *(_fill(path, name) for name in summary.row_tables),
     )
     measured = (*section("Distributions", *drawn), *section("Tokens", *_tokens(path, counts)))
@@ -280,8 +334,12 @@ def training_counts(path: Path, content: DatasetContent) -> np.ndarray:
 def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
     """Share of each one's values in the same bins, of equal ratios."""
     everything = np.concatenate(list(of.values()))
-    edges = np.unique(np.round(np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1)))
-    shares = {name: np.histogram(values, edges)[0] / max(1, len(values)) for name, values in of.items()}
+    edges = np.unique(
+        np.round(np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1))
+    )
+    shares = {
+        name: np.histogram(values, edges)[0] / max(1, len(values)) for name, values in of.items()
+    }
     return [Curve(name, edges.tolist(), share.tolist(), "bars") for name, share in shares.items()]
 
 
@@ -290,7 +348,9 @@ def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
     widths = np.bincount(token_bytes, weights=counts) / max(1, counts.sum())
     last = int(np.searchsorted(np.cumsum(widths), 0.999))
     widths = np.append(widths[:last], widths[last:].sum())
-    return Curve("share of tokens", (np.arange(len(widths) + 1) - 0.5).tolist(), widths.tolist(), "bars")
+    return Curve(
+        "share of tokens", (np.arange(len(widths) + 1) - 0.5).tolist(), widths.tolist(), "bars"
+    )
 
 
 def _ranks(counts: np.ndarray) -> Curve:
@@ -307,7 +367,9 @@ def _fill(path: Path, row_table: str) -> Chart:
         edges = np.linspace(0, 1, 21)
         counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
-    return Chart(f"Fraction of a sequence that is targets ({row_table})", curves, "fraction of positions")
+    return Chart(
+        f"Fraction of a sequence that is targets ({row_table})", curves, "fraction of positions"
+    )
 
 
 def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:

@@ -67,7 +67,9 @@ def page(document: Document, reload_every: int = 0) -> str:
         f"{reload}<title>{title}</title>\n<style>{_style()}</style></head><body>\n<h1>{title}</h1>\n{_body(document.blocks)}"
         "</body></html>\n"
     )
-    return written.encode("utf-8", "replace").decode("utf-8")  # no encoding can write a lone surrogate
+    return written.encode("utf-8", "replace").decode(
+        "utf-8"
+    )  # no encoding can write a lone surrogate
 
 
 def _style() -> str:
@@ -91,7 +93,9 @@ def _body(blocks: Sequence[Block]) -> str:
 
 def _text(block: str | Detail) -> str:
     if isinstance(block, Detail):
-        return f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
+        return (
+            f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
+        )
     return _html(block)
 
 
@@ -114,4 +118,6 @@ def _html(markdown: str) -> str:
             token.attrSet("data-name", heads[column])
             column += 1
     written = parser.renderer.render(tokens, parser.options, {})
-    return written.replace("<table", '<div class="scroll"><table').replace("</table>", "</table></div>")
+    return written.replace("<table", '<div class="scroll"><table').replace(
+        "</table>", "</table></div>"
+    )

@@ -36,7 +36,12 @@ from infini_llama.tasks.formatting import (
     side_by_side,
 )
 from infini_llama.tasks.records.manifest import SPLITS
-from infini_llama.tasks.records.metrics import PasskeyLine, PerplexityLine, SampleLine, ValidationLine
+from infini_llama.tasks.records.metrics import (
+    PasskeyLine,
+    PerplexityLine,
+    SampleLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.charts import save_picture
 from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
@@ -83,7 +88,9 @@ def write_report(path: Path) -> tuple[Path, Path]:
 def loss_picture(run: RunReader) -> Path:
     """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
     picture, metrics = run.folder.loss_curve, run.folder.metrics
-    is_current = picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
+    is_current = (
+        picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
+    )
     if not is_current:
         save_picture(loss_chart(run), picture)
     return picture
@@ -101,13 +108,18 @@ def run_document(run: RunReader, ended: str = "") -> Document:
     """
     reached = f"{cell(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now()}"
     attempts = list(reversed(run.attempts))
-    samples = [f"Step {sample.step:,}:\n\n{text_block(sample.text)}" for sample in _newest_first(run.samples)]
+    samples = [
+        f"Step {sample.step:,}:\n\n{text_block(sample.text)}"
+        for sample in _newest_first(run.samples)
+    ]
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
     parts = (
         cell(ended),
         reached,
         facts(headline(run)),
-        *section("Curves", *charts_of_run(run), Detail("Validation losses", table(_validations(run)))),
+        *section(
+            "Curves", *charts_of_run(run), Detail("Validation losses", table(_validations(run)))
+        ),
         *section("Time", table(_time(run))),
         *section("Checkpoints", table(_checkpoints(run))),
         *section(
@@ -122,9 +134,15 @@ def run_document(run: RunReader, ended: str = "") -> Document:
             Detail("Earlier samples", "\n\n".join(samples[MOST_SAMPLES:])),
         ),
         *section("Data", facts(data_card(run)), *_rows_and_filters(run)),
-        *section("Model", facts(_model(run)), Detail("Architecture in full", facts(run.lineage.model.to_dict()))),
+        *section(
+            "Model",
+            facts(_model(run)),
+            Detail("Architecture in full", facts(run.lineage.model.to_dict())),
+        ),
         *section("Environment", *_environment(run)),
-        *section("Files", _places(run.path), Detail("config.yaml", text_block(config, len(config)))),
+        *section(
+            "Files", _places(run.path), Detail("config.yaml", text_block(config, len(config)))
+        ),
     )
     return Document(f"Run {run.name}", tuple(filter(None, parts)))
 
@@ -133,7 +151,12 @@ def headline(run: RunReader) -> dict[str, str]:
     """The most important numbers that the run has."""
     results, last = run.results, run.validated[-1] if run.validated else None
     loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
-    speed, mfu, wall, before = results.tokens_per_second, results.mfu, results.seconds, run.before_training
+    speed, mfu, wall, before = (
+        results.tokens_per_second,
+        results.mfu,
+        results.seconds,
+        run.before_training,
+    )
     numbers = {
         "validation loss before the first step": before
         and ("not finite" if before.loss is None else f"{before.loss:.4f}"),
@@ -143,8 +166,12 @@ def headline(run: RunReader) -> dict[str, str]:
         "bits per byte": None if bits is None else f"{bits:.3f}",
         "parameters": results.parameters and f"{results.parameters:,}",
         "tokens read": f"{results.input_tokens:,}" if run.trained else None,
-        "targets among them": f"{results.tokens:,}" if results.tokens != results.input_tokens else None,
-        "steps without targets": f"{results.steps_without_targets:,}" if results.steps_without_targets else None,
+        "targets among them": f"{results.tokens:,}"
+        if results.tokens != results.input_tokens
+        else None,
+        "steps without targets": f"{results.steps_without_targets:,}"
+        if results.steps_without_targets
+        else None,
         "tokens per second": speed and f"{speed:,.0f}",
         "MFU": None if mfu is None else share(mfu),
         "goodput": share(results.goodput) if wall else None,
@@ -163,7 +190,11 @@ def measured(line: ValidationLine) -> str:
 def _validations(run: RunReader) -> list[Cells]:
     """The last ones, the newest first."""
     return [
-        {"step": line.step, "loss, nats per token": measured(line), "bits per byte": line.bits_per_byte}
+        {
+            "step": line.step,
+            "loss, nats per token": measured(line),
+            "bits per byte": line.bits_per_byte,
+        }
         for line in reversed(run.validated[-MOST_VALIDATIONS:])
     ]
 
@@ -204,7 +235,9 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
         }
         for record in attempts
     ]
-    why = bullets(f"attempt {record.attempt}: {cell(record.message)}" for record in attempts if record.code)
+    why = bullets(
+        f"attempt {record.attempt}: {cell(record.message)}" for record in attempts if record.code
+    )
     return "\n\n".join(filter(None, (table(rows), why)))
 
 
@@ -212,10 +245,15 @@ def _evaluations(run: RunReader) -> Iterator[Block]:
     """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
     passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
     yield table(list(_losses(line for line in run.evaluations if isinstance(line, PerplexityLine))))
-    yield subsection("Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys))))
-    yield subsection("Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys))))
     yield subsection(
-        "Passkey: numbers found with a memory that is not the text's own", table(list(_controls(passkeys)))
+        "Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys)))
+    )
+    yield subsection(
+        "Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys)))
+    )
+    yield subsection(
+        "Passkey: numbers found with a memory that is not the text's own",
+        table(list(_controls(passkeys))),
     )
     yield from charts_of_evaluations(run)
 
@@ -286,7 +324,9 @@ def _rows_and_filters(run: RunReader) -> Iterator[Block]:
     """How well the rows are filled, and what was left out of the text."""
     if run.dataset:
         costs = run.dataset.rows.meta.packing
-        yield table(side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else [])
+        yield table(
+            side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else []
+        )
     yield Detail("Records read and skipped", facts(in_words(dict(run.lineage.text.left_out))))
 
 

@@ -36,7 +36,9 @@ def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
     finally:
         with best_effort("the training's card"):
             create_markdown_artifact(
-                card(run, ended[-1]), key=page.key("training"), description=f"How run {run.name} went"
+                card(run, ended[-1]),
+                key=page.key("training"),
+                description=f"How run {run.name} went",
             )
 
 
@@ -52,5 +54,7 @@ def card(path: Path, ended: str) -> str:
     run, picture = RunReader(path), ""
     if run.trained:
         inside = base64.b64encode(loss_picture(run).read_bytes()).decode()
-        picture = f"![Training and validation loss against the step](data:image/png;base64,{inside})"
+        picture = (
+            f"![Training and validation loss against the step](data:image/png;base64,{inside})"
+        )
     return markdown(run_document(run, ended), picture)

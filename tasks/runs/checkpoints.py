@@ -122,7 +122,9 @@ def newest_with_damaged_moved_aside(folder: Path, until: int | None = None) -> P
     damaged = set[Path]()
     # Listed anew each time: where one was pruned while it was read, there is a newer one.
     while paths := [
-        path for path in named(folder) if path not in damaged and (until is None or step_of(path) <= until)
+        path
+        for path in named(folder)
+        if path not in damaged and (until is None or step_of(path) <= until)
     ]:
         if _verify_or_move_aside(paths[0]):
             return paths[0]
@@ -145,7 +147,12 @@ def _verify_or_move_aside(path: Path) -> bool:
             if refusal.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             outcome = f"cannot be moved aside ({refusal.strerror})"
-        log.warning("checkpoint %s is damaged and not used: %s It %s; the next one is used.", path.name, fault, outcome)
+        log.warning(
+            "checkpoint %s is damaged and not used: %s It %s; the next one is used.",
+            path.name,
+            fault,
+            outcome,
+        )
         return False
     return True
 
@@ -175,7 +182,9 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 def point(folder: Path) -> None:
     """Makes the pointers `latest` and `best` name the checkpoints that are so now; one that would name none is removed."""
     checkpoints = committed(folder)
-    for name, path in zip(POINTERS, (checkpoints[0].path if checkpoints else None, best_of(checkpoints)), strict=True):
+    for name, path in zip(
+        POINTERS, (checkpoints[0].path if checkpoints else None, best_of(checkpoints)), strict=True
+    ):
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
@@ -185,7 +194,9 @@ def point(folder: Path) -> None:
 def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
     """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step."""
     checkpoints = committed(folder)
-    passing = [path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every]
+    passing = [
+        path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every
+    ]
     return [path for path in passing[keep:] if path != best_of(checkpoints)]
 
 
@@ -206,7 +217,9 @@ def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | No
                 return carried_on
         return _explicit(folder, Path(resume))
     damaged = set[Path]()
-    while resume == "best" and (chosen := best_of([each for each in committed(folder) if each.path not in damaged])):
+    while resume == "best" and (
+        chosen := best_of([each for each in committed(folder) if each.path not in damaged])
+    ):
         if _verify_or_move_aside(chosen):
             abandon_newer(folder, step_of(chosen))
             return chosen
@@ -229,7 +242,9 @@ def refuse_any(folder: Path) -> None:
 
 
 def _explicit(folder: Path, path: Path) -> Path:
-    path = path.parent.resolve() / path.name  # not further: a checkpoint that was moved has a link in its place
+    path = (
+        path.parent.resolve() / path.name
+    )  # not further: a checkpoint that was moved has a link in its place
     if path.name in POINTERS and path.is_symlink():
         path = path.parent / path.readlink()
     if not path.is_dir():
@@ -253,9 +268,14 @@ def abandon_newer(folder: Path, step: int) -> None:
     for path in newer:
         abandoned = folder / "abandoned"
         abandoned.mkdir(exist_ok=True)
-        targets = (abandoned / (f"{path.name}-{number}" if number > 1 else path.name) for number in count(1))
+        targets = (
+            abandoned / (f"{path.name}-{number}" if number > 1 else path.name)
+            for number in count(1)
+        )
         target = next(target for target in targets if not target.exists())
         path.rename(target)
-        log.warning("checkpoint %s was moved to %s: the run returns to step %d.", path.name, target, step)
+        log.warning(
+            "checkpoint %s was moved to %s: the run returns to step %d.", path.name, target, step
+        )
     if newer:
         point(folder)

@@ -19,7 +19,10 @@ def die_with_parent(number: int, parent: int) -> None:
 
     Linux only; elsewhere the process may outlive its parent.
     """
-    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+    if (
+        sys.platform == "linux"
+        and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0
+    ):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the line above could take effect
         os._exit(PARENT_IS_GONE)

@@ -22,7 +22,9 @@ from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
-TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names given by infini_llama.tasks.storage.artifacts
+TEMPORARY = re.compile(
+    r"\..+\.\d+-[0-9a-f]{8}\.tmp"
+)  # names given by infini_llama.tasks.storage.artifacts
 DAMAGED = re.compile(r".+\.damaged-\d+")
 OF_NO_RUN, OLDER, ABANDONED = "dataset of no run", "older checkpoint", "abandoned by a rollback"
 MAY_BE_NEEDED = (OF_NO_RUN, OLDER, ABANDONED)  # by a run whose lineage is damaged
@@ -59,7 +61,11 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     The needs of a run with a damaged lineage.json are unknown: its files are kept, and every dataset and checkpoint of the home.
     """
     lineages, damaged = _lineages(home)
-    needed = {Path(lineage.resumed_from).resolve() for lineage in lineages.values() if lineage.resumed_from}
+    needed = {
+        Path(lineage.resumed_from).resolve()
+        for lineage in lineages.values()
+        if lineage.resumed_from
+    }
     used = {(home / lineage.dataset.path).resolve() for lineage in lineages.values()}
     candidates = [*_of_datasets(home, rules, used), *_of_units(home)]
     for run in lineages:
@@ -69,7 +75,9 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     return [
         leftover
         for leftover in candidates
-        if leftover.kind not in kept and leftover.path.resolve() not in needed and _older(leftover.path, moment)
+        if leftover.kind not in kept
+        and leftover.path.resolve() not in needed
+        and _older(leftover.path, moment)
     ]
 
 
@@ -88,7 +96,9 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
 
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
     datasets = home / "datasets"
-    tables = [path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()]  # `latest` is one
+    tables = [
+        path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()
+    ]  # `latest` is one
     places = [datasets, *tables]
     for path in (path for place in places for path in sorted(place.glob("*"))):
         owner = path if path.parent == datasets else path.parent.parent
@@ -107,10 +117,16 @@ def _of_units(home: Path) -> Iterator[Leftover]:
     A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
     disk.
     """
-    readable = (path for path in sorted((home / "locks").glob("prepare-*.lock")) if os.access(path, os.R_OK))
+    readable = (
+        path for path in sorted((home / "locks").glob("prepare-*.lock")) if os.access(path, os.R_OK)
+    )
     in_use = (path for path in readable if lock_holder(path) is not None)
     lock = next(in_use, home / "locks" / "units.lock")
-    of_datasets = {checksum for folder in (home / "datasets").glob("*/") for checksum in _streams(folder, "dataset")}
+    of_datasets = {
+        checksum
+        for folder in (home / "datasets").glob("*/")
+        for checksum in _streams(folder, "dataset")
+    }
     for path in sorted((home / "units").glob("*/*")):
         if TEMPORARY.fullmatch(path.name):
             yield Leftover(path, "temporary", lock)
@@ -133,7 +149,12 @@ def _streams(folder: Path, kind: str) -> set[str]:
 
 
 def _unused(path: Path, used: set[Path]) -> bool:
-    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.resolve() not in used
+    return (
+        path.is_dir()
+        and not path.is_symlink()
+        and not path.name.startswith(".")
+        and path.resolve() not in used
+    )
 
 
 def _key(name: str) -> str:
@@ -200,7 +221,8 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
         )
     found = leftovers(home, rules)
     sizes = [
-        leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path) for leftover in found
+        leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path)
+        for leftover in found
     ]
     by_lock = defaultdict[Path, list[Leftover]](list)
     for leftover in found:
@@ -229,15 +251,25 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
 def _user_of(lock: Path) -> str | None:
     """Who holds the lock, or that it cannot be taken: the file may be another user's, or on a disk that is only read."""
     existing = next(path for path in (lock, *lock.parents) if path.exists())
-    return lock_holder(lock) if os.access(existing, os.W_OK) else f"the file system ({existing} cannot be written)"
+    return (
+        lock_holder(lock)
+        if os.access(existing, os.W_OK)
+        else f"the file system ({existing} cannot be written)"
+    )
 
 
 def _remove(home: Path, rules: Rules, lock: Path, of_lock: list[Leftover]) -> dict[Leftover, str]:
     """Deletes what has this lock under it, as far as it still can be; returns what is kept, with who holds the lock, or why."""
     try:
         with Lock(lock):
-            still = set(leftovers(home, rules))  # not for each file: all of the home is gone through
-            kept = {leftover: "what became of it meanwhile" for leftover in of_lock if leftover not in still}
+            still = set(
+                leftovers(home, rules)
+            )  # not for each file: all of the home is gone through
+            kept = {
+                leftover: "what became of it meanwhile"
+                for leftover in of_lock
+                if leftover not in still
+            }
             for leftover in of_lock:
                 if leftover not in kept and (fault := _delete(leftover)):
                     kept[leftover] = fault
@@ -257,7 +289,9 @@ def _delete(leftover: Leftover) -> str | None:
             shutil.rmtree(leftover.path)
         else:
             remove(leftover.path)
-    except OSError as fault:  # it is another user's, or NFS keeps a file of it that another process reads
+    except (
+        OSError
+    ) as fault:  # it is another user's, or NFS keeps a file of it that another process reads
         return f"the file system ({fault.strerror})"
     log.info("removed %s", leftover.path)
     return None

@@ -21,7 +21,9 @@ BROKEN = "\ufffd"  # what decoders write for bytes that are no character
 log = logging.getLogger("infini_llama.generate")
 
 
-def generate(run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY) -> list[str]:
+def generate(
+    run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY
+) -> list[str]:
     """Continue each prompt with the model of `run`, as loaded by `load_run`; the texts come without their prompts."""
     run_dir = run.checkpoint.parents[1]
     writer = Writer(run.model, run.tokenizer, prompts, end_tokens_of(run_dir))
@@ -59,7 +61,11 @@ class Continuation:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self.tokenizer, self.final, self.open = tokenizer, "", ""
-        self.special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special = {
+            number
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
         self.is_local = _is_local(tokenizer)
         self._follow([token for token in prompt if self._has_text(token)])
 
@@ -77,14 +83,20 @@ class Continuation:
 
     def _follow(self, tokens: list[int]) -> None:
         """Continue after these tokens; those that matter for the text of others are kept, with their own text."""
-        trailing = next((n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens))
+        trailing = next(
+            (n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens)
+        )
         kept = min(trailing + 1, len(tokens)) if self.is_local else len(tokens)
-        while kept < len(tokens) and not self._decode(tokens[-kept:]):  # a decoder may still strip what follows
+        while kept < len(tokens) and not self._decode(
+            tokens[-kept:]
+        ):  # a decoder may still strip what follows
             kept += 1
         self.tokens = tokens[len(tokens) - kept :]
         # The first one is what the text becomes where an invalid byte follows the byte tokens at its end.
         broken = self._decode(self.tokens[: kept - trailing]) + BROKEN * trailing
-        self.before = (broken, self._decode(self.tokens)) if trailing else (self._decode(self.tokens),)
+        self.before = (
+            (broken, self._decode(self.tokens)) if trailing else (self._decode(self.tokens),)
+        )
 
     def _has_text(self, token: int) -> bool:
         return token not in self.special and self.tokenizer.id_to_token(token) is not None
@@ -101,7 +113,9 @@ class Continuation:
 def _is_local(tokenizer: Tokenizer) -> bool:
     """Whether tokens decode to the same text whatever follows them, but for parts of characters and byte tokens at their end."""
     fused = False
-    for step in _steps(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {"type": "Sequence"}):
+    for step in _steps(
+        json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {"type": "Sequence"}
+    ):
         match step:
             case {"type": "Fuse" | "ByteLevel"}:
                 fused = True
@@ -109,7 +123,14 @@ def _is_local(tokenizer: Tokenizer) -> bool:
                 pass
             case {"type": "Strip", "stop": 0}:
                 pass
-            case {"type": "Replace" | "Strip" | "Metaspace" | "WordPiece" | "BPEDecoder" | "ByteFallback"} if not fused:
+            case {
+                "type": "Replace"
+                | "Strip"
+                | "Metaspace"
+                | "WordPiece"
+                | "BPEDecoder"
+                | "ByteFallback"
+            } if not fused:
                 pass
             case _:
                 return False
@@ -142,16 +163,24 @@ class Writer:
         end_tokens: Sequence[int],
         stops: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.tokenizer, self.end_tokens, self.stops = model, tokenizer, end_tokens, stops
+        self.model, self.tokenizer, self.end_tokens, self.stops = (
+            model,
+            tokenizer,
+            end_tokens,
+            stops,
+        )
         with tokenizer_faults():
             self.prompts = [
-                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_tokens[0]] for prompt in prompts
+                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_tokens[0]]
+                for prompt in prompts
             ]
         self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
         self._ended: set[int] = set()  # rows that met a stop string
 
-    def write(self, max_new_tokens: int, sampling: Sampling, seconds: float = math.inf) -> Iterator[tuple[int, str]]:
+    def write(
+        self, max_new_tokens: int, sampling: Sampling, seconds: float = math.inf
+    ) -> Iterator[tuple[int, str]]:
         """Pairs of a prompt's number and the next piece of its text, as soon as no later token can change it or make it a stop string.
 
         Args:
@@ -159,11 +188,17 @@ class Writer:
         """
         shown, until = [0] * len(self.texts), time.monotonic() + seconds
         size = self.tokenizer.get_vocab_size()
-        for step in generate_batch(self.model, self.prompts, max_new_tokens, sampling, self._take, size):
+        for step in generate_batch(
+            self.model, self.prompts, max_new_tokens, sampling, self._take, size
+        ):
             for row, token in enumerate(step):
                 if token is not None:
                     final = self._continuations[row].final
-                    certain = len(self.texts[row]) if row in self._ended else len(final) - self._open_end(final)
+                    certain = (
+                        len(self.texts[row])
+                        if row in self._ended
+                        else len(final) - self._open_end(final)
+                    )
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
@@ -191,5 +226,7 @@ class Writer:
 
     def _open_end(self, text: str) -> int:
         """Characters at the end of the text that may turn out to begin a stop string."""
-        lengths = (n for stop in self.stops for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
+        lengths = (
+            n for stop in self.stops for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])
+        )
         return max(lengths, default=0)

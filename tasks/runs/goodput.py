@@ -10,7 +10,13 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempt_plan, read_attempts
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    attempt_folders,
+    number_of,
+    read_attempt_plan,
+    read_attempts,
+)
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.storage.record_files import read_lines, with_checksum
@@ -26,7 +32,10 @@ PHASE_OF = {
     "ending": "finish",
 }
 PARTS = (*PHASE_OF, "lost_work", "down")
-FOR_THE_NEXT_STEP = ("data", "compute")  # in these phases a rank works on the step after the one it names
+FOR_THE_NEXT_STEP = (
+    "data",
+    "compute",
+)  # in these phases a rank works on the step after the one it names
 LEDGER = "time.jsonl"
 CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")
@@ -63,9 +72,13 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
     spent = dict.fromkeys(PARTS, 0.0)
     records = {record.attempt: record for record in read_attempts(run)}
     run_id = run.read_id()
-    measured = [_attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)]
+    measured = [
+        _attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)
+    ]
     begun = [attempt for attempt in measured if attempt is not None]
-    later = [attempt.from_step for attempt in begun[1:]] + ([] if from_step is None else [from_step])
+    later = [attempt.from_step for attempt in begun[1:]] + (
+        [] if from_step is None else [from_step]
+    )
     for number, attempt in enumerate(begun):
         kept = min(later[number:], default=None)
         for line in attempt.lines:
@@ -75,14 +88,18 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
                 spent["lost_work" if lost else part] += line.phases.get(phase, 0.0)
         spent["ending" if attempt.complete else "lost_work"] += attempt.end - attempt.recorded_until
     starts = [attempt.start for attempt in begun] + ([] if now is None else [now])
-    spent["down"] = sum(max(0.0, after - attempt.end) for attempt, after in zip(begun, starts[1:], strict=False))
+    spent["down"] = sum(
+        max(0.0, after - attempt.end) for attempt, after in zip(begun, starts[1:], strict=False)
+    )
     end = now if now is not None else max((attempt.end for attempt in begun), default=0.0)
     # The sum is larger where the clock went back between two attempts.
     return _of_parts(spent, max(sum(spent.values()), end - starts[0] if starts else 0.0))
 
 
 def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
-    return Goodput.model_validate(spent | {"wall": wall, "share": spent["training"] / wall if wall else 0.0})
+    return Goodput.model_validate(
+        spent | {"wall": wall, "share": spent["training"] / wall if wall else 0.0}
+    )
 
 
 def _attempt(folder: Path, record: AttemptRecord | None, run_id: str) -> _Attempt | None:

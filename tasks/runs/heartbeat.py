@@ -39,11 +39,15 @@ class Heartbeat:
     """
 
     def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
-        self.file = os.open(heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.file = os.open(
+            heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
         self.attempt_dir = attempt_dir
         self.step: int = 0
         self.phase, self.ledger = "start", ledger
-        self.sample_rows: Callable[[], list[int]] | None = None  # row numbers of the step, for a failure's record
+        self.sample_rows: Callable[[], list[int]] | None = (
+            None  # row numbers of the step, for a failure's record
+        )
         self.beat("start")
 
     def publish(self) -> None:
@@ -74,7 +78,9 @@ class Heartbeat:
         if step is not None:
             self.step = step
         self.phase = phase
-        os.pwrite(self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0)
+        os.pwrite(
+            self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0
+        )
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:

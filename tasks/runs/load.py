@@ -85,7 +85,9 @@ def dataset_of(run_dir: Path) -> Path:
     bound = RunFolder(run_dir).require_lineage().dataset
     folder = RunFolder(run_dir).dataset(bound.path)
     if not folder.is_dir():
-        raise DataError(f"{folder} is missing: the dataset of run {run_dir.name} was moved or removed.")
+        raise DataError(
+            f"{folder} is missing: the dataset of run {run_dir.name} was moved or removed."
+        )
     verified_manifest(folder, bound.digest)
     return folder
 

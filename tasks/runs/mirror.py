@@ -65,7 +65,9 @@ class Mirror:
             raise ConfigError(f"storage.mirror={self.url}: {fault}") from None
         self.files, self.root = place
         if not self.root:  # `runs` would be a bucket
-            raise ConfigError(f"storage.mirror={self.url} names no bucket or folder, such as s3://bucket/project.")
+            raise ConfigError(
+                f"storage.mirror={self.url} names no bucket or folder, such as s3://bucket/project."
+            )
 
     def place(self, path: Path) -> str:
         """The place in the mirror of `path`, below home."""
@@ -78,7 +80,10 @@ class Mirror:
             of: where it has been moved to since.
         """
         place = f"{self.place(path)}/{MANIFEST}"
-        return self._exists(place) and self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
+        return (
+            self._exists(place)
+            and self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
+        )
 
     def keep(self, path: Path, kind: str) -> int:
         """Copies the artifact at `path`, manifest last; returns the bytes that were sent, 0 where it was kept before.
@@ -95,7 +100,9 @@ class Mirror:
         for name, expected in manifest.files.items():
             self.keep_file(path / name)
             if (size := self.files.size(f"{place}/{name}")) != expected.size:
-                raise OSError(f"{place}/{name} has {size} bytes after it was copied, not {expected.size}")
+                raise OSError(
+                    f"{place}/{name} has {size} bytes after it was copied, not {expected.size}"
+                )
             sent += expected.size
         self.keep_file(path / MANIFEST)
         return sent
@@ -113,7 +120,9 @@ class Mirror:
         if not self._exists(place):
             return []
         names = [PurePosixPath(entry["name"]).name for entry in self.files.ls(place, detail=True)]
-        return [folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")]
+        return [
+            folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")
+        ]
 
     def read(self, path: Path) -> bytes:
         """The bytes of one file that is kept; none where it is not."""
@@ -138,9 +147,13 @@ class Mirror:
                     self._fetch(path / name, folder / name)
                 check(folder, kind, checksums=True)
             except (Damaged, FileNotFoundError) as fault:
-                if kind == KIND and isinstance(fault, OtherVersion):  # without it, the run would begin again
+                if kind == KIND and isinstance(
+                    fault, OtherVersion
+                ):  # without it, the run would begin again
                     raise
-                log.warning("the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault)
+                log.warning(
+                    "the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault
+                )
                 return False
             publish(folder, path, manifest)
         log.info("%s was restored from %s", path.relative_to(self.home), self.url)
@@ -169,7 +182,9 @@ class Mirror:
 
     def _exists(self, place: str) -> bool:
         try:
-            self.files.info(place)  # `exists` of most filesystems is False also where they cannot be reached
+            self.files.info(
+                place
+            )  # `exists` of most filesystems is False also where they cannot be reached
         except OSError as fault:  # that of SMB has the number without the class
             if not isinstance(fault, FileNotFoundError) and fault.errno != errno.ENOENT:
                 raise
@@ -192,7 +207,9 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
     planned = plan()
     home = config.runtime.home.resolve()
     dataset = home / "datasets" / planned.name
-    missing = [(path, kind) for path, kind in _of_dataset(dataset, planned.row_tables) if not path.exists()]
+    missing = [
+        (path, kind) for path, kind in _of_dataset(dataset, planned.row_tables) if not path.exists()
+    ]
     if not missing:
         return
     with _asked(config, config.storage.mirror):
@@ -237,11 +254,18 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
     except Exception as fault:  # of any filesystem's making
         if no_space(fault):  # on this machine
             raise
-        name, words = config.runtime.name, f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
+        name, words = (
+            config.runtime.name,
+            f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})",
+        )
         if RunFolder.of(config.runtime).lineage.exists():
             log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
-        kind = ConfigError if isinstance(fault, (PermissionError, NotADirectoryError)) else PipelineError
+        kind = (
+            ConfigError
+            if isinstance(fault, (PermissionError, NotADirectoryError))
+            else PipelineError
+        )
         raise kind(
             f"{words}. Run {name} is not on this machine, but may be there. Make the mirror readable and run the same command again, or "
             "set storage.mirror=null to begin the run without it."
@@ -291,11 +315,15 @@ class _Copying:
         ConfigError: the protocol is unknown. A mirror that cannot be reached is tried again each time.
     """
 
-    def __init__(self, url: str, home: Path, run: RunFolder, of_dataset: list[tuple[Path, str]]) -> None:
+    def __init__(
+        self, url: str, home: Path, run: RunFolder, of_dataset: list[tuple[Path, str]]
+    ) -> None:
         self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
-        self.answered: tuple[list[tuple[Path, int]], str] | None = None  # to what was committed here
+        self.answered: tuple[list[tuple[Path, int]], str] | None = (
+            None  # to what was committed here
+        )
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
@@ -347,7 +375,9 @@ class _Copying:
         )
 
     def _not_copied(self) -> str:
-        paths = [path for path, _ in (*self.of_dataset, *_of_run(self.run)) if path not in self.copied]
+        paths = [
+            path for path, _ in (*self.of_dataset, *_of_run(self.run)) if path not in self.copied
+        ]
         names = [path.relative_to(self.home).as_posix() for path in paths]
         if self.run.path not in self.copied:
             names.append(f"the records of run {self.run.path.name}")
@@ -359,14 +389,21 @@ class _Copying:
         )
 
 
-def _of_dataset(folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]) -> list[tuple[Path, str]]:
+def _of_dataset(
+    folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]
+) -> list[tuple[Path, str]]:
     """The artifacts of a dataset, with their kinds."""
-    return [(folder, "dataset"), *((folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables)]
+    return [
+        (folder, "dataset"),
+        *((folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables),
+    ]
 
 
 def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
     """The artifacts of a run: checkpoints, oldest first, and the export."""
-    artifacts = [(checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run.checkpoints))]
+    artifacts = [
+        (checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run.checkpoints))
+    ]
     if has_all_files(run.export, EXPORT):  # it may be a folder of the user
         artifacts.append((run.export, EXPORT))
     return artifacts
@@ -416,10 +453,14 @@ def _delete_pruned(mirror: Mirror, run: RunFolder) -> None:
     committed = [checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)]
     newest = checkpoints.step_of(committed[0]) if committed else 0
     for path in mirror.kept(run.checkpoints):
-        if path not in committed and (checkpoints.step_of(path) < newest or _abandoned(mirror, path)):
+        if path not in committed and (
+            checkpoints.step_of(path) < newest or _abandoned(mirror, path)
+        ):
             mirror.delete(path)
 
 
 def _abandoned(mirror: Mirror, path: Path) -> bool:
     """Whether the copy of this checkpoint is of one that this run has gone back from."""
-    return any(mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*"))
+    return any(
+        mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*")
+    )

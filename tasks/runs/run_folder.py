@@ -83,7 +83,15 @@ class RunFolder:
     @property
     def records(self) -> tuple[Path, ...]:
         """Files beside the checkpoints without which a run cannot go on or be reported on; the lineage is last."""
-        beside = self.config, self.environment, self.compile, self.wandb, self.attempts, self.metrics, self.samples
+        beside = (
+            self.config,
+            self.environment,
+            self.compile,
+            self.wandb,
+            self.attempts,
+            self.metrics,
+            self.samples,
+        )
         return *beside, self.evaluations, self.result, self.summary, self.lineage
 
     @classmethod
@@ -109,7 +117,10 @@ class RunFolder:
             runtime = (self.read_config() or {}).get("runtime")
             if isinstance(runtime, dict) and isinstance(home := runtime.get("home"), str):
                 homes.append(Path(home))
-        return next((folder for folder in (home / path for home in homes) if folder.is_dir()), homes[0] / path)
+        return next(
+            (folder for folder in (home / path for home in homes) if folder.is_dir()),
+            homes[0] / path,
+        )
 
     def read(self, kind: type[RecordType], path: Path, run_id: str = "") -> RecordType:
         """The record in a file of this folder; one without an id may be of any run.
@@ -122,7 +133,9 @@ class RunFolder:
         """
         fields, run_id = read_fields(path), run_id or self.read_id()
         if run_id and (stored := fields.get(RUN_ID, run_id)) != run_id:
-            raise Damaged(f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}.")
+            raise Damaged(
+                f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}."
+            )
         return as_record(kind, fields, path)
 
     def find(self, kind: type[RecordType], path: Path) -> RecordType | None:
@@ -143,7 +156,11 @@ class RunFolder:
         Raises:
             Damaged: there is no such copy, or there are checkpoints without any attempt.
         """
-        if not os.path.lexists(self.lineage) and not attempt_folders(self) and not any(self.checkpoints.glob("step-*")):
+        if (
+            not os.path.lexists(self.lineage)
+            and not attempt_folders(self)
+            and not any(self.checkpoints.glob("step-*"))
+        ):
             return None
         try:
             return self.read(Lineage, self.lineage)
@@ -295,7 +312,9 @@ def read_attempts(run: RunFolder) -> list[AttemptRecord]:
 def attempt_folders(run: RunFolder) -> list[Path]:
     """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
     folders = run.logs.glob("attempt-*")
-    return sorted((path for path in folders if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of)
+    return sorted(
+        (path for path in folders if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of
+    )
 
 
 def number_of(attempt_dir: Path) -> int:
@@ -325,7 +344,9 @@ def read_attempt_plan(attempt_dir: Path, run_id: str = "") -> AttemptPlan:
     Raises:
         Damaged: there is no such file, or it is not as it was written.
     """
-    return RunFolder(attempt_dir.parents[1]).read(AttemptPlan, attempt_plan_path(attempt_dir), run_id)
+    return RunFolder(attempt_dir.parents[1]).read(
+        AttemptPlan, attempt_plan_path(attempt_dir), run_id
+    )
 
 
 def write_attempt_plan(attempt_dir: Path, attempt: AttemptPlan) -> None:

@@ -28,7 +28,13 @@ from infini_llama.tasks.records.metrics import (
 )
 from infini_llama.tasks.records.plan import EnvironmentRecord
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.records.summary import RunDescription, RunPaths, RunResults, RunSummary, TrainingResult
+from infini_llama.tasks.records.summary import (
+    RunDescription,
+    RunPaths,
+    RunResults,
+    RunSummary,
+    TrainingResult,
+)
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
@@ -94,7 +100,11 @@ class RunReader:
         except Damaged as fault:
             log.warning("%s The settings in lineage.json are used.", fault)
             config = None
-        return config if config and "train" in config else {"train": self.lineage.train.model_dump(mode="json")}
+        return (
+            config
+            if config and "train" in config
+            else {"train": self.lineage.train.model_dump(mode="json")}
+        )
 
     @cached_property
     def metrics(self) -> list[MetricsLine]:
@@ -146,7 +156,11 @@ class RunReader:
         recorded = read_attempts(self.folder)
         if self.result or lock_holder(self.folder.lock) is None:
             begun = set(map(number_of, attempt_folders(self.folder)))
-            _warn_of_missing(self.folder.attempts, "end of attempt", begun - {record.attempt for record in recorded})
+            _warn_of_missing(
+                self.folder.attempts,
+                "end of attempt",
+                begun - {record.attempt for record in recorded},
+            )
         return recorded
 
     @cached_property
@@ -168,7 +182,8 @@ class RunReader:
             return None
         if result.checkpoint_digest != self.committed[0].digest:
             log.warning(
-                "%s is not of the checkpoint of its step; the run is not taken for finished.", self.folder.result
+                "%s is not of the checkpoint of its step; the run is not taken for finished.",
+                self.folder.result,
             )
             return None
         return result
@@ -192,8 +207,13 @@ class RunReader:
         dataset = self.lineage.dataset
         folder = self.folder.dataset(dataset.path)
         try:
-            manifests = DatasetManifests(read_dataset(folder), read_row_table(folder / ROW_TABLES / dataset.row_table))
-            if (manifests.tokens.digest, manifests.rows.digest) != (dataset.digest, dataset.row_table_digest):
+            manifests = DatasetManifests(
+                read_dataset(folder), read_row_table(folder / ROW_TABLES / dataset.row_table)
+            )
+            if (manifests.tokens.digest, manifests.rows.digest) != (
+                dataset.digest,
+                dataset.row_table_digest,
+            ):
                 raise Damaged(f"{folder} is not the dataset that the run was trained on.")
             return manifests
         except Damaged as fault:
@@ -226,7 +246,9 @@ class RunReader:
         """Measurements of its model by `evaluate`, the oldest first."""
         lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.read_id())
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
-            log.warning("%s has no measurement any more: what it had is lost.", self.folder.evaluations)
+            log.warning(
+                "%s has no measurement any more: what it had is lost.", self.folder.evaluations
+            )
         return lines
 
     @property
@@ -237,7 +259,9 @@ class RunReader:
             return []
         newest = self.committed[0].digest
         lines = [line for line in self.evaluations if line.asked and line.asked.digest == newest]
-        measured = ["perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines]
+        measured = [
+            "perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines
+        ]
         measured += [EXPORT] if has_all_files(self.folder.export, EXPORT, newest) else []
         return [kind for kind in listed if kind not in measured]
 
@@ -251,7 +275,11 @@ class RunReader:
         for steps, train in self._trained_with:
             if train.sample_prompts != []:
                 due = {step for step in validated if step in steps}
-                _warn_of_missing(self.folder.samples, "text of step", due - ends - {line.step for line in written})
+                _warn_of_missing(
+                    self.folder.samples,
+                    "text of step",
+                    due - ends - {line.step for line in written},
+                )
         texts = self.result.samples if self.result else ()
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
@@ -268,7 +296,13 @@ class RunReader:
         begun = max(map(number_of, attempt_folders(self.folder)), default=0)
         if last.attempt < begun:
             return "killed"
-        return "stopped" if last.kind == "preempted" else f"failed ({last.code})" if last.code else "to finish"
+        return (
+            "stopped"
+            if last.kind == "preempted"
+            else f"failed ({last.code})"
+            if last.code
+            else "to finish"
+        )
 
     @cached_property
     def results(self) -> RunResults:
@@ -290,15 +324,20 @@ class RunReader:
             tokens=tokens,
             input_tokens=read,
             steps_without_targets=sum(line.targets == 0 for line in self.trained),
-            train_loss=next((line.loss for line in reversed(self.trained) if line.loss is not None), None),
+            train_loss=next(
+                (line.loss for line in reversed(self.trained) if line.loss is not None), None
+            ),
             validation_loss=last.loss if last else None,
             best_validation_loss=min(
-                (line.loss for line in self.validated if line.loss is not None and line.step), default=None
+                (line.loss for line in self.validated if line.loss is not None and line.step),
+                default=None,
             ),
             bits_per_byte=last.bits_per_byte if last else None,
             step_seconds=step_seconds,
             tokens_per_second=read / step_seconds if step_seconds else None,
-            mfu=sum((line.mfu or 0.0) * line.step_time for line in measured) / seconds if seconds else None,
+            mfu=sum((line.mfu or 0.0) * line.step_time for line in measured) / seconds
+            if seconds
+            else None,
             goodput=self.goodput.share,
             seconds=self.goodput.wall,
             attempts=len(self.attempts),
@@ -319,7 +358,9 @@ class RunReader:
             train_loss=results.train_loss,
             validation_loss=loss,
             validation_bits_per_token=None if loss is None else loss / math.log(2),
-            unigram_entropy_bits=self.dataset.tokens.content.validation.unigram_entropy_bits if self.dataset else None,
+            unigram_entropy_bits=self.dataset.tokens.content.validation.unigram_entropy_bits
+            if self.dataset
+            else None,
             bits_per_byte=results.bits_per_byte,
             best_validation_loss=results.best_validation_loss,
             tokens=results.tokens,
@@ -379,7 +420,9 @@ def list_runs(home: Path) -> list[RunResults]:
             if run.lineage.exists():
                 runs.append(RunReader(path).results)
             elif run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
-                log.warning("run %s is skipped: it has checkpoints, and no lineage.json.", path.name)
+                log.warning(
+                    "run %s is skipped: it has checkpoints, and no lineage.json.", path.name
+                )
         except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.name, fault)
     return sorted(runs, key=lambda run: run.age)

@@ -67,7 +67,9 @@ class DeferredSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number not in self.handlers and callable(signal.getsignal(number)):
-                    self.handlers[number] = signal.signal(number, lambda number, _: self.noted.append(number))
+                    self.handlers[number] = signal.signal(
+                        number, lambda number, _: self.noted.append(number)
+                    )
 
     def release(self) -> None:
         """Handle signals as before, and those that were noted."""

@@ -20,7 +20,12 @@ def status_path(attempt_dir: Path, rank: int) -> Path:
 
 
 def write_status(
-    attempt_dir: Path, rank: int, state: RankState, code: int, step: int | None = None, error: RankError | None = None
+    attempt_dir: Path,
+    rank: int,
+    state: RankState,
+    code: int,
+    step: int | None = None,
+    error: RankError | None = None,
 ) -> None:
     """Replace a rank's status file.
 

@@ -139,9 +139,16 @@ def commit(
     files = {}
     for relative in _files_below(staged_folder):
         size = (staged_folder / relative).stat().st_size
-        checksum = (computed or {}).get(relative.as_posix()) or file_checksum(staged_folder / relative)
+        checksum = (computed or {}).get(relative.as_posix()) or file_checksum(
+            staged_folder / relative
+        )
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
-    fields = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "files": files, "content": content or {}}
+    fields = {
+        "kind": kind,
+        "format_version": FORMAT_VERSIONS[kind],
+        "files": files,
+        "content": content or {},
+    }
     created = datetime.now(UTC).isoformat(timespec="seconds")
     fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
     fields[SELF_CHECKSUM] = checksum_of(fields)
@@ -156,7 +163,9 @@ def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyMani
         the manifest of the artifact that has the name, see `commit`.
     """
     try:
-        rename_synced(staged_folder, target)  # onto an existing artifact, which is never empty, this fails
+        rename_synced(
+            staged_folder, target
+        )  # onto an existing artifact, which is never empty, this fails
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
@@ -229,14 +238,22 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
                 "use the version of infini-llama that wrote it, or build it again."
             )
         if key is not None and (stored := manifest.meta.get("key")) != key:
-            raise Damaged(f"{path} holds a {kind} with key {stored}; the key of this name is {key}.")
+            raise Damaged(
+                f"{path} holds a {kind} with key {stored}; the key of this name is {key}."
+            )
         for name in manifest.files:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+            if (
+                PurePosixPath(name).is_absolute()
+                or ".." in PurePosixPath(name).parts
+                or "\0" in name
+            ):
                 raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
         if manifest.digest != checksum_of(
             {name: fields[name] for name in ("kind", "format_version", "files", "content")}
         ):
-            raise Damaged(f"{file} has digest {manifest.digest}, which is not that of its files and content.")
+            raise Damaged(
+                f"{file} has digest {manifest.digest}, which is not that of its files and content."
+            )
         return form.model_validate(fields)
     except ValidationError as fault:
         raise Damaged(f"{file}: {first_fault(fault)}.") from None
@@ -250,7 +267,9 @@ def _fields_of(file: Path) -> JsonObject:
         fields = json.loads(text)
         if not isinstance(fields, dict) or SELF_CHECKSUM not in fields:
             raise Damaged(f"{file} is not a manifest.")
-        checksum = checksum_of({key: value for key, value in fields.items() if key != SELF_CHECKSUM})
+        checksum = checksum_of(
+            {key: value for key, value in fields.items() if key != SELF_CHECKSUM}
+        )
         # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
         if fields[SELF_CHECKSUM] != checksum or _serialized(fields) != text:
             raise Damaged(f"{file} does not match its own checksum.")
@@ -263,7 +282,9 @@ def _fields_of(file: Path) -> JsonObject:
     return fields
 
 
-def check(path: Path, kind: str, checksums: bool | Collection[str], key: str | None = None) -> AnyManifest:
+def check(
+    path: Path, kind: str, checksums: bool | Collection[str], key: str | None = None
+) -> AnyManifest:
     """The manifest, once every file is there at its size and no other file is, but hidden ones and those of systems.
 
     Args:
@@ -338,7 +359,10 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
         temporary.symlink_to(target_name)
         temporary.replace(link)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS) or not folder.is_dir():
+        if (
+            error.errno not in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS)
+            or not folder.is_dir()
+        ):
             raise
 
 
@@ -356,7 +380,11 @@ def _move_copy_aside(link: Path) -> None:
         aside = move_aside(link)
     except FileNotFoundError:  # another process has moved it
         return
-    log.warning("%s is a folder, a copy of what a link led to; it was renamed %s and can be deleted.", link, aside.name)
+    log.warning(
+        "%s is a folder, a copy of what a link led to; it was renamed %s and can be deleted.",
+        link,
+        aside.name,
+    )
 
 
 def move_aside(path: Path) -> Path:
@@ -368,7 +396,9 @@ def move_aside(path: Path) -> Path:
 def row_tables(dataset: Path) -> list[Path]:
     """The row tables of a dataset, but those that `move_aside` has renamed, or a person who followed the advice of `verify`."""
     return [
-        path for path in sorted((dataset / ROW_TABLES).glob("[!.]*")) if path.is_dir() and ".damaged" not in path.name
+        path
+        for path in sorted((dataset / ROW_TABLES).glob("[!.]*"))
+        if path.is_dir() and ".damaged" not in path.name
     ]
 
 

@@ -11,7 +11,14 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.records.manifest import DatasetManifest
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, check, read_dataset, readable, row_tables
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    Damaged,
+    check,
+    read_dataset,
+    readable,
+    row_tables,
+)
 
 TOKENIZER, TOKEN_BYTES = "tokenizer.json", "token_bytes.npy"
 REPAIR = "Run 'infini-llama preprocess CONFIG --repair' to rebuild what is damaged."
@@ -28,7 +35,9 @@ def verified_manifest(dataset: Path, digest: str | None = None) -> DatasetManife
     """
     with repairable():
         manifest = read_dataset(dataset)
-    if digest is not None and manifest.digest != digest:  # undamaged, so --repair would not change it
+    if (
+        digest is not None and manifest.digest != digest
+    ):  # undamaged, so --repair would not change it
         raise DataError(
             f"{dataset} is another dataset than the run was trained on: its digest is {manifest.digest}, and {digest} was expected."
         )

@@ -9,7 +9,14 @@ from pathlib import Path
 from infini_llama.configs.errors import DataError
 
 # Made by systems and network disks in folders of any content, beside hidden ones.
-OF_SYSTEMS = {"lost+found", "System Volume Information", "$RECYCLE.BIN", "@eaDir", "Thumbs.db", "desktop.ini"}
+OF_SYSTEMS = {
+    "lost+found",
+    "System Volume Information",
+    "$RECYCLE.BIN",
+    "@eaDir",
+    "Thumbs.db",
+    "desktop.ini",
+}
 
 
 def sync(path: Path) -> None:

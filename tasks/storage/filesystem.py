@@ -13,7 +13,9 @@ from typing import NamedTuple
 from infini_llama.configs.errors import NO_SPACE, ConfigError, PipelineError
 
 # Of a filesystem without memory maps, or a process that may have no more of them.
-NO_MAPS = tuple(map(os.strerror, (errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS)))
+NO_MAPS = tuple(
+    map(os.strerror, (errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS))
+)
 
 
 class Filesystem(NamedTuple):
@@ -33,7 +35,9 @@ class Filesystem(NamedTuple):
 def examine(home: Path) -> Filesystem:
     """Try what a commit and its readers need: write, fsync, rename of a folder, a lock and a memory map. `home` is not created."""
     # Not Path.exists, which raises below a folder that this user may not read.
-    folder = next(path for path in (home.absolute(), *home.absolute().parents) if os.access(path, os.F_OK))
+    folder = next(
+        path for path in (home.absolute(), *home.absolute().parents) if os.access(path, os.F_OK)
+    )
     has_links, failing = False, "files cannot be written"
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
@@ -53,7 +57,9 @@ def examine(home: Path) -> Filesystem:
             failing = ""
             has_links = _has_links(Path(scratch))
     except OSError as error:
-        return Filesystem(folder, f"{failing or 'files cannot be removed'} ({error.strerror or error})", has_links)
+        return Filesystem(
+            folder, f"{failing or 'files cannot be removed'} ({error.strerror or error})", has_links
+        )
     return Filesystem(folder, "", has_links)
 
 
@@ -73,7 +79,9 @@ def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime
         PipelineError: it is full.
     """
     if any(os.strerror(number) in fault for number in NO_SPACE):
-        raise PipelineError(f"no space at {folder}: {fault}; free space and run the same command again.")
+        raise PipelineError(
+            f"no space at {folder}: {fault}; free space and run the same command again."
+        )
     if fault:
         raise ConfigError(
             f"{setting}={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "

@@ -64,7 +64,9 @@ class Folder:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor; only the files' headers are read."""
-        return {name: tuple(value.get_shape()) for name, value in self.tensors("numpy", slices=True)}
+        return {
+            name: tuple(value.get_shape()) for name, value in self.tensors("numpy", slices=True)
+        }
 
     def tensors(self, framework: str, slices: bool = False) -> Iterator[tuple[str, Any]]:
         """Every tensor with its name, one at a time; with `slices`, what can be asked for a shape without reading it."""
@@ -117,7 +119,12 @@ def open_folder(path: Path) -> Folder:
         )
     try:
         expected = hf.shapes(folder.config)
-    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:  # sizes beyond what torch can count
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:  # sizes beyond what torch can count
         raise ConfigError(f"{path / CONFIG}: {error}.") from None
     try:
         hf.check_shapes(folder.shapes(), expected, folder.config)
@@ -136,12 +143,20 @@ def conversation_of(folder: Folder) -> Conversation:
     stated, generation, tokens = (_json(file) if file.is_file() else {} for file in files.values())
     ends: list[int] = []
     for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
-        ends += [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)]
+        ends += [
+            number
+            for number in (value if isinstance(value, list) else [value])
+            if isinstance(number, int)
+        ]
     template = _template(folder.path, tokens.get("chat_template"))
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    special = {name: token for name in names if isinstance(token := _content(tokens.get(name)), str)}
+    special = {
+        name: token for name in names if isinstance(token := _content(tokens.get(name)), str)
+    }
     kept = {
-        name: value for name, value in generation.items() if name not in ("_from_model_config", "transformers_version")
+        name: value
+        for name, value in generation.items()
+        if name not in ("_from_model_config", "transformers_version")
     }
     return Conversation(
         end_tokens=tuple(dict.fromkeys(ends)),
@@ -153,7 +168,11 @@ def conversation_of(folder: Folder) -> Conversation:
 
 def _template(path: Path, stated: object) -> str | dict[str, str] | None:
     """The chat template, or several by their names: those in files of their own, without any the `stated` of tokenizer_config.json."""
-    files = {"default": path / "chat_template.jinja"} if (path / "chat_template.jinja").is_file() else {}
+    files = (
+        {"default": path / "chat_template.jinja"}
+        if (path / "chat_template.jinja").is_file()
+        else {}
+    )
     files |= {file.stem: file for file in sorted(path.glob(TEMPLATES))}
     if files:
         stated = [{"name": name, "template": _text(file)} for name, file in files.items()]
@@ -175,7 +194,9 @@ def _text(file: Path) -> str:
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 (byte {error.start}); convert it, or remove it.") from None
+        raise DataError(
+            f"{file} is not UTF-8 (byte {error.start}); convert it, or remove it."
+        ) from None
 
 
 def _content(token: object) -> object:
@@ -219,7 +240,9 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
             raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
         refuse_pointer(path / name)
         if not (path / name).is_file():
-            raise DataError(f"{path / name} is missing, but {INDEX} lists it; download the folder again.")
+            raise DataError(
+                f"{path / name} is missing, but {INDEX} lists it; download the folder again."
+            )
     stored = [(tensor, file) for file in shards for tensor in names_in(path / file)]
     for tensor, file in stored:
         if index.get(tensor) != file:
@@ -227,7 +250,9 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
                 f"{path / file} contains {tensor}, which {INDEX} has in {index.get(tensor, 'no file')}; download the folder again."
             )
     if missing := sorted(index.keys() - dict(stored).keys()):
-        raise DataError(f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again.")
+        raise DataError(
+            f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again."
+        )
     return {tensor: path / file for tensor, file in stored}
 
 
@@ -246,8 +271,12 @@ def _one_file(path: Path) -> Path:
             f"{path} stores its weights as pickle ({pickles[0]}), which can run any code when it is opened and is "
             f"never read here; convert it to safetensors in an environment that you trust: {CONVERT}."
         )
-    others = ", ".join(file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern)))
-    beside = f" (it has {others}, which transformers does not load by itself either)" if others else ""
+    others = ", ".join(
+        file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern))
+    )
+    beside = (
+        f" (it has {others}, which transformers does not load by itself either)" if others else ""
+    )
     raise ConfigError(
         f"{path} has neither {ONE} nor {INDEX}{beside}; give a folder with both or one of them, as {CONVERT} writes it."
     )
@@ -256,9 +285,15 @@ def _one_file(path: Path) -> Path:
 def _weight_map(path: Path) -> dict[str, str]:
     """The file of each tensor, as the folder's index says."""
     stated = _json(path / INDEX).get("weight_map")
-    files = {name: file for name, file in stated.items() if isinstance(file, str)} if isinstance(stated, dict) else {}
+    files = (
+        {name: file for name, file in stated.items() if isinstance(file, str)}
+        if isinstance(stated, dict)
+        else {}
+    )
     if not files or not isinstance(stated, dict) or len(files) < len(stated):
-        raise DataError(f"{path / INDEX}: weight_map must name one file for each tensor; download the folder again.")
+        raise DataError(
+            f"{path / INDEX}: weight_map must name one file for each tensor; download the folder again."
+        )
     return files
 
 
@@ -293,7 +328,11 @@ def _with_its_head(folder: Folder) -> Folder:
             )
         starts = range(0, embedding.get_shape()[0], ROWS)
         if all(
-            bool((embedding[start : start + ROWS].float() == head[start : start + ROWS].float()).all())
+            bool(
+                (
+                    embedding[start : start + ROWS].float() == head[start : start + ROWS].float()
+                ).all()
+            )
             for start in starts
         ):
             return folder
@@ -309,11 +348,17 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
     """
     file = folder.path / TOKENIZER
     if not file.is_file():
-        others = ", ".join(other.name for pattern in OTHER_TOKENIZERS for other in sorted(folder.path.glob(pattern)))
+        others = ", ".join(
+            other.name
+            for pattern in OTHER_TOKENIZERS
+            for other in sorted(folder.path.glob(pattern))
+        )
         place = f"put the {TOKENIZER} of its tokens there"
         if others:
             place = f"it has {others}, which cannot be read here; write one with transformers: {CONVERT_TOKENIZER}, or {place}"
-        raise ConfigError(f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}.")
+        raise ConfigError(
+            f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}."
+        )
     try:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except BaseException as error:  # `tokenizers` raises nothing narrower, and panics
@@ -361,7 +406,11 @@ def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
             if number.isdecimal() and isinstance(content := _content(token), str):
                 stated.append((content, int(number), settings))
     if tokens.is_file():
-        stated += [(token, number, tokens) for token, number in _json(tokens).items() if isinstance(number, int)]
+        stated += [
+            (token, number, tokens)
+            for token, number in _json(tokens).items()
+            if isinstance(number, int)
+        ]
     return stated
 
 

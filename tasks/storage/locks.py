@@ -19,7 +19,12 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.files import write_atomic
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a filesystem without flock
+NO_LOCKS = (
+    errno.ENOLCK,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+)  # of a filesystem without flock
 RENEW = 5.0  # seconds between renewals
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 FOREVER = 10.0**9  # seconds
@@ -55,15 +60,21 @@ class Lock:
         Busy: on entering, when another process still holds it; names host and process.
     """
 
-    def __init__(self, path: Path, wait: float = 0.0, setting: str = "runtime.home", *, shared: bool = False) -> None:
+    def __init__(
+        self, path: Path, wait: float = 0.0, setting: str = "runtime.home", *, shared: bool = False
+    ) -> None:
         self.path, self.wait, self.setting, self.shared = path, wait, setting, shared
 
     def __enter__(self) -> "Lock":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
+            self.fd = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )  # less the umask
         except IsADirectoryError:
-            raise DataError(f"{self.path} is a folder, but the name of a lock file; remove it.") from None
+            raise DataError(
+                f"{self.path} is a folder, but the name of a lock file; remove it."
+            ) from None
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
@@ -76,7 +87,9 @@ class Lock:
             record = LockRecord(pid=os.getpid(), host=socket.gethostname(), since=since)
             os.ftruncate(self.fd, 0)
             if not self.shared:
-                with suppress(OSError):  # only for people: on a full disk, `gc` needs the lock to free space
+                with suppress(
+                    OSError
+                ):  # only for people: on a full disk, `gc` needs the lock to free space
                     os.pwrite(self.fd, record.model_dump_json().encode(), 0)
         except BaseException:
             os.close(self.fd)
@@ -87,7 +100,9 @@ class Lock:
         began, is_logged = time.monotonic(), False
         while True:
             try:
-                fcntl.flock(self.fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                fcntl.flock(
+                    self.fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+                )
                 return
             except BlockingIOError:
                 waited = time.monotonic() - began
@@ -197,9 +212,13 @@ class Lease:
         Busy: on entering, when a holder on another machine renews it; names host and process.
     """
 
-    def __init__(self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED) -> None:
+    def __init__(
+        self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED
+    ) -> None:
         self.path, self.renew, self.expired = path, renew, expired
-        self.mine = LeaseRecord(kernel=kernel or running_kernel(), host=socket.gethostname(), pid=os.getpid())
+        self.mine = LeaseRecord(
+            kernel=kernel or running_kernel(), host=socket.gethostname(), pid=os.getpid()
+        )
         self.ended, self.taken_by = threading.Event(), ""
 
     def __enter__(self) -> "Lease":

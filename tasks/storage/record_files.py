@@ -124,7 +124,11 @@ def read_lines(path: Path, kind: Kind[RecordType], run: str) -> list[RecordType]
 
 def unreadable(path: Path, kind: Kind[RecordType], run: str) -> str | None:
     """A sentence that names the lines that are not of this kind, without a last one that a kill has cut short; None without any."""
-    numbers = [number for number, line, record in scan(path, kind, run) if record is None and line.endswith(b"\n")]
+    numbers = [
+        number
+        for number, line, record in scan(path, kind, run)
+        if record is None and line.endswith(b"\n")
+    ]
     return unreadable_lines(path, numbers) if numbers else None
 
 
@@ -134,7 +138,9 @@ def unreadable_lines(path: Path, numbers: list[int]) -> str:
     return f"{path}: line {', '.join(map(str, numbers[:SHOWN]))}{more} cannot be read"
 
 
-def scan(path: Path, kind: Kind[RecordType], run: str) -> Iterator[tuple[int, bytes, RecordType | None]]:
+def scan(
+    path: Path, kind: Kind[RecordType], run: str
+) -> Iterator[tuple[int, bytes, RecordType | None]]:
     """Number, bytes and record of each line; no record where it is not of this kind or has no end.
 
     Raises:

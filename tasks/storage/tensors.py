@@ -45,7 +45,18 @@ TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
 ALIGNMENT = 64
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    )
 }
 
 
@@ -88,8 +99,15 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     try:
         with warnings.catch_warnings():  # loading without a process group is intended
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp_load(tensors, storage_reader=TensorReader(folder), planner=planner, no_dist=not dist.is_initialized())
-    except CheckpointException as error:  # not an Exception, and it hides the message of the actual error
+            dcp_load(
+                tensors,
+                storage_reader=TensorReader(folder),
+                planner=planner,
+                no_dist=not dist.is_initialized(),
+            )
+    except (
+        CheckpointException
+    ) as error:  # not an Exception, and it hides the message of the actual error
         fault = next(iter(error.failures.values()))[0]
         if isinstance(fault, PipelineError):
             raise fault from error
@@ -175,7 +193,12 @@ class TensorWriter(StorageWriter):
             os.fsync(file.fileno())
         checksum = "blake3:" + digest.hexdigest()
         result: Future[list[WriteResult]] = Future()
-        result.set_result([WriteResult(index, size, Location(name, start, checksum)) for index, start, size in starts])
+        result.set_result(
+            [
+                WriteResult(index, size, Location(name, start, checksum))
+                for index, start, size in starts
+            ]
+        )
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -185,15 +208,21 @@ class TensorWriter(StorageWriter):
             self.checksums[place.file] = place.checksum
             entry = metadata.state_dict_metadata[written.index.fqn]
             assert isinstance(entry, TensorStorageMetadata)
-            sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset)
+            sizes = next(
+                chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset
+            )
             offsets = tuple(written.index.offset or ())
-            part = TensorPart(offsets=offsets, sizes=tuple(sizes), file=place.file, start=place.start)
+            part = TensorPart(
+                offsets=offsets, sizes=tuple(sizes), file=place.file, start=place.start
+            )
             parts[written.index.fqn].append(part)
         tensors: dict[str, TensorEntry] = {}
         for name, entry in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(entry, TensorStorageMetadata)
             dtype = str(entry.properties.dtype).removeprefix("torch.")
-            tensors[name] = TensorEntry(dtype=dtype, shape=tuple(entry.size), parts=tuple(parts[name]))
+            tensors[name] = TensorEntry(
+                dtype=dtype, shape=tuple(entry.size), parts=tuple(parts[name])
+            )
         table = TensorTable(byteorder=sys.byteorder, tensors=tensors)
         (self.folder / TABLE).write_text(json.dumps(table.to_json()), encoding="utf-8")
 
@@ -221,7 +250,9 @@ class TensorReader(StorageReader):
             entries |= {name: self._entry(name, entry) for name, entry in table.tensors.items()}
         except (OSError, ValueError, KeyError) as error:
             fault = first_fault(error) if isinstance(error, ValidationError) else error
-            raise DataError(f"checkpoint {self.folder} cannot be loaded: {TABLE}: {fault}.") from error
+            raise DataError(
+                f"checkpoint {self.folder} cannot be loaded: {TABLE}: {fault}."
+            ) from error
         return Metadata(entries)
 
     def _entry(self, name: str, entry: TensorEntry) -> TensorStorageMetadata:
@@ -230,7 +261,9 @@ class TensorReader(StorageReader):
         for part in entry.parts:
             offsets, sizes = torch.Size(part.offsets), torch.Size(part.sizes)
             if not re.fullmatch(r"rank-\d{5,}\.bin", part.file):
-                raise ValueError(f"'{name}' is in '{part.file}', which is not a file of a checkpoint")
+                raise ValueError(
+                    f"'{name}' is in '{part.file}', which is not a file of a checkpoint"
+                )
             if min([part.start, *offsets, *sizes]) < 0 or part.start % ALIGNMENT:
                 raise ValueError(f"'{name}' has an invalid part at {part}")
             end = part.start + math.prod(sizes) * dtype.itemsize
@@ -240,7 +273,9 @@ class TensorReader(StorageReader):
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
         return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry.shape), chunks)
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         if not self.places:  # the coordinator alone has read the table so far
             self.read_metadata()
 
@@ -259,9 +294,13 @@ class TensorReader(StorageReader):
                 if name not in files:
                     with (self.folder / name).open("rb") as file, mapping(self.folder / name):
                         files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                flat = torch.frombuffer(files[name], dtype=dtype, count=math.prod(sizes), offset=start)
+                flat = torch.frombuffer(
+                    files[name], dtype=dtype, count=math.prod(sizes), offset=start
+                )
                 part = flat.view(sizes)
-                for dimension, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                for dimension, (first, length) in enumerate(
+                    zip(item.storage_offsets, item.lengths, strict=True)
+                ):
                     part = part.narrow(dimension, first, length)
                 target.copy_(part)
             planner.commit_tensor(item, target)

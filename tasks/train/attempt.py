@@ -76,17 +76,29 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(attempt_dir, plan, settings, attempt.grace_period, [lock.fd for lock in locked.locks])
+            workers = start(
+                attempt_dir,
+                plan,
+                settings,
+                attempt.grace_period,
+                [lock.fd for lock in locked.locks],
+            )
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
-            outcome = Outcome("failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message)
+            outcome = Outcome(
+                "failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message
+            )
             record_attempt(attempt, attempt_dir, outcome, checkpoints.latest_step(run.checkpoints))
             if is_refused:
                 return outcome
             raise
         if plan.nnodes > 1 and settings.has_local_workers:
-            log.info("%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run.path)
+            log.info(
+                "%d nodes train: start `infini-llama join %s` on each other machine",
+                plan.nnodes,
+                run.path,
+            )
         evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
             signals.noted.clear()  # another signal is the same request: the command ends
@@ -116,9 +128,13 @@ def prepare(attempt: AttemptPlan) -> Path:
     attempt_dir.mkdir(parents=True)
     try:
         write_attempt_plan(attempt_dir, attempt)
-        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # not zeros, which some filesystems do not store
+        (attempt_dir / RESERVE).write_bytes(
+            os.urandom(RESERVE_BYTES)
+        )  # not zeros, which some filesystems do not store
     except OSError:
-        shutil.rmtree(attempt_dir, ignore_errors=True)  # nothing was started, so there is no attempt to record
+        shutil.rmtree(
+            attempt_dir, ignore_errors=True
+        )  # nothing was started, so there is no attempt to record
         raise
     source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
     log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
@@ -196,7 +212,11 @@ def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome, st
 
 
 def supervise(
-    attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun, signals: DeferredSignals
+    attempt: AttemptPlan,
+    workers: TorchrunWorkers,
+    attempt_dir: Path,
+    locked: LockedRun,
+    signals: DeferredSignals,
 ) -> Evidence:
     """Watch the workers to their end, and leave no rank running; inside, signals are handled."""
     hang: str | None = None
@@ -223,7 +243,9 @@ def supervise(
     return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
 
 
-def watch(attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun) -> None:
+def watch(
+    attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun
+) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
     config, environment = attempt.config, attempt.plan
     run, ranks = RunFolder(attempt.run_dir), environment.nproc_per_node
@@ -240,7 +262,10 @@ def watch(attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, loc
     ended = False
     while not ended:
         ended = workers.poll() is not None
-        with best_effort("the display of progress", repeated=True), suppress(OSError):  # it does not answer just now
+        with (
+            best_effort("the display of progress", repeated=True),
+            suppress(OSError),
+        ):  # it does not answer just now
             progress.poll()
         try:
             if not ended:  # else a rank that was killed would count as silent

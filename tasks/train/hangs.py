@@ -18,7 +18,13 @@ from infini_llama.tasks.runs.heartbeat import (
     read_heartbeat,
 )
 from infini_llama.tasks.runs.status import is_here, read_statuses
-from infini_llama.tasks.train.processes import is_alive, is_rank, is_stopped, send, waited_for_processor
+from infini_llama.tasks.train.processes import (
+    is_alive,
+    is_rank,
+    is_stopped,
+    send,
+    waited_for_processor,
+)
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
 # Without a published heartbeat, after which a process on another machine is taken for stopped.
@@ -26,7 +32,9 @@ UNPUBLISHED_SECONDS = 5.0
 # Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
 LONGEST_GAP = 5.0
 STOPPED_SHARE = 0.5  # of the timeout, for a rank whose process is stopped: that is seen, not guessed from its silence
-GONE_SECONDS = 60.0  # in which torchrun ends the other ranks after one has died: it gives them half of that
+GONE_SECONDS = (
+    60.0  # in which torchrun ends the other ranks after one has died: it gives them half of that
+)
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 # The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
 # a save waits for a disk, mostly for a copy, and once for all that is still written in the background, and an evaluation is followed by
@@ -101,12 +109,16 @@ class HangDetector:
         try:
             return self._look(self.clock())
         finally:
-            self.polled_at = self.clock()  # a look may itself take seconds, at many ranks on a network filesystem
+            self.polled_at = (
+                self.clock()
+            )  # a look may itself take seconds, at many ranks on a network filesystem
 
     def _look(self, now: float) -> str | None:
         gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
         starved = self._starved()
-        self.silent_since = {rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()}
+        self.silent_since = {
+            rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()
+        }
         heartbeats: dict[int, HeartbeatRecord] = {}
         overdue, ended = False, 0
         self.statuses = read_statuses(self.attempt_dir, self.world_size)
@@ -139,7 +151,9 @@ class HangDetector:
                 self.newest[rank], self.silent_since[rank] = heartbeat, now
             silence = now - self.silent_since[rank]
             # Whether it is stopped is only read of one that has been silent as long as that would matter.
-            stopped = silence > self.limit(heartbeat.phase, stopped=True) and is_stopped(self._pid(rank))
+            stopped = silence > self.limit(heartbeat.phase, stopped=True) and is_stopped(
+                self._pid(rank)
+            )
             overdue |= silence > self.limit(heartbeat.phase, stopped)
         if ended == self.world_size:
             self.ended_at = now if self.ended_at is None else self.ended_at + gap
@@ -180,9 +194,7 @@ class HangDetector:
         host = f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
         stopped = " (the process is stopped)" if self._is_stopped(rank) else ""
         silence = now - self.silent_since[rank]
-        return (
-            f"rank {rank}{host}{stopped} has sent no heartbeat for {silence:.0f} s in phase '{phase}' after step {step}"
-        )
+        return f"rank {rank}{host}{stopped} has sent no heartbeat for {silence:.0f} s in phase '{phase}' after step {step}"
 
     def _pid(self, rank: int) -> int:
         """0 where it has none on this machine, or has ended: its number may be another process's by now."""

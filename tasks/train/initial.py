@@ -10,7 +10,13 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.dataset_files import read_tokenizer
-from infini_llama.tasks.storage.hf_folder import TOKENIZER, Folder, conversation_of, open_folder, tokenizer_of
+from infini_llama.tasks.storage.hf_folder import (
+    TOKENIZER,
+    Folder,
+    conversation_of,
+    open_folder,
+    tokenizer_of,
+)
 
 log = logging.getLogger("infini_llama.train")
 # May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.
@@ -43,7 +49,10 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         return None
     before = lineage.init_from if lineage else None
     if before and not expanded(init_from).exists():
-        log.warning("train.init_from=%s no longer exists; the run continues from its checkpoints.", init_from)
+        log.warning(
+            "train.init_from=%s no longer exists; the run continues from its checkpoints.",
+            init_from,
+        )
         return before
     folder = open_folder(Path(init_from))
     return InitialWeights(
@@ -79,9 +88,13 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     """
     folder = open_folder(Path(initial.path))
     imported, configured = folder.config.to_dict(), model.to_dict()
-    differing = [name for name in configured if name not in FREE and configured[name] != imported[name]]
+    differing = [
+        name for name in configured if name not in FREE and configured[name] != imported[name]
+    ]
     lines = [
-        f"model.{name}: {configured[name]} here, {imported[name]} there" for name in differing if name not in ANNOUNCED
+        f"model.{name}: {configured[name]} here, {imported[name]} there"
+        for name in differing
+        if name not in ANNOUNCED
     ]
     if lines:
         raise ConfigError(
@@ -91,7 +104,10 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
         )
     for name in differing:
         log.warning(
-            "model.%s is %s here and was %s when the weights were trained.", name, configured[name], imported[name]
+            "model.%s is %s here and was %s when the weights were trained.",
+            name,
+            configured[name],
+            imported[name],
         )
     _refuse_other_tokens(folder, dataset)
 
@@ -100,7 +116,8 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
     if not (folder.path / TOKENIZER).is_file():
         log.warning(
-            "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.", folder.path
+            "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.",
+            folder.path,
         )
         return
     if read_tokenizer(dataset).get_vocab() != tokenizer_of(folder).get_vocab():

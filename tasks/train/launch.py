@@ -18,7 +18,12 @@ from infini_llama.tasks.records.status import Endpoint, RankStatus
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.runs.status import is_here, read_statuses
 from infini_llama.tasks.train.processes import is_rank, send
-from infini_llama.tasks.train.rendezvous import JOIN_TIMEOUT, gloo_interface, host_rendezvous, own_address_towards
+from infini_llama.tasks.train.rendezvous import (
+    JOIN_TIMEOUT,
+    gloo_interface,
+    host_rendezvous,
+    own_address_towards,
+)
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 # An exception and the first line of its message, but not torchrun's own about a worker, which a summary follows.
@@ -27,7 +32,11 @@ SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by 
 
 
 def start(
-    attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig, grace_period: float, lock_fds: list[int]
+    attempt_dir: Path,
+    plan: EnvironmentPlan,
+    settings: EnvironmentConfig,
+    grace_period: float,
+    lock_fds: list[int],
 ) -> "TorchrunWorkers":
     """Start the workers of the attempt in `attempt_dir`.
 
@@ -43,7 +52,10 @@ def start(
     if settings.launcher == "srun":
         command = srun_command(attempt_dir, plan, settings)
         return SrunWorkers(
-            spawn(command, log, plan.env, grace_period, lock_fds), attempt_dir, plan.world_size, plan.nnodes
+            spawn(command, log, plan.env, grace_period, lock_fds),
+            attempt_dir,
+            plan.world_size,
+            plan.nnodes,
         )
     endpoint = host_rendezvous(attempt_dir, plan)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
@@ -51,7 +63,9 @@ def start(
     return TorchrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
-def torchrun_command(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_host: bool) -> list[str]:
+def torchrun_command(
+    attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoint, is_host: bool
+) -> list[str]:
     """The command that starts this machine's workers of an attempt.
 
     Args:
@@ -76,7 +90,9 @@ def torchrun_command(attempt_dir: Path, plan: EnvironmentPlan, endpoint: Endpoin
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def srun_command(attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig) -> list[str]:
+def srun_command(
+    attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig
+) -> list[str]:
     """The command that starts torchrun once on every node: of the allocation that this process is in, or of one that srun requests."""
     command = [
         "srun",
@@ -101,14 +117,20 @@ def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict
     """The environment of torchrun: this process's and `variables`, without PET_*, which torchrun would read as its own options."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     forced = {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),  # after a signal; after a rank's failure it is 30 s
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
+            int(grace_period)
+        ),  # after a signal; after a rank's failure it is 30 s
         "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
     }
     return inherited | variables | forced
 
 
 def spawn(
-    command: list[str], log: Path, variables: dict[str, str], grace_period: float, lock_fds: list[int]
+    command: list[str],
+    log: Path,
+    variables: dict[str, str],
+    grace_period: float,
+    lock_fds: list[int],
 ) -> subprocess.Popen[bytes]:
     """A command in a session of its own, so that no terminal's Ctrl-C reaches it. When this process dies, the kernel sends it SIGTERM.
 
@@ -185,7 +207,11 @@ class TorchrunWorkers:
     def statuses(self) -> list[RankStatus]:
         """The statuses of the ranks that this torchrun started."""
         statuses = read_statuses(self.attempt_dir, self.world_size)
-        return [status for status in statuses if status and status.parent == self.process.pid and is_here(status)]
+        return [
+            status
+            for status in statuses
+            if status and status.parent == self.process.pid and is_here(status)
+        ]
 
     def running(self) -> list[int]:
         """Process IDs of the ranks that run; a killed rank leaves the status "running"."""
@@ -231,7 +257,10 @@ class SrunWorkers(TorchrunWorkers):
         except OSError:  # no node had started
             return
         until = time.monotonic() + SRUN_END_SECONDS
-        while time.monotonic() < until and step in _slurm("squeue", "--steps", "--noheader", "--format=%i").split():
+        while (
+            time.monotonic() < until
+            and step in _slurm("squeue", "--steps", "--noheader", "--format=%i").split()
+        ):
             _slurm("scancel", "--signal=KILL", step)
             time.sleep(0.5)
 
@@ -247,7 +276,12 @@ def _slurm(*command: str) -> str:
     """The output of one of Slurm's commands; "" where it is missing or the controller does not answer."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

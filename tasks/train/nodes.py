@@ -28,7 +28,13 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
 )
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.train.launch import SLURM_STEP, TorchrunWorkers, spawn, torchrun_command, torchrun_environment
+from infini_llama.tasks.train.launch import (
+    SLURM_STEP,
+    TorchrunWorkers,
+    spawn,
+    torchrun_command,
+    torchrun_environment,
+)
 from infini_llama.tasks.train.outcome import Evidence, outcome_of
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
@@ -51,7 +57,9 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str
             "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
             ", ".join(missing),
         )
-    return gloo_interface(endpoint) | {name: value for name, value in plan.env.items() if name not in hidden}
+    return gloo_interface(endpoint) | {
+        name: value for name, value in plan.env.items() if name not in hidden
+    }
 
 
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
@@ -73,17 +81,26 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
     taken: set[Path] = set()
     was_supervised, since = False, time.monotonic()
     while True:
-        is_supervised = run.lease.exists()  # the supervisor removes it when it ends, unless it is killed
+        is_supervised = (
+            run.lease.exists()
+        )  # the supervisor removes it when it ends, unless it is killed
         newest, ends = _open_attempt(run), read_attempts(run)
         last = ends[-1].code if ends else None
         if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
             endpoint = changed(endpoint, address=master_addr or endpoint.address)
             if _is_reachable(endpoint, since):
                 taken.add(newest)
-                log.info("%s exited with %d on this node", newest.name, join_attempt(newest, endpoint))
+                log.info(
+                    "%s exited with %d on this node", newest.name, join_attempt(newest, endpoint)
+                )
                 since = time.monotonic()
                 was_supervised = True
-        elif last is not None and was_supervised and not newest and not _continues(run, last, is_supervised):
+        elif (
+            last is not None
+            and was_supervised
+            and not newest
+            and not _continues(run, last, is_supervised)
+        ):
             return last
         if time.monotonic() - since > timeout:
             if last is None:
@@ -137,7 +154,9 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     run = RunFolder(attempt_dir.parents[1])
     command = torchrun_command(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
-    process = spawn(command, output, node_environment(attempt.plan, endpoint), attempt.grace_period, [])
+    process = spawn(
+        command, output, node_environment(attempt.plan, endpoint), attempt.grace_period, []
+    )
     workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
@@ -150,7 +169,9 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
         ) from requested
     finally:
         workers.end()
-    return outcome_of(Evidence(process.wait(), list(workers.statuses()) or [None], str(attempt_dir))).code
+    return outcome_of(
+        Evidence(process.wait(), list(workers.statuses()) or [None], str(attempt_dir))
+    ).code
 
 
 def become_torchrun(attempt_dir: Path) -> None:
@@ -163,7 +184,10 @@ def become_torchrun(attempt_dir: Path) -> None:
     plan = attempt.plan
     is_host = os.environ.get("SLURM_NODEID", "0") == "0"
     if is_host:
-        write_atomic(attempt_dir / SLURM_STEP, f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}")
+        write_atomic(
+            attempt_dir / SLURM_STEP,
+            f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}",
+        )
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)
@@ -174,7 +198,9 @@ def become_torchrun(attempt_dir: Path) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
     try:
         become_torchrun(Path(sys.argv[1]))
     except PipelineError as fault:

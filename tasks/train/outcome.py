@@ -7,7 +7,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infini_llama.configs.errors import ENDINGS, ConfigError, DataError, ExitCode, PipelineError, Preempted, TrainFailed
+from infini_llama.configs.errors import (
+    ENDINGS,
+    ConfigError,
+    DataError,
+    ExitCode,
+    PipelineError,
+    Preempted,
+    TrainFailed,
+)
 from infini_llama.tasks.records.status import EndKind, RankError, RankStatus
 
 log = logging.getLogger("infini_llama.train")
@@ -73,7 +81,12 @@ def outcome_of(evidence: Evidence) -> Outcome:
         message = f"watching the workers failed: {evidence.fault!r}"
         return Outcome("failed", ExitCode.UNEXPECTED, message, reported.step)
     if evidence.stop_request is not None and reported.code == ExitCode.UNEXPECTED:
-        return Outcome("preempted", ExitCode.PREEMPTED, "stopped on request, without a checkpoint", reported.step)
+        return Outcome(
+            "preempted",
+            ExitCode.PREEMPTED,
+            "stopped on request, without a checkpoint",
+            reported.step,
+        )
     return reported
 
 
@@ -83,22 +96,30 @@ def _reported(evidence: Evidence) -> Outcome:
     written = [status for status in statuses if status]
     if len(written) == len(statuses) and all(status.state == "done" for status in written):
         return Outcome("done", ExitCode.FINISHED, "finished", written[0].step)
-    failed = sorted((status for status in written if status.state == "failed"), key=lambda status: status.time)
+    failed = sorted(
+        (status for status in written if status.state == "failed"), key=lambda status: status.time
+    )
     causes = [status for status in failed if not (status.error and status.error.peer_lost)]
     if causes:
         return _failed(causes[0], logs)
-    silent = [rank for rank, status in enumerate(statuses) if status is None or status.state == "running"]
+    silent = [
+        rank for rank, status in enumerate(statuses) if status is None or status.state == "running"
+    ]
     preempted = [status for status in written if status.state == "preempted"]
     if preempted and not failed and not silent:
         step = preempted[0].step
-        return Outcome("preempted", ExitCode.PREEMPTED, f"saved a checkpoint and stopped at step {step}", step)
+        return Outcome(
+            "preempted", ExitCode.PREEMPTED, f"saved a checkpoint and stopped at step {step}", step
+        )
     if failed and not silent:
         return _failed(failed[0], logs)
     if silent and returncode < 0:
         message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
     elif silent and not written:
         hint = f": {evidence.hint.rstrip('.')}" if evidence.hint else ""
-        message = f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
+        message = (
+            f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
+        )
     elif silent:
         ranks = ", ".join(map(str, silent))
         message = (

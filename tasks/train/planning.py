@@ -29,7 +29,13 @@ from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, number_of, read_attempt_plan, read_attempts
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    attempt_folders,
+    number_of,
+    read_attempt_plan,
+    read_attempts,
+)
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
@@ -80,7 +86,9 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     if before:
         _refuse_other_run(run, before, lineage)
         if (before.train, before.max_steps) != (lineage.train, lineage.max_steps):
-            lineage = _with_changed_settings(run, before, lineage, goes_back(config.runtime.resume, before))
+            lineage = _with_changed_settings(
+                run, before, lineage, goes_back(config.runtime.resume, before)
+            )
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_curriculum(config.data, lineage)
@@ -121,7 +129,9 @@ def plan_attempt(
         resume = "auto"  # the rule holds for the first attempt of a command
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_unlike(run, chosen, lineage, plan) if chosen else 0
-    if resume not in checkpoints.RULES:  # a path holds until the run has a checkpoint of its own since
+    if (
+        resume not in checkpoints.RULES
+    ):  # a path holds until the run has a checkpoint of its own since
         lineage = changed(lineage, resumed_from=resume)
     if chosen and from_step >= lineage.max_steps:
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
@@ -148,7 +158,12 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
     Checkpoints are moved as by `plan_attempt`.
     """
     return plan_attempt(
-        before.config, before.dataset, before.plan, lineage or before.lineage, before.invocation, before.verify_on_read
+        before.config,
+        before.dataset,
+        before.plan,
+        lineage or before.lineage,
+        before.invocation,
+        before.verify_on_read,
     )
 
 
@@ -168,7 +183,10 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
 
 
 def _max_steps(
-    config: PipelineConfig, dataset: DatasetRef, weights: dict[str, float] | None, before: Lineage | None
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    weights: dict[str, float] | None,
+    before: Lineage | None,
 ) -> int:
     """Steps of the run: a function of the settings and the dataset, and of the steps at which the stages of a run that has begun end.
 
@@ -180,22 +198,41 @@ def _max_steps(
     if steps is None:
         if train.num_epochs is not None:
             setting = f"train.num_epochs={train.num_epochs:g}"
-            steps = math.ceil(Fraction(repr(train.num_epochs)) * rows / batch)  # exactly: 1.1 x 100 is 110
+            steps = math.ceil(
+                Fraction(repr(train.num_epochs)) * rows / batch
+            )  # exactly: 1.1 x 100 is 110
         else:
             assert train.max_tokens is not None  # one of the three is set
             setting = f"train.max_tokens={train.max_tokens}"
-            if before and (before.train.max_tokens, before.train.global_batch_size) == (train.max_tokens, batch):
-                steps = before.max_steps  # counted anew, they could be others: the ends of its stages are rounded
+            if before and (before.train.max_tokens, before.train.global_batch_size) == (
+                train.max_tokens,
+                batch,
+            ):
+                steps = (
+                    before.max_steps
+                )  # counted anew, they could be others: the ends of its stages are rounded
             else:
-                ends = before.curriculum_ends if before else [stage.until for stage in config.data.curriculum]
+                ends = (
+                    before.curriculum_ends
+                    if before
+                    else [stage.until for stage in config.data.curriculum]
+                )
                 targets = _targets_per_step(config, dataset, weights)
                 if not targets[-1]:
                     raise ConfigError(
                         f"{setting} counts tokens with a target, and no train sequence of the dataset has one; lengthen "
                         "data.sequence_length, or shorten the prompts."
                     )
-                steps = _steps_to_targets(count(train.max_tokens), targets, [Fraction(repr(end)) for end in ends])
-        log.info("%s: %d steps of %d sequences; the dataset has %d sequences", setting, steps, batch, rows)
+                steps = _steps_to_targets(
+                    count(train.max_tokens), targets, [Fraction(repr(end)) for end in ends]
+                )
+        log.info(
+            "%s: %d steps of %d sequences; the dataset has %d sequences",
+            setting,
+            steps,
+            batch,
+            rows,
+        )
         if train.warmup_steps >= steps:
             raise ConfigError(
                 f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
@@ -221,11 +258,15 @@ def _steps_to_targets(number: int, targets: Sequence[Fraction], ends: Sequence[F
     return math.ceil(steps + left / targets[-1])
 
 
-def _targets_per_step(config: PipelineConfig, dataset: DatasetRef, weights: dict[str, float] | None) -> list[Fraction]:
+def _targets_per_step(
+    config: PipelineConfig, dataset: DatasetRef, weights: dict[str, float] | None
+) -> list[Fraction]:
     """Targets of a step, on average, in each stage of data.curriculum, and after them."""
     targets: list[Fraction] = []
     for table in (*(stage.row_table for stage in dataset.curriculum), dataset.row_table):
-        reader = TokenReader(config.runtime.home.resolve() / dataset.path, table, "train", verify_on_read=True)
+        reader = TokenReader(
+            config.runtime.home.resolve() / dataset.path, table, "train", verify_on_read=True
+        )
         rows = config.train.global_batch_size * (dataset.sequence_length // reader.sequence_length)
         targets.append(rows * _targets_of_row(reader, weights))
     return targets
@@ -233,11 +274,17 @@ def _targets_per_step(config: PipelineConfig, dataset: DatasetRef, weights: dict
 
 def _targets_of_row(reader: TokenReader, weights: dict[str, float] | None) -> Fraction:
     """Targets of a sequence, on average: of all rows, or with weights of each source's, in its share."""
-    sources = weighted_sources(reader.sources, weights) if weights else (WeightedSource("", 0, len(reader), 1),)
+    sources = (
+        weighted_sources(reader.sources, weights)
+        if weights
+        else (WeightedSource("", 0, len(reader), 1),)
+    )
     targets = Fraction(0)
     for source in sources:
         rows = np.arange(source.first, source.first + source.rows)
-        parts = np.array_split(rows, -(-len(rows) // ROWS_AT_ONCE))  # masks of all rows at once may not fit into memory
+        parts = np.array_split(
+            rows, -(-len(rows) // ROWS_AT_ONCE)
+        )  # masks of all rows at once may not fit into memory
         targets += Fraction(sum(map(reader.count_targets, parts)) * source.weight, source.rows)
     return targets / sum(source.weight for source in sources)
 
@@ -301,7 +348,9 @@ def _warn_of_limit(plan: EnvironmentPlan, lineage: Lineage) -> None:
 
 def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDataset:
     stages = tuple(
-        LineageCurriculumStage(**stage.model_dump(mode="json"), row_table_digest=table.row_table_digest)
+        LineageCurriculumStage(
+            **stage.model_dump(mode="json"), row_table_digest=table.row_table_digest
+        )
         for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
     )
     return LineageDataset(
@@ -310,7 +359,8 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
         row_table=dataset.row_table,
         row_table_digest=dataset.row_table_digest,
         sequence_length=dataset.sequence_length,
-        weights={source.name: source.weight for source in config.data.sources if source.weight} or None,
+        weights={source.name: source.weight for source in config.data.sources if source.weight}
+        or None,
         curriculum=stages or None,
     )
 
@@ -319,20 +369,33 @@ def _refuse_other_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
     refused = [
         *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
         *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
-        *(line for name, line in _changed_settings(before, now).items() if POLICIES[name] is Resume.FIXED),
+        *(
+            line
+            for name, line in _changed_settings(before, now).items()
+            if POLICIES[name] is Resume.FIXED
+        ),
     ]
-    started, starts = (start.digest if start else "no weights" for start in (before.init_from, now.init_from))
+    started, starts = (
+        start.digest if start else "no weights" for start in (before.init_from, now.init_from)
+    )
     refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
     if refused:
         raise ConfigError(
-            f"run folder {run.path} belongs to another run; choose another runtime.name. Differences", refused
+            f"run folder {run.path} belongs to another run; choose another runtime.name. Differences",
+            refused,
         )
 
 
-def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage, is_taken_back: bool) -> Lineage:
+def _with_changed_settings(
+    run: RunFolder, before: Lineage, now: Lineage, is_taken_back: bool
+) -> Lineage:
     """`now`, with a warning of what makes the run another one than began; `before` if the run has finished, and no step follows."""
     changed, result = _changed_settings(before, now), RunReader(run.path).result
-    if not is_taken_back and result is not None and result.is_final(now.max_steps, now.train.early_stopping_patience):
+    if (
+        not is_taken_back
+        and result is not None
+        and result.is_final(now.max_steps, now.train.early_stopping_patience)
+    ):
         if changed:
             lines = "; ".join(changed.values())
             log.warning(
@@ -344,17 +407,26 @@ def _with_changed_settings(run: RunFolder, before: Lineage, now: Lineage, is_tak
         return before
     for name, line in changed.items():
         if POLICIES[name] is not Resume.FREE:
-            log.warning("%s: from here on, the run is no longer bitwise identical to an uninterrupted one.", line)
+            log.warning(
+                "%s: from here on, the run is no longer bitwise identical to an uninterrupted one.",
+                line,
+            )
     _warn_of_learning_rate(before, now, checkpoints.latest_step(run.checkpoints))
     return now
 
 
 def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
     """Changes of the schedule. More steps move a run back to an earlier part of it: the rate rises."""
-    old, new = (start.train.learning_rate * factor(start.train, start.max_steps, step) for start in (before, now))
+    old, new = (
+        start.train.learning_rate * factor(start.train, start.max_steps, step)
+        for start in (before, now)
+    )
     if 0 < step < now.max_steps and old != new:
         log.warning(
-            "the learning rate of step %d is %.3g; with the settings before, it would be %.3g", step + 1, new, old
+            "the learning rate of step %d is %.3g; with the settings before, it would be %.3g",
+            step + 1,
+            new,
+            old,
         )
 
 
@@ -368,9 +440,15 @@ def _compared(lineage: Lineage) -> JsonObject:
     return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
 
 
-def _differences(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], section: str) -> dict[str, str]:
+def _differences(
+    before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], section: str
+) -> dict[str, str]:
     """A sentence for each setting that has another value now, by its name."""
-    return {key: f"{section}.{key}: {before[key]} before, {now[key]} now" for key in before if before[key] != now[key]}
+    return {
+        key: f"{section}.{key}: {before[key]} before, {now[key]} now"
+        for key in before
+        if before[key] != now[key]
+    }
 
 
 def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int) -> None:
@@ -405,8 +483,12 @@ def _refuse_unlike(run: RunFolder, chosen: Path, lineage: Lineage, plan: Environ
     if state.dataset not in (None, lineage.dataset.digest):
         fault = f"checkpoint {chosen} was trained on another dataset ({state.dataset}) than this run ({lineage.dataset.digest})"
         if chosen.parent.resolve() == run.checkpoints.resolve():
-            raise DataError(f"{fault}; move it out of the run's folder, or choose another runtime.name.")
-        log.warning("%s; the run continues with its own dataset. Both need the same tokenizer.", fault)
+            raise DataError(
+                f"{fault}; move it out of the run's folder, or choose another runtime.name."
+            )
+        log.warning(
+            "%s; the run continues with its own dataset. Both need the same tokenizer.", fault
+        )
     if state.world_size != plan.world_size:
         log.warning(
             "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "

@@ -29,7 +29,10 @@ def is_alive(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not by a debugger, which is "t"); False where unknown."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+            == "T"
+        )
     except (OSError, IndexError):
         return False
 

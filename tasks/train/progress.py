@@ -14,7 +14,9 @@ from infini_llama.tasks.storage.record_files import parse_line
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
-WARNING = re.compile(rb"\S+ \S+ WARNING infini_llama\.[\w.]+: (.+)")  # a line that worker/__main__.py logs
+WARNING = re.compile(
+    rb"\S+ \S+ WARNING infini_llama\.[\w.]+: (.+)"
+)  # a line that worker/__main__.py logs
 
 
 class NewLines:
@@ -42,7 +44,9 @@ class Progress:
     What settings, data and model cause is logged by every rank: equal warnings of an attempt are reported once.
     """
 
-    def __init__(self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int, ranks: int = 1) -> None:
+    def __init__(
+        self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int, ranks: int = 1
+    ) -> None:
         self.run, self.max_steps, self.logging_steps = run, max_steps, logging_steps
         self.metrics = NewLines(run.metrics)
         self.rank_logs = [NewLines(attempt_dir / f"rank-{rank}.log") for rank in range(ranks)]
@@ -60,7 +64,10 @@ class Progress:
             if isinstance(line, TrainLine):
                 self._report(line)
             elif line.tokens == 0:
-                log.warning("step %d  validation loss is not measured: the sequences have no targets", line.step)
+                log.warning(
+                    "step %d  validation loss is not measured: the sequences have no targets",
+                    line.step,
+                )
             elif line.loss is None:
                 log.warning("step %d  validation loss is not finite", line.step)
             else:

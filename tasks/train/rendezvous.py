@@ -34,7 +34,9 @@ def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
     """
     name = socket.gethostname()
     if plan.nnodes == 1:
-        return Endpoint(address=LOOPBACK, port=0 if plan.port == "auto" else _free_port(plan), host=name)
+        return Endpoint(
+            address=LOOPBACK, port=0 if plan.port == "auto" else _free_port(plan), host=name
+        )
     address = own_address() if plan.master_addr == "auto" else plan.master_addr
     if address is None:
         raise ConfigError(

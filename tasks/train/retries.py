@@ -34,7 +34,9 @@ def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
     if ENDINGS[ExitCode(outcome.code)].follows != "attempt":
         return None
     if outcome.code == ExitCode.PREEMPTED:
-        log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
+        log.warning(
+            "the workers received a stop signal and %s; resuming immediately", outcome.message
+        )
         return plan_next_attempt(attempt)
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         log.warning("out of memory: %s", outcome.message)
@@ -59,7 +61,9 @@ def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
     share = train.global_batch_size // train.groups(attempt.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
-        log.warning("the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory")
+        log.warning(
+            "the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory"
+        )
         return None
     log.warning(
         "retrying with micro-batches of %d instead of %d: the global batches and their order stay the same, but sums "
@@ -82,20 +86,30 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     Returns:
         None beyond `runtime.max_rollbacks`, or where nothing older exists.
     """
-    assert error.first_skip is not None and error.samples is not None  # every diverged rank reports both
+    assert (
+        error.first_skip is not None and error.samples is not None
+    )  # every diverged rank reports both
     run, limit = RunFolder(attempt.run_dir), attempt.config.runtime.max_rollbacks
     before = attempt.lineage.skipped_samples
     # Newer ones stay until it is certain that the run goes back.
     good, first = _newest_until(attempt, error.first_skip - 1)
-    if limit and before and before[-1].first == first:  # diverged again after a rollback to this checkpoint
+    if (
+        limit and before and before[-1].first == first
+    ):  # diverged again after a rollback to this checkpoint
         if good is None:
-            log.warning("the run diverged again from its start; nothing older exists to roll back to")
+            log.warning(
+                "the run diverged again from its start; nothing older exists to roll back to"
+            )
             return None
         log.warning("%s was rolled back to before; an older checkpoint is used", good.name)
         good, first = _newest_until(attempt, checkpoints.step_of(good) - 1)
         before = before[:-1]
     elif len(before) >= limit:
-        log.warning("the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)", len(before), limit)
+        log.warning(
+            "the run has already been rolled back %d time(s) (runtime.max_rollbacks=%d)",
+            len(before),
+            limit,
+        )
         return None
     skipped = SampleRange(first=first, end=error.samples)
     checkpoints.abandon_newer(run.checkpoints, checkpoints.step_of(good) if good else 0)
@@ -115,7 +129,9 @@ def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:
     """
     own, resume = RunFolder(attempt.run_dir).checkpoints, attempt.config.runtime.resume
     good = checkpoints.newest_with_damaged_moved_aside(own, step)
-    is_of_another = resume not in checkpoints.RULES and Path(resume).parent.resolve() != own.resolve()
+    is_of_another = (
+        resume not in checkpoints.RULES and Path(resume).parent.resolve() != own.resolve()
+    )
     start = good or (Path(resume) if is_of_another else None)
     return good, checkpoints.read_state(start).samples if start else 0
 
@@ -137,7 +153,12 @@ class Retries:
         newest_step: Callable[[], int],
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.limit, self.first_delay, self.newest_step, self.on_end = limit, first_delay, newest_step, on_end
+        self.limit, self.first_delay, self.newest_step, self.on_end = (
+            limit,
+            first_delay,
+            newest_step,
+            on_end,
+        )
         self.failed_at, self.failures = -1, 0
 
     @contextmanager
@@ -146,14 +167,19 @@ class Retries:
         try:
             yield
         except BaseException as error:
-            if self.failures and not isinstance(error, Busy):  # else the newest attempt is another command's
+            if self.failures and not isinstance(
+                error, Busy
+            ):  # else the newest attempt is another command's
                 self.on_end()
             raise
 
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
         if isinstance(error, PipelineError):  # else a defect, or a fault of this machine
-            if not (isinstance(error, TrainFailed) and ENDINGS[ExitCode(error.exit_code)].follows == "retry"):
+            if not (
+                isinstance(error, TrainFailed)
+                and ENDINGS[ExitCode(error.exit_code)].follows == "retry"
+            ):
                 return None
         elif not isinstance(error, Exception):  # a request to stop
             return None
@@ -169,7 +195,9 @@ class Retries:
                 self.limit,
             )
             return None
-        delay = min(self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay))
+        delay = min(
+            self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay)
+        )
         log.warning(
             "training failed: %s; retrying in %g s; newest checkpoint: step %d (retry %d of %d)",
             str(error).rstrip(".") if isinstance(error, PipelineError) else repr(error),

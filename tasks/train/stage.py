@@ -65,7 +65,9 @@ def train(
         lineage = bind_run(config, dataset, plan)
         reader = RunReader(run.path)
         is_finished = reader.result is not None and not goes_back(config.runtime.resume, lineage)
-        if not is_finished or reader.environment is None:  # of a finished run, what it was trained in stays
+        if (
+            not is_finished or reader.environment is None
+        ):  # of a finished run, what it was trained in stays
             run.write(run.environment, environment.record)
         if is_finished:
             if config.runtime.resume == "never" and is_first_of_command(run, invocation):
@@ -74,13 +76,17 @@ def train(
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
         is_local = config.environment.has_local_workers
-        with hold_gpus(gpus_of(environment.record.facts, plan) if is_local else [], locked.poll) as gpus:
+        with hold_gpus(
+            gpus_of(environment.record.facts, plan) if is_local else [], locked.poll
+        ) as gpus:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
             return attempts_until_finished(attempt, LockedRun((*locked.locks, *gpus), locked.poll))
 
 
 @contextmanager
-def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]) -> Generator[LockedRun]:
+def hold_run(
+    run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
+) -> Generator[LockedRun]:
     """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
 
     `poll` raises Busy once either is lost.
@@ -108,7 +114,11 @@ def hold_run(run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], Non
 def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
     """Inside, a run is bound to the settings of a command. If that fails before an attempt, its records are as they were: a new run leaves
     its name to other settings, and a finished one has those that it was trained with."""
-    records = {path: path.read_bytes() for path in (run.lineage, run.environment, run.config) if path.is_file()}
+    records = {
+        path: path.read_bytes()
+        for path in (run.lineage, run.environment, run.config)
+        if path.is_file()
+    }
     made = attempt_folders(run)
     try:
         yield
@@ -118,7 +128,9 @@ def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
         if attempt_folders(run) == made:
             for path in (run.lineage, run.environment, run.config):
                 if path in records:
-                    write_atomic(path, records[path].decode(errors="replace"))  # what is damaged stays so
+                    write_atomic(
+                        path, records[path].decode(errors="replace")
+                    )  # what is damaged stays so
                 elif path.is_file():
                     path.unlink()
         raise
@@ -148,7 +160,9 @@ def write_summary(run: RunFolder) -> RunSummary:
     """
     summary = RunReader(run.path).summary
     if summary is None:
-        raise Damaged(f"{run.result} is not the result of the newest checkpoint; run the same command again.")
+        raise Damaged(
+            f"{run.result} is not the result of the newest checkpoint; run the same command again."
+        )
     run.write(run.summary, summary)
     return summary
 
@@ -161,7 +175,9 @@ def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
 
 
 @contextmanager
-def hold_gpus(gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None) -> Generator[list[Lock]]:
+def hold_gpus(
+    gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None
+) -> Generator[list[Lock]]:
     """Inside, no other run of this user computes on these GPUs; waits for one that does.
 
     Args:

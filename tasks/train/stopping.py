@@ -35,7 +35,9 @@ def stop_seconds(lines: list[MetricsLine]) -> float:
     step = max((line.step_time for line in steps), default=0.0)
     save = max((line.save_time for line in steps), default=0.0)
     write = max((line.save_write_time for line in steps), default=0.0)
-    evaluation = max((line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0)
+    evaluation = max(
+        (line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0
+    )
     return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
@@ -58,7 +60,8 @@ def stop_workers(
         try:
             grace = _grace_period_now(attempt)
             log.warning(
-                "stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)", grace
+                "stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)",
+                grace,
             )
             notify_systemd(grace)
             workers.stop(grace)
@@ -69,7 +72,9 @@ def stop_workers(
             if request is None:
                 request, requested = interruption, time.monotonic()
             elif time.monotonic() - requested > ONE_REQUEST_SECONDS:
-                log.warning("second signal received: exiting now; the newest valid checkpoint remains")
+                log.warning(
+                    "second signal received: exiting now; the newest valid checkpoint remains"
+                )
                 return request
 
 

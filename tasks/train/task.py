@@ -31,7 +31,9 @@ from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
 MOST_RETRIES = 1000  # Prefect counts all retries together; `Retries` limits those without progress
-GPU_LIMIT = "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
+GPU_LIMIT = (
+    "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
+)
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
 # Seconds for which slots are leased. Their process renews them, and one that cannot goes on training.
 # Nothing but the lease's end frees the GPUs of a process that was killed.
@@ -58,7 +60,9 @@ def train(
         is_local = config.environment.has_local_workers
         slots = _gpu_slots(environment.plan) if is_local else contextlib.nullcontext()
         with slots, _progress(page):
-            return stage.train(config, dataset, environment, invocation, verify_on_read, _raise_if_suspended)
+            return stage.train(
+                config, dataset, environment, invocation, verify_on_read, _raise_if_suspended
+            )
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
             raise TerminationSignal(signal=stopped.__cause__.signal) from stopped
@@ -90,7 +94,10 @@ def lasting_suspension() -> Generator[None]:
         try:
             _extend_suspension()
         except Exception as fault:
-            log.warning("the time-out of the suspension cannot be extended (%r); resume the run before it ends.", fault)
+            log.warning(
+                "the time-out of the suspension cannot be extended (%r); resume the run before it ends.",
+                fault,
+            )
         raise
 
 
@@ -99,19 +106,29 @@ def _extend_suspension() -> None:
         return
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(context.flow_run.id).state
-        if state is None or not state.is_paused() or (ends := state.state_details.pause_timeout) is None:
+        if (
+            state is None
+            or not state.is_paused()
+            or (ends := state.state_details.pause_timeout) is None
+        ):
             return
         until = now("UTC") + SUSPENDED
-        if until - ends < timedelta(hours=1):  # it is extended already, and a person may resume it at any time
+        if until - ends < timedelta(
+            hours=1
+        ):  # it is extended already, and a person may resume it at any time
             return
         details = state.state_details.model_copy(update={"pause_timeout": until})
-        client.set_flow_run_state(context.flow_run.id, state.model_copy(update={"state_details": details}), force=True)
+        client.set_flow_run_state(
+            context.flow_run.id, state.model_copy(update={"state_details": details}), force=True
+        )
 
 
 def _raise_if_suspended() -> None:
     """Suspend was pressed, which Prefect itself would only notice between two tasks."""
     if (context := FlowRunContext.get()) is not None:
-        with lasting_suspension():  # before the checkpoint is saved: while it ends, a person may have resumed it
+        with (
+            lasting_suspension()
+        ):  # before the checkpoint is saved: while it ends, a person may have resumed it
             context.flow_run_suspension_request.raise_if_requested()
 
 
@@ -121,10 +138,14 @@ def _progress(page: RunPage) -> Generator[None]:
     artifact: list[UUID] = []
 
     def show(percent: float, words: str) -> None:
-        update_progress_artifact(artifact[0], progress=percent, description=f"Run {page.run}: {words}")
+        update_progress_artifact(
+            artifact[0], progress=percent, description=f"Run {page.run}: {words}"
+        )
 
     with best_effort("the progress of training"):
-        made = create_progress_artifact(0.0, key=page.key("progress"), description=f"Run {page.run} is starting")
+        made = create_progress_artifact(
+            0.0, key=page.key("progress"), description=f"Run {page.run} is starting"
+        )
         assert isinstance(made, UUID)  # not the coroutine that a coroutine would get
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():
@@ -148,7 +169,9 @@ def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
             f"deploy --gpus {slots}', or set environment.nproc_per_node."
         )
     # A lease that cannot be renewed is no reason to end healthy training.
-    with concurrency(GPU_LIMIT, occupy=slots, lease_duration=GPU_LEASE, raise_on_lease_renewal_failure=False):
+    with concurrency(
+        GPU_LIMIT, occupy=slots, lease_duration=GPU_LEASE, raise_on_lease_renewal_failure=False
+    ):
         yield
 
 

@@ -23,7 +23,13 @@ from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_so
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_array, map_prompts, map_shard, token_counts
+from infini_llama.tasks.preprocess.tokens.shards import (
+    entropy_bits,
+    map_array,
+    map_prompts,
+    map_shard,
+    token_counts,
+)
 from infini_llama.tasks.preprocess.tokens.units import DOCUMENTS
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
@@ -43,7 +49,9 @@ from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENI
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
-FULL_BELOW = 20 * 10**9  # bytes of a dataset; of a larger one, each shard is checked when it is first opened
+FULL_BELOW = (
+    20 * 10**9
+)  # bytes of a dataset; of a larger one, each shard is checked when it is first opened
 
 
 @dataclass
@@ -59,21 +67,29 @@ class Progress:
         Raises:
             DataError: the check fails; the message states what to do.
         """
-        log.info("checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")})
+        log.info(
+            "checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")}
+        )
         try:
             self.done.append(Check(name=name, detail=action()))
         except (DataError, ValueError, ArrowException) as raised:
             # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
-            words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(".")
+            words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(
+                "."
+            )
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(f"{fault} Training does not start. {REPAIR}") from None
 
     def finish(self) -> None:
         """Logs that all checks passed."""
-        log.info("checked the dataset", extra={"progress": Reached(self.total, self.total, "checks")})
+        log.info(
+            "checked the dataset", extra={"progress": Reached(self.total, self.total, "checks")}
+        )
 
 
-def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL_BELOW) -> VerifyReport:
+def verify(
+    reference: DatasetRef, home: Path, level: str, full_below: int = FULL_BELOW
+) -> VerifyReport:
     """Checks both levels of the dataset `reference` (what `preprocess` returned).
 
     Args:
@@ -85,13 +101,19 @@ def verify(reference: DatasetRef, home: Path, level: str, full_below: int = FULL
     """
     started = time.perf_counter()
     dataset = home / reference.path
-    tables = {dataset / ROW_TABLES / table.row_table: table.row_table_digest for table in reference.row_tables}
+    tables = {
+        dataset / ROW_TABLES / table.row_table: table.row_table_digest
+        for table in reference.row_tables
+    }
     progress = Progress(6 + 3 * len(tables) if level == "deep" else 3 + 2 * len(tables))
     run = progress.run
     run("manifest of the tokens", partial(_manifest, dataset), dataset)
     for table in tables:
         run("manifest of the rows", partial(_manifest_of_rows, dataset, table), table)
-    manifests = [read_manifest(dataset, "dataset"), *(read_manifest(table, ROW_TABLES) for table in tables)]
+    manifests = [
+        read_manifest(dataset, "dataset"),
+        *(read_manifest(table, ROW_TABLES) for table in tables),
+    ]
     files = [file for manifest in manifests for file in manifest.files.values()]
     total = sum(file.size for file in files)
     checksums = level == "deep" or total <= full_below
@@ -121,7 +143,9 @@ def _manifest(dataset: Path) -> str:
     manifest = read_dataset(dataset)
     key, named = manifest.meta.key, re.search("-([0-9a-f]{12})$", dataset.resolve().name)
     if named and not key.startswith(named[1]):
-        raise Damaged(f"{dataset} holds the dataset with key {key[:12]}, which is not the key in its name.")
+        raise Damaged(
+            f"{dataset} holds the dataset with key {key[:12]}, which is not the key in its name."
+        )
     return f"{len(manifest.files)} files"
 
 
@@ -134,7 +158,9 @@ def _manifest_of_rows(dataset: Path, table: Path) -> str:
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
     if (actual := check(folder, kind, checksums).digest) != digest:
-        raise Damaged(f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was expected.")
+        raise Damaged(
+            f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was expected."
+        )
     return f"{folder.name}: every {'checksum' if checksums else 'size'}; {digest}"
 
 
@@ -151,7 +177,9 @@ def _tokenizer(dataset: Path) -> str:
         raise Damaged(
             f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest.content.vocab_size}."
         )
-    if not np.array_equal(token_bytes(tokenizer), np.load(dataset / TOKEN_BYTES, allow_pickle=False)):
+    if not np.array_equal(
+        token_bytes(tokenizer), np.load(dataset / TOKEN_BYTES, allow_pickle=False)
+    ):
         raise Damaged(f"{dataset / TOKEN_BYTES} does not belong to the tokenizer.")
     return f"{tokenizer.get_vocab_size()} tokens"
 
@@ -162,7 +190,10 @@ def _tokens(dataset: Path) -> str:
         _check_split(dataset, split, content)
         for source in content[split].sources:
             shards = [shard for shard in content[split].shards if shard.source == source.name]
-            counted = (sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards))
+            counted = (
+                sum(shard.documents for shard in shards),
+                sum(shard.tokens for shard in shards),
+            )
             if counted != (source.documents, source.tokens):
                 raise Damaged(
                     f"the shards of '{source.name}' in {dataset / split} do not add up to what the manifest says of it."
@@ -172,10 +203,16 @@ def _tokens(dataset: Path) -> str:
 
 def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     """Compares every token and offset of a split with the manifest, several shards at a time: numpy releases the interpreter."""
-    facts, counts, lengths = content[split], np.zeros(content.vocab_size, dtype=np.int64), list[np.ndarray]()
+    facts, counts, lengths = (
+        content[split],
+        np.zeros(content.vocab_size, dtype=np.int64),
+        list[np.ndarray](),
+    )
     documents = accumulate((shard.documents for shard in facts.shards), initial=0)
     tokens = accumulate((shard.tokens for shard in facts.shards), initial=0)
-    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores(Machine())), thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(
+        min(MOST_THREADS, usable_cores(Machine())), thread_name_prefix="verify"
+    ) as pool:
         checked = pool.map(partial(_check_shard, dataset, content), facts.shards, documents, tokens)
         for number, (shard_lengths, shard_counts) in enumerate(checked, start=1):
             lengths.append(shard_lengths)
@@ -186,7 +223,9 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     names = ("documents", "tokens", "shortest_document", "longest_document")
     counted = (len(every), int(every.sum()), int(every.min()), int(every.max()))
     stated = tuple(getattr(facts, name) for name in names)
-    if counted != stated or not np.isclose(entropy_bits(counts), facts.unigram_entropy_bits, rtol=1e-9, atol=0):
+    if counted != stated or not np.isclose(
+        entropy_bits(counts), facts.unigram_entropy_bits, rtol=1e-9, atol=0
+    ):
         raise Damaged(
             f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of {entropy_bits(counts)} bits per token; the "
             f"manifest says {stated} and {facts.unigram_entropy_bits}."
@@ -207,17 +246,23 @@ def _check_shard(
     stated = (shard.documents, shard.tokens, shard.first_document, shard.first_token)
     counted = (len(offsets) - 1, len(values), documents, tokens)
     if counted != stated:
-        of_shard, of_manifest = (dict(zip(names, numbers, strict=True)) for numbers in (counted, stated))
+        of_shard, of_manifest = (
+            dict(zip(names, numbers, strict=True)) for numbers in (counted, stated)
+        )
         raise Damaged(f"{path} has {of_shard}; the manifest says {of_manifest}.")
     if values.dtype != content.dtype:
         raise Damaged(f"{path} holds {values.dtype}; the manifest says {content.dtype}.")
     if values.max() >= content.vocab_size:
-        raise Damaged(f"{path} has token {values.max()}, beyond the vocabulary of {content.vocab_size}.")
+        raise Damaged(
+            f"{path} has token {values.max()}, beyond the vocabulary of {content.vocab_size}."
+        )
     lengths = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(values) or (lengths <= 0).any():
         raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
     if not np.array_equal(np.flatnonzero(values == content.eos_id), offsets[1:] - 1):
-        raise Damaged(f"{path} has documents that do not end with the one end-of-text token they should have.")
+        raise Damaged(
+            f"{path} has documents that do not end with the one end-of-text token they should have."
+        )
     if content.loss_on == "answer" and not _fit(map_prompts(path), lengths):
         raise Damaged(f"{path} has prompts that are longer than their documents.")
     return lengths, token_counts(values, content.vocab_size)
@@ -236,12 +281,15 @@ def _rows(dataset: Path, table: Path) -> str:
         for name, array in expected.arrays.items():
             stored = map_array(table / f"{split}.{name}.npy")
             if stored.dtype != array.dtype or not np.array_equal(stored, array):
-                raise Damaged(f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of {split}.")
+                raise Damaged(
+                    f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of {split}."
+                )
         rows = content.rows[split]
         stated = content.sources[split] if content.sources else (SourceRows(name="", rows=rows),)
         if expected.rows != rows or expected.sources != stated:
             counted, written = (
-                {source.name: source.rows for source in sources} for sources in (expected.sources, stated)
+                {source.name: source.rows for source in sources}
+                for sources in (expected.sources, stated)
             )
             raise Damaged(
                 f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
@@ -254,7 +302,9 @@ def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
     return next(shard for shard in reversed(shards) if shard.first_document <= number)
 
 
-def _document(dataset: Path, content: DatasetContent, shard: Shard, number: int) -> list[np.ndarray]:
+def _document(
+    dataset: Path, content: DatasetContent, shard: Shard, number: int
+) -> list[np.ndarray]:
     """A document without its end, in the parts that were tokenized separately: prompt and answer, or all of it."""
     offsets, values = map_shard(dataset / shard.file)
     place = number - shard.first_document
@@ -271,7 +321,11 @@ def _text(dataset: Path, units: Path) -> str:
     content, meta, files = manifest.content, manifest.meta, manifest.files
     if not content.lossless:
         lost = meta.inexpressible
-        words = f"has no token for {100 * lost.share:.2g} % of it" if lost.files else "has tokens for all of it"
+        words = (
+            f"has no token for {100 * lost.share:.2g} % of it"
+            if lost.files
+            else "has tokens for all of it"
+        )
         return f"this tokenizer changes text, so decoding need not give it back; it {words}"
     sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
     sizes[content.eos_id] = 0  # it may be no special token
@@ -284,14 +338,18 @@ def _text(dataset: Path, units: Path) -> str:
             raise Damaged(
                 f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has {content[split].bytes:,}."
             )
-        for number in np.unique(np.linspace(0, content[split].documents - 1, DECODED).astype(int)).tolist():
+        for number in np.unique(
+            np.linspace(0, content[split].documents - 1, DECODED).astype(int)
+        ).tolist():
             whole, shard = "", _shard_of(content[split].shards, number)
             for ids in (part.tolist() for part in _document(dataset, content, shard, number)):
                 with tokenizer_faults():
                     text = encoder.decode(ids, skip_special_tokens=False)
                     again = encoder.encode(text, add_special_tokens=False).ids
                 if again != ids:
-                    raise Damaged(f"document {number} of {split} in {dataset} does not survive decoding and encoding.")
+                    raise Damaged(
+                        f"document {number} of {split} in {dataset} does not survive decoding and encoding."
+                    )
                 whole += text
             documents += 1
             if unit := unit_of.get(files[shard.file].checksum):
@@ -299,11 +357,17 @@ def _text(dataset: Path, units: Path) -> str:
             else:
                 unknown += 1
     compared = f"every byte counted; {documents} documents decoded and encoded again"
-    if unlike := sum(len(of_unit - _known(unit / DOCUMENTS, of_unit)) for unit, of_unit in hashes.items()):
-        raise Damaged(f"{unlike} of {documents} documents of {dataset} are no text that was read: their hashes differ.")
+    if unlike := sum(
+        len(of_unit - _known(unit / DOCUMENTS, of_unit)) for unit, of_unit in hashes.items()
+    ):
+        raise Damaged(
+            f"{unlike} of {documents} documents of {dataset} are no text that was read: their hashes differ."
+        )
     if not hashes:
         return f"{compared}; their hashes are not compared, since their units were removed or used in part"
-    words = f", but not those of {unknown}, whose units were removed or used in part" if unknown else ""
+    words = (
+        f", but not those of {unknown}, whose units were removed or used in part" if unknown else ""
+    )
     return f"{compared}, with the hashes of the text that was read{words}"
 
 
@@ -332,12 +396,16 @@ def _leakage(dataset: Path) -> str:
     tables = [_hashes(dataset, split) for split in reversed(SPLITS)]  # validation first
     held_out, total = len(tables[0]), sum(map(len, tables))
     pairs = first_alike(tables, total)
-    leaked = sum(int(((numbers >= held_out) & (first < held_out)).sum()) for numbers, first in pairs)
+    leaked = sum(
+        int(((numbers >= held_out) & (first < held_out)).sum()) for numbers, first in pairs
+    )
     if not read_dataset(dataset).content.lossless:
         # The split is by text, and this tokenizer gives several texts the same tokens ("The", "the").
         return f"{leaked} training document(s) have the tokens of a validation document; this tokenizer changes text"
     if leaked:
-        raise Damaged(f"{leaked} training document(s) of {dataset} are also in its validation text.")
+        raise Damaged(
+            f"{leaked} training document(s) of {dataset} are also in its validation text."
+        )
     return "no training document is in the validation text"
 
 

@@ -14,7 +14,11 @@ from infini_llama.tasks.verify_data.checks import verify
 
 
 @task(
-    name="verify-data", task_run_name="verify-data-{page.run}", cache_policy=NO_CACHE, persist_result=False, retries=0
+    name="verify-data",
+    task_run_name="verify-data-{page.run}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=0,
 )
 def verify_data(reference: DatasetRef, home: Path, level: str, page: RunPage) -> VerifyReport:
     """`verify`, and the dataset's card on the run's page."""

@@ -24,7 +24,9 @@ def faster_lengths() -> dict[tuple[str, int, bool, bool], dict[int, bool]]:
             for documents in {bool(row["document"]), True}:
                 lengths = found[row["precision"], row["threads"], keeps, documents]
                 lengths[row["length"]] = lengths.get(row["length"], True) and faster
-    with_documents = {(row["precision"], row["threads"], row["length"]) for row in rows if row["document"]}
+    with_documents = {
+        (row["precision"], row["threads"], row["length"]) for row in rows if row["document"]
+    }
     return {
         (precision, threads, keeps, documents): {
             length: faster
@@ -38,7 +40,13 @@ def faster_lengths() -> dict[tuple[str, int, bool, bool], dict[int, bool]]:
 def test_blocked_attention_is_used_exactly_where_all_stored_rounds_agree():
     """From the shortest such length to the last one before a length at which they do not."""
     stored = faster_lengths()
-    assert {length for lengths in stored.values() for length in lengths} >= {128, 256, 512, 1024, 2048}
+    assert {length for lengths in stored.values() for length in lengths} >= {
+        128,
+        256,
+        512,
+        1024,
+        2048,
+    }
     for key in stored.keys() | BLOCKED_TOKENS.keys():
         lengths = sorted(stored[key])
         expected = list[int]()

@@ -45,7 +45,9 @@ def test_the_layout_exists():
 
 
 def test_only_flows_and_task_files_import_prefect():
-    users = {path.relative_to(ROOT) for path in files_of(*OURS) if "prefect" in packages(imported(path))}
+    users = {
+        path.relative_to(ROOT) for path in files_of(*OURS) if "prefect" in packages(imported(path))
+    }
     strangers = [path for path in users if path.parts[0] != "flows" and path.name != "task.py"]
     assert users and not strangers
 
@@ -54,7 +56,12 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
     """Nor a module of this project that imports Prefect at its top."""
     slow = {"prefect", "transformers", "datasets"}
     for path in files_of("flows", "tasks"):
-        names = {name.name for node in tree(path).body if isinstance(node, ast.Import) for name in node.names}
+        names = {
+            name.name
+            for node in tree(path).body
+            if isinstance(node, ast.Import)
+            for name in node.names
+        }
         names |= {str(node.module) for node in tree(path).body if isinstance(node, ast.ImportFrom)}
         if "prefect" in packages(names):
             slow.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -64,7 +71,11 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
-    [("configs", {"flows", "tasks", "model"}), ("model", {"flows", "tasks", "configs"}), ("tasks", {"flows"})],
+    [
+        ("configs", {"flows", "tasks", "model"}),
+        ("model", {"flows", "tasks", "configs"}),
+        ("tasks", {"flows"}),
+    ],
 )
 def test_imports_run_one_way(package, forbidden):
     wrong = [path for path in files_of(package) if packages(imported(path)) & forbidden]
@@ -73,7 +84,9 @@ def test_imports_run_one_way(package, forbidden):
 
 def test_every_module_can_be_the_first_that_is_imported():
     """A circle of imports fails only where it is entered at the wrong module."""
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files_of(*OURS)}
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files_of(*OURS)
+    }
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
         statements = tree(path).body
@@ -81,12 +94,17 @@ def test_every_module_can_be_the_first_that_is_imported():
         names = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
         names |= {str(node.module) for node in found}
         graph[name] = {name.removeprefix("infini_llama.") for name in names} & paths.keys() - {name}
-    assert len(list(TopologicalSorter(graph).static_order())) == len(paths) and sum(map(len, graph.values())) > 500
+    assert (
+        len(list(TopologicalSorter(graph).static_order())) == len(paths)
+        and sum(map(len, graph.values())) > 500
+    )
 
 
 def test_stages_do_not_import_task_files():
     for path in files_of("tasks"):
-        assert not {name for name in imported(path) if name.startswith("tasks.") and name.endswith(".task")}, path
+        assert not {
+            name for name in imported(path) if name.startswith("tasks.") and name.endswith(".task")
+        }, path
 
 
 def test_the_model_imports_torch_and_the_standard_library_only():
@@ -106,7 +124,10 @@ def test_the_packages_that_pyright_checks_strictly_are_there():
 @cache
 def imports_between_packages(root: Path) -> dict[str, set[str]]:
     """The packages that each package below `root`/tasks imports, by dotted name."""
-    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in (root / "tasks").rglob("*.py")}
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts): path
+        for path in (root / "tasks").rglob("*.py")
+    }
     packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
     arrows: dict[str, set[str]] = defaultdict(set)
     for name, path in modules.items():
@@ -119,7 +140,12 @@ def imports_between_packages(root: Path) -> dict[str, set[str]]:
                 targets = [f"{node.module}.{alias.name}" for alias in node.names]
             for target in (target.removeprefix("infini_llama.") for target in targets):
                 owner = next(
-                    (part for part in (target, target.rpartition(".")[0]) if part in modules or part in packages), None
+                    (
+                        part
+                        for part in (target, target.rpartition(".")[0])
+                        if part in modules or part in packages
+                    ),
+                    None,
                 )
                 if owner is not None:
                     arrows[home].add(owner if owner in packages else owner.rpartition(".")[0])
@@ -139,7 +165,9 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
         return seen
 
     reach = {package: reached(package) for package in arrows}
-    return sorted(f"{a} <-> {b}" for a in reach for b in reach if a < b and b in reach[a] and a in reach[b])
+    return sorted(
+        f"{a} <-> {b}" for a in reach for b in reach if a < b and b in reach[a] and a in reach[b]
+    )
 
 
 def test_no_packages_import_each_other():
@@ -153,7 +181,9 @@ def test_a_circle_is_found(tmp_path):
         folder = tmp_path / "tasks" / package
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
-        (folder / "code.py").write_text(f"def f():\n    from infini_llama.tasks.{other}.code import f\n")
+        (folder / "code.py").write_text(
+            f"def f():\n    from infini_llama.tasks.{other}.code import f\n"
+        )
     assert circles(imports_between_packages(tmp_path)) == [
         "tasks.a <-> tasks.b",
         "tasks.a <-> tasks.c",

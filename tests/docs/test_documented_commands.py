@@ -13,11 +13,20 @@ from infini_llama.configs.loading import load_config
 from support.shell import shell
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "quickstart")]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "quickstart"),
+]
 BLOCK = re.compile(r"^( *)```bash\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^ *(infini-llama .+?)(?: {2,}# .*)?$", re.MULTILINE)
 INLINE = re.compile(r"`(infini-llama [^`\n]+)`")
-PLACEHOLDERS = {"CONFIG": "configs/tiny.yaml", "RUN": "tiny", "DATASET": "latest", "TEXT": "import", "DIR": "exported"}
+PLACEHOLDERS = {
+    "CONFIG": "configs/tiny.yaml",
+    "RUN": "tiny",
+    "DATASET": "latest",
+    "TEXT": "import",
+    "DIR": "exported",
+}
 PLACEHOLDERS |= {
     "A": "tiny",
     "B": "tiny_infini",
@@ -26,7 +35,13 @@ PLACEHOLDERS |= {
     "HF_DIR": "~/models/Llama-3.2-1B",
     "cuda": "auto",
 }
-ORDER = ("import ", "run ", "train ", "preprocess ", "verify ")  # what makes something before what looks at it
+ORDER = (
+    "import ",
+    "run ",
+    "train ",
+    "preprocess ",
+    "verify ",
+)  # what makes something before what looks at it
 ELSEWHERE = {
     r"infini-llama (serve|deploy)\b|nightly": "tests/integration/prefect/test_triggers.py",
     r"train\.parallel=deepspeed": "tests/integration/test_deepspeed.py",
@@ -40,8 +55,19 @@ ELSEWHERE = {
 }
 SMALL = {
     "data": {"sequence_length": 64, "validation_fraction": 0.2, "tokenizer": {"vocab_size": 400}},
-    "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "train": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 2, "warmup_steps": 1, "eval_steps": 2},
+    "model": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    },
+    "train": {
+        "max_steps": 4,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
+        "warmup_steps": 1,
+        "eval_steps": 2,
+    },
 }
 SMALL["model"] |= {"num_key_value_heads": 2, "segment_length": 16}
 SMALL["train"] |= {"save_steps": 2}
@@ -49,7 +75,9 @@ SMALL["train"] |= {"save_steps": 2}
 
 def substituted(command: str) -> str:
     """The command with names in place of placeholders."""
-    return re.sub(r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: PLACEHOLDERS.get(word[0], word[0]), command)
+    return re.sub(
+        r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: PLACEHOLDERS.get(word[0], word[0]), command
+    )
 
 
 def commands() -> list[str]:
@@ -59,13 +87,19 @@ def commands() -> list[str]:
         text = page.read_text(encoding="utf-8")
         lines = [line for _, block in BLOCK.findall(text) for line in SHOWN.findall(block)]
         inline = INLINE.findall(text)
-        lines += [line for line in inline if " " in line.removeprefix("infini-llama ") or line.endswith("runs")]
+        lines += [
+            line
+            for line in inline
+            if " " in line.removeprefix("infini-llama ") or line.endswith("runs")
+        ]
         shown += [substituted(line) for line in lines if not re.search(r"[…\[]", line)]
 
     def place(command: str) -> int:
         if "max_steps=" in command or " gc " in command:
             return 60
-        return next((n for n, name in enumerate(ORDER) if command.startswith(f"infini-llama {name}")), 50)
+        return next(
+            (n for n, name in enumerate(ORDER) if command.startswith(f"infini-llama {name}")), 50
+        )
 
     return sorted(dict.fromkeys(shown), key=place)
 
@@ -74,9 +108,7 @@ def write_folder(folder: Path) -> None:
     """What a reader of the pages has: texts, configurations, a folder of Hugging Face's."""
     (folder / "texts").mkdir()
     for number in range(60):
-        text = (
-            f"def count_{number}(cats):\n    '''How many of {number} cats are there.'''\n    return cats + {number}\n"
-        )
+        text = f"def count_{number}(cats):\n    '''How many of {number} cats are there.'''\n    return cats + {number}\n"
         (folder / f"texts/{number}.txt").write_text(text * 20)
     (folder / "book.txt").write_text("import os\n" * 300)
     (folder / "notes.jsonl").write_text('{"text": "import sys, then import os"}\n' * 30)
@@ -99,9 +131,16 @@ def write_folder(folder: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_every_command_of_the_pages(tmp_path):
     write_folder(tmp_path)
-    local = [command for command in commands() if not any(re.search(words, command) for words in ELSEWHERE)]
+    local = [
+        command
+        for command in commands()
+        if not any(re.search(words, command) for words in ELSEWHERE)
+    ]
     assert len(local) > 30
-    for options in ("", " runtime.name=long data.sequence_length=1024"):  # some pages begin with a run of others
+    for options in (
+        "",
+        " runtime.name=long data.sequence_length=1024",
+    ):  # some pages begin with a run of others
         shell(f"infini-llama run configs/tiny.yaml --no-prefect{options}", tmp_path)
     shell("infini-llama run configs/tiny_infini.yaml --no-prefect", tmp_path)
     shell("infini-llama export long --output models/Llama-3.2-1B", tmp_path)
@@ -118,7 +157,9 @@ def test_every_command_of_the_pages(tmp_path):
 
 def test_commands_run_elsewhere_have_a_test():
     for words, test in ELSEWHERE.items():
-        assert (ROOT / test).is_file() and any(re.search(words, command) for command in commands()), words
+        assert (ROOT / test).is_file() and any(
+            re.search(words, command) for command in commands()
+        ), words
 
 
 def test_the_nightly_tutorial_changes_the_configuration_that_init_writes(tmp_path):
@@ -129,5 +170,8 @@ def test_the_nightly_tutorial_changes_the_configuration_that_init_writes(tmp_pat
     config = load_config(tmp_path / "nightly.yaml")
     (nightly,) = config.deployment.schedules
     scheduled = load_config(tmp_path / "nightly.yaml", nightly.overrides)
-    assert [one.runtime.name for one in (config, scheduled)] == ["nightly-{date}-{time}", "nightly-{date}"]
+    assert [one.runtime.name for one in (config, scheduled)] == [
+        "nightly-{date}-{time}",
+        "nightly-{date}",
+    ]
     assert scheduled.data.tokenizer.path == "tokenizer.json"

@@ -14,7 +14,11 @@ from support.preloaded import Server
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-BLOCKS = [(page.name, block) for page in PAGES for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
+BLOCKS = [
+    (page.name, block)
+    for page in PAGES
+    for block in BLOCK.findall(page.read_text(encoding="utf-8"))
+]
 EXPORTS = ("my-model", "tiny-hf")  # folders that the pages have made by `infini-llama export`
 LLAMA_CPP = {
     "convert_hf_to_gguf.py": "def main(): pass\n",
@@ -40,7 +44,13 @@ def folder(tmp_path_factory, server) -> Path:
     for name, text in LLAMA_CPP.items():
         (place / "llama.cpp" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "llama.cpp" / name).write_text(text)
-    run(server, place, sys.executable, "-c", next(block for page, block in BLOCKS if page == "README.md"))
+    run(
+        server,
+        place,
+        sys.executable,
+        "-c",
+        next(block for page, block in BLOCKS if page == "README.md"),
+    )
     first, *others = EXPORTS
     run(server, place, sys.executable, "-m", "infini_llama", "export", "run", "--output", first)
     for name in others:
@@ -49,7 +59,9 @@ def folder(tmp_path_factory, server) -> Path:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)])
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)]
+)
 def test_a_block_runs(server, folder, page, block):
     run(server, folder, sys.executable, "-c", block, "llama.cpp")
 

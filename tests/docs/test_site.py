@@ -14,14 +14,18 @@ def test_the_site_builds_strictly():
     """Into build/site, where `make docs` leaves it."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     page = (ROOT / "build/site/quickstart/index.html").read_text(encoding="utf-8")
     for scheme in ("default", "slate"):
         assert re.search(f'<input[^>]*data-md-color-scheme="{scheme}"', page), (
             "the theme follows the reader by its toggles"
         )
-    assert "fonts.googleapis" not in page and "cdn" not in page.lower(), "a page that needs a network"
+    assert "fonts.googleapis" not in page and "cdn" not in page.lower(), (
+        "a page that needs a network"
+    )
 
 
 def test_the_reference_is_that_of_the_schema_and_of_the_exit_codes(tmp_path):
@@ -30,4 +34,6 @@ def test_the_reference_is_that_of_the_schema_and_of_the_exit_codes(tmp_path):
         shutil.copy(ROOT / "docs" / page, tmp_path)
     subprocess.run([sys.executable, "make_reference.py"], cwd=tmp_path, check=True)
     for page in ("configuration.md", "resume.md"):
-        assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / "docs" / page).read_text(
+            encoding="utf-8"
+        )

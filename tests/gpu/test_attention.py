@@ -27,7 +27,9 @@ def test_equals_fp64(backend, size, kv_heads, packed):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 300, size).bfloat16() for heads in (8, kv_heads, kv_heads))
     weights = torch.randn(2, 8, 300, size).bfloat16()
-    documents = torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293]) if packed else None
+    documents = (
+        torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293]) if packed else None
+    )
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = causal_attention(*exact, documents)
     gradients = torch.autograd.grad((expected * weights).sum(), exact)
@@ -44,7 +46,9 @@ def test_equals_fp64(backend, size, kv_heads, packed):
 def test_an_edited_document_changes_nothing_in_the_others(backend, kind):
     there(backend)
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(512, 256, 512, 2, 4, 2, 512, attention=kind, segment_length=64), backend).cuda()
+    model = Llama(
+        LlamaConfig(512, 256, 512, 2, 4, 2, 512, attention=kind, segment_length=64), backend
+    ).cuda()
     documents = torch.tensor([[0] * 130 + [1] * 200 + [2] * 70], device="cuda")
     before = torch.randint(0, 512, (1, 400), device="cuda")
     after = before.clone()
@@ -58,7 +62,9 @@ def test_an_edited_document_changes_nothing_in_the_others(backend, kind):
 def test_the_memory_equals_the_cpus(update):
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
-    config = LlamaConfig(512, 128, 256, 2, 4, 2, 512, attention="infini", segment_length=32, memory_update=update)
+    config = LlamaConfig(
+        512, 128, 256, 2, 4, 2, 512, attention="infini", segment_length=32, memory_update=update
+    )
     model = Llama(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

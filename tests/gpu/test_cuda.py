@@ -36,7 +36,10 @@ def test_loss_and_gradients_equal_the_cpus(attention):
         total, count = model.loss(tokens[:, :-1].to(device), tokens[:, 1:].to(device))
         (total / count).backward()
         results.append(
-            (total.item() / 800, {name: parameter.grad.cpu() for name, parameter in model.named_parameters()})
+            (
+                total.item() / 800,
+                {name: parameter.grad.cpu() for name, parameter in model.named_parameters()},
+            )
         )
     (cpu_loss, cpu), (gpu_loss, gpu) = results
     assert abs(cpu_loss - gpu_loss) < 1e-5
@@ -52,7 +55,9 @@ def test_greedy_text_equals_the_cpus(attention):
 
 @pytest.mark.parametrize("compiled", ["block", "off"])
 @pytest.mark.parametrize("attention, precision", [("infini", "bf16"), ("softmax", "fp32")])
-def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(attention, precision, compiled, tmp_path):
+def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
+    attention, precision, compiled, tmp_path
+):
     lab = Laboratory(tmp_path, tmp_path / "config.yaml")
     # A GPU machine's Python may come without the sources of its library.
     config = CONFIG | {"data": CONFIG["data"] | {"files": [f"{ROOT}/tasks/**/*.py"]}}
@@ -71,4 +76,7 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(attention, precis
     summary = lab.finish("killed", *overrides)
     assert summary["weights_sha256"] == expected["weights_sha256"]
     assert exact_metrics(lab.run_dir("killed")) == exact_metrics(lab.run_dir("calm"))
-    assert json.loads((lab.run_dir("killed") / "environment.json").read_text())["plan"]["device"] == "cuda"
+    assert (
+        json.loads((lab.run_dir("killed") / "environment.json").read_text())["plan"]["device"]
+        == "cuda"
+    )

@@ -30,9 +30,13 @@ def learned(attention="softmax", half=False, padding=1, compiled="off"):
     rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).cuda()
     for _ in range(2):  # the first compiles
         strategy.discard_gradients()
-        total = strategy.accumulate([(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel())
+        total = strategy.accumulate(
+            [(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel()
+        )
     gradients = to_hf({name: value.grad for name, value in model.named_parameters()}, config)
-    return total.item() / rows[:, :, 1:].numel(), torch.cat([value.flatten() for value in gradients.values()])
+    return total.item() / rows[:, :, 1:].numel(), torch.cat(
+        [value.flatten() for value in gradients.values()]
+    )
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -19,7 +19,9 @@ def lab(tmp_path_factory, server) -> Laboratory:
 def calm(tmp_path_factory, server) -> Laboratory:
     """The home of the undisturbed runs. Several processes of one test session share it, by a lock."""
     base = tmp_path_factory.getbasetemp()
-    return Laboratory.create((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm", server)
+    return Laboratory.create(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "calm", server
+    )
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,11 @@ def uninterrupted(lab, calm) -> Callable[[str, int], str]:
         if not lab.run_dir(name).exists():
             with Lock(calm.home / "calm.lock", wait=600):
                 if not (calm.run_dir(name) / "summary.json").exists():
-                    calm.finish(name, f"model.attention={attention}", f"environment.nproc_per_node={workers}")
+                    calm.finish(
+                        name,
+                        f"model.attention={attention}",
+                        f"environment.nproc_per_node={workers}",
+                    )
             shutil.copytree(calm.run_dir(name), lab.run_dir(name), symlinks=True)
             for dataset in (calm.home / "datasets").glob("files-*"):
                 if dataset.is_dir() and not (lab.home / "datasets" / dataset.name).exists():

@@ -8,10 +8,19 @@ import pytest
 from support.laboratory import torchrun
 
 
-@pytest.mark.parametrize(("which", "cells"), [("some", 7), pytest.param("all", 42, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("which", "cells"), [("some", 7), pytest.param("all", 42, marks=pytest.mark.slow)]
+)
 def test_context_parallel_has_the_gradients_of_one_process(tmp_path, server, which, cells):
     target = tmp_path / "found.json"
-    torchrun(server, 4, tmp_path / "log", Path(__file__).parent / "exactness/context.py", str(target), which)
+    torchrun(
+        server,
+        4,
+        tmp_path / "log",
+        Path(__file__).parent / "exactness/context.py",
+        str(target),
+        which,
+    )
     found = json.loads(target.read_text())
     assert len(found) == cells
     assert not {cell: largest for cell, largest in found.items() if not largest < 1e-10}

@@ -20,7 +20,10 @@ def test_killed_on_either_side_of_a_boundary_the_run_ends_bitwise_equal(lab):
     lines = lab.metrics("calm-curriculum")
     lengths = [line["sequence_length"] for line in lines if line["kind"] == "train"]
     assert lengths == [16] * 13 + [32] * 17 + [64] * 14
-    for step in (11, 33):  # so the first boundaries are crossed after one resume, and the next begins at a boundary
+    for step in (
+        11,
+        33,
+    ):  # so the first boundaries are crossed after one resume, and the next begins at a boundary
         lab.kill_at(step, "curriculum", *STAGES)
     lab.finish("curriculum", *STAGES)
     assert lab.assert_same("curriculum", "calm-curriculum")["attempts"] == 3

@@ -37,7 +37,10 @@ def finished(lab, uninterrupted):
 def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finished):
     run_dir = finished("damaged-checkpoint")
     (run_dir / "result.json").unlink()
-    shard = max((run_dir / "checkpoints/step-00000060").glob("rank-*.bin"), key=lambda path: path.stat().st_size)
+    shard = max(
+        (run_dir / "checkpoints/step-00000060").glob("rank-*.bin"),
+        key=lambda path: path.stat().st_size,
+    )
     flip_a_bit(shard)
     started = lab.start("damaged-checkpoint", *SOFTMAX_2)
     assert started.wait() == 0, started.log.read_text()
@@ -66,7 +69,11 @@ def test_a_run_of_another_dataset_or_model_is_refused_with_differences(lab, fini
         64,
         "dataset.sequence_length: 32 before, 16 now",
     )
-    refused(lab.start("foreign", *SOFTMAX_2, "model.hidden_size=32"), 64, "model.hidden_size: 64 before, 32 now")
+    refused(
+        lab.start("foreign", *SOFTMAX_2, "model.hidden_size=32"),
+        64,
+        "model.hidden_size: 64 before, 32 now",
+    )
     refused(lab.start("foreign", *SOFTMAX_2, "train.seed=5"), 64, "train.seed: 1234 before, 5 now")
 
 
@@ -87,7 +94,11 @@ def test_resume_rules(lab, finished):
     run_dir = finished("rules")
     refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=never"), 64, "runtime.resume=never")
     refused(lab.start("rules-new", *SOFTMAX_2, "runtime.resume=must"), 64, "runtime.resume=must")
-    refused(lab.start("rules", *SOFTMAX_2, "runtime.resume=/no/checkpoint"), 64, "runtime.resume=/no/checkpoint")
+    refused(
+        lab.start("rules", *SOFTMAX_2, "runtime.resume=/no/checkpoint"),
+        64,
+        "runtime.resume=/no/checkpoint",
+    )
     chosen = run_dir / "checkpoints/step-00000040"
     chosen.rename(lab.home / chosen.name)
     chosen.symlink_to(lab.home / chosen.name)  # on another disk
@@ -100,7 +111,9 @@ def test_resume_rules(lab, finished):
     lab.assert_same("rules", "calm-softmax-2")
 
 
-def test_a_run_whose_folder_is_moved_ends_and_the_next_one_of_its_name_begins_anew(lab, uninterrupted):
+def test_a_run_whose_folder_is_moved_ends_and_the_next_one_of_its_name_begins_anew(
+    lab, uninterrupted
+):
     calm = uninterrupted("softmax", 2)
     first = lab.start("moved", *SOFTMAX_2)
     lab.wait_for_step("moved", 5, first)

@@ -23,7 +23,9 @@ def peaks(marker: str) -> dict[int, int]:
     found = {}
     for pid in workers_of(marker):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found[pid] = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+        found[pid] = next(
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0
+        )
     return found
 
 
@@ -31,7 +33,9 @@ def measured(own, name, *overrides):
     started, highest = own.start(name, *overrides), {}
     while started.process.poll() is None:
         try:
-            highest |= {pid: max(size, highest.get(pid, 0)) for pid, size in peaks(started.marker).items()}
+            highest |= {
+                pid: max(size, highest.get(pid, 0)) for pid, size in peaks(started.marker).items()
+            }
         except OSError:  # a worker that has just ended
             continue
         time.sleep(0.1)
@@ -42,7 +46,12 @@ def measured(own, name, *overrides):
 def estimated(own, *overrides):
     words = [COMMAND, "estimate", str(own.config), f"runtime.home={own.home}", *overrides, "--json"]
     result = subprocess.run(
-        words, env=own_environment(own.home), capture_output=True, text=True, check=True, timeout=200
+        words,
+        env=own_environment(own.home),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
     )
     return json.loads(result.stdout)
 
@@ -54,7 +63,9 @@ def assert_near(own, name, workers, *overrides):
     assert parameters == record["parameters"]["total"]
     assert len(highest) == workers
     for size in highest.values():
-        print(f"{name}: {size / 1e6:.1f} MB, estimated {record['memory']}: {record['memory']['total'] / size:.3f}")
+        print(
+            f"{name}: {size / 1e6:.1f} MB, estimated {record['memory']}: {record['memory']['total'] / size:.3f}"
+        )
         assert 0.9 < record["memory"]["total"] / size < 1.1, (size, record["memory"])
 
 
@@ -71,7 +82,10 @@ def test_memory_of_the_tiny_presets(lab, preset, workers):
 def test_memory_of_the_small_preset(lab, micro_batch):
     own = Laboratory(lab.home, Path("configs/small.yaml"))
     batch = (f"train.micro_batch_size={micro_batch}", "train.global_batch_size=4")
-    data = ("data.source=python-stdlib", "data.tokenizer.vocab_size=32000")  # 50,304 are more than that text has
+    data = (
+        "data.source=python-stdlib",
+        "data.tokenizer.vocab_size=32000",
+    )  # 50,304 are more than that text has
     less = (
         "environment.device=cpu",
         "train.max_steps=3",

@@ -4,7 +4,15 @@ import json
 
 import pytest
 from integration.exactness.bench import Bench, interrupted_equals_uninterrupted
-from integration.exactness.cover import FACTORS, WHOLE, each_setting_once, name_of, pairs_of, pairwise_cover, possible
+from integration.exactness.cover import (
+    FACTORS,
+    WHOLE,
+    each_setting_once,
+    name_of,
+    pairs_of,
+    pairwise_cover,
+    possible,
+)
 
 CELLS = [(name_of(cell), cell) for cell in pairwise_cover(FACTORS, possible)]
 EAGER = [(name, cell) for name, cell in CELLS if cell["compile"] == "off"]
@@ -12,7 +20,14 @@ EAGER = [(name, cell) for name, cell in CELLS if cell["compile"] == "off"]
 # whole cover, behind `-m slow` and in `make exactness`.
 SHORT = each_setting_once(EAGER)
 # Stopped in a step after which was evaluated: the forward pass leaves whole parameters.
-STAGE_2 = {"world": 2, "parallel": "fsdp", "stage": 2, "precision": "bf16", "attention": "softmax", "accumulation": 1}
+STAGE_2 = {
+    "world": 2,
+    "parallel": "fsdp",
+    "stage": 2,
+    "precision": "bf16",
+    "attention": "softmax",
+    "accumulation": 1,
+}
 STAGE_2 |= {"compile": "off", "save": "async", "resumed": 2, "epoch": "within"}
 SHORT = [("stage-2", STAGE_2), *SHORT]
 
@@ -50,21 +65,51 @@ def test_the_whole_cover(bench):
 
 PADDED = {"padding": 128, "resumed": 1, "epoch": "within", "save": "async", "compile": "off"}
 PADDED_CELLS = [
-    {"world": 2, "parallel": "ddp", "precision": "bf16", "attention": "infini", "dropout": 0.1, "accumulation": 4},
-    {"world": 2, "parallel": "fsdp", "precision": "bf16", "attention": "softmax", "dropout": 0.0, "accumulation": 1},
+    {
+        "world": 2,
+        "parallel": "ddp",
+        "precision": "bf16",
+        "attention": "infini",
+        "dropout": 0.1,
+        "accumulation": 4,
+    },
+    {
+        "world": 2,
+        "parallel": "fsdp",
+        "precision": "bf16",
+        "attention": "softmax",
+        "dropout": 0.0,
+        "accumulation": 1,
+    },
 ]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cell", [PADDED_CELLS[0], pytest.param(PADDED_CELLS[1], marks=pytest.mark.slow)], ids=name_of)
+@pytest.mark.parametrize(
+    "cell", [PADDED_CELLS[0], pytest.param(PADDED_CELLS[1], marks=pytest.mark.slow)], ids=name_of
+)
 def test_a_padded_vocabulary(bench, cell):
     name = f"padded-{name_of(cell)}"
     assert interrupted_equals_uninterrupted(bench, [(name, PADDED | cell)]) == {name: []}
 
 
-BLOCKED = {"backend": "blocked", "dropout": 0.0, "accumulation": 1, "resumed": 1, "epoch": "within", "save": "async"}
+BLOCKED = {
+    "backend": "blocked",
+    "dropout": 0.0,
+    "accumulation": 1,
+    "resumed": 1,
+    "epoch": "within",
+    "save": "async",
+}
 BLOCKED_CELLS = [
-    {"world": 1, "parallel": "ddp", "precision": "fp32", "attention": "infini", "compile": "block", "isolation": True},
+    {
+        "world": 1,
+        "parallel": "ddp",
+        "precision": "fp32",
+        "attention": "infini",
+        "compile": "block",
+        "isolation": True,
+    },
     {"world": 2, "parallel": "fsdp", "precision": "bf16", "attention": "softmax", "compile": "off"},
 ]
 
@@ -78,7 +123,9 @@ def test_blocked_attention(bench, cell):
     bench.attempt(f"sdpa-{name}", BLOCKED | cell | {"backend": "sdpa"})
     assert interrupted_equals_uninterrupted(bench, [(name, BLOCKED | cell)]) == {name: []}
     blocked, other = bench.result(f"{name}-calm"), bench.result(f"sdpa-{name}")
-    assert blocked["weights_sha256"] != other["weights_sha256"], "so the setting reaches the workers"
+    assert blocked["weights_sha256"] != other["weights_sha256"], (
+        "so the setting reaches the workers"
+    )
     losses = zip(blocked["metrics"], other["metrics"], strict=True)
     assert max(abs(one["loss"] - two["loss"]) for one, two in losses) < 2e-2
 
@@ -92,7 +139,13 @@ def test_the_whole_model_compiled_with_all_that_makes_a_cpu_faster(bench):
         assert (compiled["compile"], compiled["reason"]) == ("whole", "")
 
 
-SHARED = {"attention": "infini", "save": "async", "epoch": "within", "optimizer": "adamw", "resumed": 1}
+SHARED = {
+    "attention": "infini",
+    "save": "async",
+    "epoch": "within",
+    "optimizer": "adamw",
+    "resumed": 1,
+}
 SHARED_ROWS = [
     {
         "world": 2,
@@ -135,14 +188,24 @@ def test_context_parallel_is_bitwise(bench):
     assert compiled["reason"] == ""
 
 
-ELASTIC = {"parallel": "ddp", "precision": "fp32", "attention": "infini", "accumulation": 1, "compile": "off"}
+ELASTIC = {
+    "parallel": "ddp",
+    "precision": "fp32",
+    "attention": "infini",
+    "accumulation": 1,
+    "compile": "off",
+}
 ELASTIC |= {"dropout": 0.0, "save": "async", "epoch": "across", "batch": 12, "micro": 1}
 
 
 def assert_nearly_equal(bench: Bench, one: str, other: str) -> None:
     """The same rows in every global batch, and losses, those of validation too, within 1e-5."""
     rows = bench.rows(other)
-    assert rows == bench.rows(one) and len(rows) == 10 and all(len(batch) == 12 for batch in rows.values())
+    assert (
+        rows == bench.rows(one)
+        and len(rows) == 10
+        and all(len(batch) == 12 for batch in rows.values())
+    )
     calm, found = bench.result(one)["metrics"], bench.result(other)["metrics"]
     assert [line["step"] for line in calm] == [line["step"] for line in found]
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, found, strict=True)) < 1e-5
@@ -164,7 +227,9 @@ def test_context_parallel_of_packed_documents_equals_one_process(bench):
     cell = ELASTIC | {"isolation": True, "update": "delta"}
     bench.attempt("alone", cell | {"world": 1})
     for context, parallel in ((2, "fsdp"), (4, "ddp")):
-        bench.attempt(f"context-{context}", cell | {"world": 4, "context": context, "parallel": parallel})
+        bench.attempt(
+            f"context-{context}", cell | {"world": 4, "context": context, "parallel": parallel}
+        )
     bench.execute()
     for context in (2, 4):
         assert_nearly_equal(bench, "alone", f"context-{context}")

@@ -6,20 +6,26 @@ import sqlite3
 from support.laboratory import ONE_FAULT, SOFTMAX_2, inject, kill
 
 SECRET = "hunter2"
-FAULT = ONE_FAULT.format(before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]')  # every rank has the secret
+FAULT = ONE_FAULT.format(
+    before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]'
+)  # every rank has the secret
 
 
 def task_states(home) -> list[tuple[str, str]]:
     """(task, state) of every task run that Prefect's own database knows, oldest first."""
     with sqlite3.connect(f"file:{home}/prefect/prefect.db?mode=ro", uri=True) as database:
         query = "select task_run.name, task_run_state.name from task_run join task_run_state on task_run.state_id = task_run_state.id"
-        return [(name, state) for name, state in database.execute(query + " order by task_run.created")]
+        return [
+            (name, state) for name, state in database.execute(query + " order by task_run.created")
+        ]
 
 
 def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
     calm = uninterrupted("softmax", 2)
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
-    started = lab.start("raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False)
+    started = lab.start(
+        "raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False
+    )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
     first, second = lab.attempts("raises")
@@ -27,7 +33,11 @@ def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninter
     assert "the injected fault" in first.message
     assert first.invocation == second.invocation, "one process, one flow run"
     assert started.log.read_text().count("nothing to do") == 1, "preprocess ran once"
-    written = [path for path in lab.home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    written = [
+        path
+        for path in lab.home.rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
     assert not written, "a secret is in a file; Prefect's database is one of them"
     lab.assert_same("raises", calm)
 
@@ -48,5 +58,9 @@ def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
     again = lab.start("flow", *SOFTMAX_2, direct=False)
     assert again.wait() == 0, again.log.read_text()
     assert "finished" in again.log.read_text()
-    assert not task_states(lab.home)[before:], "a server was started to record that there was nothing to do"
-    assert summary["attempts"] == len(list((lab.run_dir("flow") / "logs").glob("attempt-*"))), "training started again"
+    assert not task_states(lab.home)[before:], (
+        "a server was started to record that there was nothing to do"
+    )
+    assert summary["attempts"] == len(list((lab.run_dir("flow") / "logs").glob("attempt-*"))), (
+        "training started again"
+    )

@@ -17,12 +17,21 @@ def drain(terminal: int, closed: threading.Event) -> None:
 
 def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted):
     uninterrupted("softmax", 2)  # makes the dataset
-    command = [COMMAND, "run", str(lab.config), "runtime.name=hung-up", f"runtime.home={lab.home}", "--no-prefect"]
+    command = [
+        COMMAND,
+        "run",
+        str(lab.config),
+        "runtime.name=hung-up",
+        f"runtime.home={lab.home}",
+        "--no-prefect",
+    ]
     number = str(os.getpid())
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-        os.execve(COMMAND, [*command, *SOFTMAX_2], own_environment(lab.home) | {"HANGUP_TEST": number})
+        os.execve(
+            COMMAND, [*command, *SOFTMAX_2], own_environment(lab.home) | {"HANGUP_TEST": number}
+        )
     closed = threading.Event()
     reader = threading.Thread(target=drain, args=(terminal, closed))
     reader.start()

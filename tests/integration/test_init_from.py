@@ -46,8 +46,18 @@ def starting(lab, uninterrupted, tmp_path_factory):
 
 
 RETROFIT = ("model.memory_layers=[1]", "train.init_gate=[[1, -9, 0, 2]]", "train.frozen_layers=1")
-MEMORY = (*RETROFIT[:2], "train.frozen_layers=all_but_memory", "train.optimizer=muon", "environment.nproc_per_node=2")
-SHARDED = (*RETROFIT, "train.parallel=fsdp", "environment.nproc_per_node=2", "train.micro_batch_size=1")
+MEMORY = (
+    *RETROFIT[:2],
+    "train.frozen_layers=all_but_memory",
+    "train.optimizer=muon",
+    "environment.nproc_per_node=2",
+)
+SHARDED = (
+    *RETROFIT,
+    "train.parallel=fsdp",
+    "environment.nproc_per_node=2",
+    "train.micro_batch_size=1",
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,9 @@ SHARDED = (*RETROFIT, "train.parallel=fsdp", "environment.nproc_per_node=2", "tr
         ("retrofit", (*RETROFIT, "environment.nproc_per_node=1")),
         ("memory", (*MEMORY, "train.micro_batch_size=1")),
         pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
-        pytest.param("sharded-memory", (*SHARDED[:2], *SHARDED[3:], MEMORY[2]), marks=pytest.mark.slow),
+        pytest.param(
+            "sharded-memory", (*SHARDED[:2], *SHARDED[3:], MEMORY[2]), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_killed_and_resumed_from_imported_weights_is_bitwise(starting, name, settings):
@@ -69,4 +81,6 @@ def test_killed_and_resumed_from_imported_weights_is_bitwise(starting, name, set
     assert own.lineage(name)["init_from"]["digest"].startswith("blake3:")
     assert "started from" in next(own.run_dir(name).glob("logs/attempt-01/rank-0.log")).read_text()
     first_loss = own.metrics(name)[0]["loss"]
-    assert first_loss < before["train_loss"] + 1.0, "a fresh model of this vocabulary begins at 6.2 nats"
+    assert first_loss < before["train_loss"] + 1.0, (
+        "a fresh model of this vocabulary begins at 6.2 nats"
+    )

@@ -16,12 +16,19 @@ SHORT = {
 }  # test_flow.py kills the flow
 CELLS = list(product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2)))
 MARKED = [
-    pytest.param(*cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))) for cell in CELLS
+    pytest.param(
+        *cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))
+    )
+    for cell in CELLS
 ]
 
 
 def torchrun_of(started) -> int:
-    return next(pid for pid, command in sorted(started.processes().items()) if "tasks.train.torchrun" in command)
+    return next(
+        pid
+        for pid, command in sorted(started.processes().items())
+        if "tasks.train.torchrun" in command
+    )
 
 
 def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
@@ -48,12 +55,16 @@ def strike(victim: str, lab, name: str, started, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(("victim", "attention", "workers"), MARKED)
-def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(victim, attention, workers, lab, uninterrupted):
+def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
+    victim, attention, workers, lab, uninterrupted
+):
     calm = uninterrupted(attention, workers)
     name = f"{victim}-{attention}-{workers}"
     rng = random.Random(name)
     overrides = (f"model.attention={attention}", f"environment.nproc_per_node={workers}")
-    kills = 2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1  # one of them is resumed twice
+    kills = (
+        2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1
+    )  # one of them is resumed twice
     for _ in range(kills):
         started = lab.start(name, *overrides, executed=victim == "torchrun")
         strike(victim, lab, name, started, rng)
@@ -82,7 +93,11 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
 
 @pytest.mark.slow
 def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
-    overrides = ("data.packing=best_fit", "train.document_masking=true", "environment.nproc_per_node=2")
+    overrides = (
+        "data.packing=best_fit",
+        "train.document_masking=true",
+        "environment.nproc_per_node=2",
+    )
     lab.finish("packed-calm", *overrides)
     overrides += ("train.dataloader_num_workers=2",)
     started = lab.start("packed-killed", *overrides)
@@ -90,7 +105,9 @@ def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     kill(torchrun_of(started))
     assert started.wait() == 0, started.log.read_text()
     lab.assert_same("packed-killed", "packed-calm")
-    tokens = [record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"]
+    tokens = [
+        record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"
+    ]
     steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
     assert all(0 < step <= BATCH * 32 for step in steps) and len(set(steps)) > 1
 
@@ -120,5 +137,7 @@ def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     assert lab.assert_same("answers", "answers-calm")["attempts"] == 2
     lines = lab.metrics("answers-calm")
     targets = [line["tokens"] for line in lines if line["kind"] == "train"]
-    assert targets[0] < BATCH * 10 and calm["steps"] == 30  # a number of five digits, not the 128 tokens of a row
+    assert (
+        targets[0] < BATCH * 10 and calm["steps"] == 30
+    )  # a number of five digits, not the 128 tokens of a row
     assert any(line.get("memory_reads") for line in lines if line["kind"] == "validation")

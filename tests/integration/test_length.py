@@ -2,7 +2,12 @@
 
 import pytest
 
-SHORT = ("train.max_steps=null", "train.warmup_steps=1", "train.eval_steps=2", "train.save_steps=1000")
+SHORT = (
+    "train.max_steps=null",
+    "train.warmup_steps=1",
+    "train.eval_steps=2",
+    "train.save_steps=1000",
+)
 
 
 def test_epochs_and_tokens_become_steps(lab):
@@ -11,15 +16,21 @@ def test_epochs_and_tokens_become_steps(lab):
     tokens = summary["tokens"]
     same = lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}")
     assert same["steps"] == summary["steps"] and same["weights_sha256"] == summary["weights_sha256"]
-    assert lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same  # nothing was left to do
+    assert (
+        lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same
+    )  # nothing was left to do
 
 
 @pytest.mark.slow
 def test_a_run_stops_early_and_resumes_with_more_patience(lab):
     early = ("train.eval_steps=2", "train.learning_rate=1e-30", "train.save_steps='900 tokens'")
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")
-    assert summary["steps"] == 6 and summary["stopped_early"] == 2  # the first is a gain, the next two are none
-    assert lab.finish("early", *early, "train.early_stopping_patience=2") == summary  # nothing was left to do
+    assert (
+        summary["steps"] == 6 and summary["stopped_early"] == 2
+    )  # the first is a gain, the next two are none
+    assert (
+        lab.finish("early", *early, "train.early_stopping_patience=2") == summary
+    )  # nothing was left to do
     longer = lab.finish("early", *early, "train.early_stopping_patience=3")
     assert longer["steps"] == 8
     lab.finish("whole", *early, "train.early_stopping_patience=3")

@@ -34,4 +34,6 @@ def test_an_empty_machine_resumes_the_run_bitwise(lab, uninterrupted, tmp_path):
     assert '"resume_from": null' not in given[0].read_text()
     lab.assert_same("mirrored", calm)
     assert (tmp_path / "mirror" / "runs" / "mirrored" / "summary.json").exists()
-    assert set(lost.glob("*.json*")) <= set(RunFolder(lost).records), "what is not of these is lost with its machine"
+    assert set(lost.glob("*.json*")) <= set(RunFolder(lost).records), (
+        "what is not of these is lost with its machine"
+    )

@@ -15,7 +15,21 @@ from support.laboratory import CONFIG, Laboratory
 from support.preloaded import PADDING, SPACE
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["the", "cat", "sat", "on", "self.value", "=", "{x:", "1}", "größer", "日本語", "🙂", "None:", "return"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "self.value",
+    "=",
+    "{x:",
+    "1}",
+    "größer",
+    "日本語",
+    "🙂",
+    "None:",
+    "return",
+]
 SMALL = {
     "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
               "num_key_value_heads": 1, "segment_length": 8},
@@ -31,11 +45,23 @@ def finished_runs(home: Path, server) -> None:
         texts = home.parent / f"texts-{name}"
         texts.mkdir()
         for number in range(40):
-            words = [WORDS[(number * 7 + place * (place + shift)) % len(WORDS)] for place in range(20 + number)]
+            words = [
+                WORDS[(number * 7 + place * (place + shift)) % len(WORDS)]
+                for place in range(20 + number)
+            ]
             (texts / f"{number}.txt").write_text(" ".join(words))
-        data = {"files": [f"{texts}/*.txt"], "validation_fraction": 0.2, "sequence_length": 16, "device": "cpu"}
+        data = {
+            "files": [f"{texts}/*.txt"],
+            "validation_fraction": 0.2,
+            "sequence_length": 16,
+            "device": "cpu",
+        }
         evaluate = {"after_training": ["perplexity"]}
-        config = CONFIG | SMALL | {"data": data | {"tokenizer": {"vocab_size": 300}}, "evaluate": evaluate}
+        config = (
+            CONFIG
+            | SMALL
+            | {"data": data | {"tokenizer": {"vocab_size": 300}}, "evaluate": evaluate}
+        )
         (home / "config.yaml").write_text(yaml.safe_dump(config))
         lab = Laboratory(home, home / "config.yaml", server)
         lab.finish(name)
@@ -46,8 +72,19 @@ def finished_runs(home: Path, server) -> None:
 def results_of(folder: Path, seed: int, count: int) -> list[dict]:
     """The outcome of each case, from a process that has imported everything."""
     results = folder / f"results-{seed}.jsonl"
-    command = [sys.executable, mutations.__file__, str(folder / "pristine"), str(seed), str(count), str(results)]
-    environment = os.environ | {PADDING: "-" * SPACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    command = [
+        sys.executable,
+        mutations.__file__,
+        str(folder / "pristine"),
+        str(seed),
+        str(count),
+        str(results),
+    ]
+    environment = os.environ | {
+        PADDING: "-" * SPACE,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "tests"),
+    }
     subprocess.run([*command, "-" * SPACE], check=True, env=environment, cwd=ROOT)
     return [json.loads(line) for line in results.read_text().splitlines()]
 

@@ -11,13 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, inject, kill, own_environment, processes_of, workers_of
+from support.laboratory import (
+    COMMAND,
+    Laboratory,
+    inject,
+    kill,
+    own_environment,
+    processes_of,
+    workers_of,
+)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
+        sys.platform != "linux"
+        or os.geteuid() != 0
+        or not shutil.which("ip")
+        or not shutil.which("unshare"),
         reason="two hosts are made of network namespaces: needs root, iproute2 and util-linux",
     ),
 ]
@@ -45,7 +56,18 @@ class Hosts:
     def start(self, host: str, name: str, *command: str, **variables: str) -> subprocess.Popen:
         """A command on a host; its output is in `name`.log."""
         program = f'hostname host-{host}; exec "$@"'
-        inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", program, "sh"]
+        inside = [
+            "unshare",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            program,
+            "sh",
+        ]
         with self.log(name).open("wb") as output:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", f"infini-{host}", *inside, *command],
@@ -72,7 +94,20 @@ def hosts(tmp_path_factory, lab):
         ip("netns", "add", f"infini-{host}")
     both = Hosts(lab.home)
     try:
-        ip("link", "add", "cable", "netns", "infini-a", "type", "veth", "peer", "name", "cable", "netns", "infini-b")
+        ip(
+            "link",
+            "add",
+            "cable",
+            "netns",
+            "infini-a",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            "infini-b",
+        )
         for host, address in ADDRESSES.items():
             ip("-n", f"infini-{host}", "address", "add", f"{address}/24", "dev", "cable")
             for interface in ("lo", "cable"):
@@ -86,11 +121,20 @@ def hosts(tmp_path_factory, lab):
 
 
 def command_of(lab: Laboratory, name: str) -> list[str]:
-    command = [COMMAND, "run", str(lab.config), f"runtime.name={name}", f"runtime.home={lab.home}", "--no-prefect"]
+    command = [
+        COMMAND,
+        "run",
+        str(lab.config),
+        f"runtime.name={name}",
+        f"runtime.home={lab.home}",
+        "--no-prefect",
+    ]
     return [*command, "environment.nnodes=2", *SETTINGS]
 
 
-def supervise(hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a") -> subprocess.Popen:
+def supervise(
+    hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a"
+) -> subprocess.Popen:
     return hosts.start("a", f"{name}-{log}", *command_of(lab, name), *overrides, NODES_TEST=name)
 
 
@@ -98,7 +142,9 @@ def join(hosts: Hosts, name: str, log: str = "b") -> subprocess.Popen:
     return hosts.start("b", f"{name}-{log}", COMMAND, "join", name, NODES_TEST=name)
 
 
-def wait_for(condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240):
+def wait_for(
+    condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240
+):
     until = time.monotonic() + seconds
     while not condition():
         ended = [process for process in started if process.poll() is not None]
@@ -120,7 +166,9 @@ def assert_undisturbed(lab):
     return compare
 
 
-def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(hosts, lab, assert_undisturbed):
+def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(
+    hosts, lab, assert_undisturbed
+):
     name = "cut"
     logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     supervisor = supervise(hosts, lab, name)
@@ -144,16 +192,29 @@ def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, a
 
     def start(number: int) -> list[subprocess.Popen]:
         return [
-            hosts.start(host, f"{name}-{host}{number}", *command, NODES_TEST=name, JOB_COMPLETION_INDEX=str(index))
+            hosts.start(
+                host,
+                f"{name}-{host}{number}",
+                *command,
+                NODES_TEST=name,
+                JOB_COMPLETION_INDEX=str(index),
+            )
             for index, host in enumerate(ADDRESSES)
         ]
 
     logs = [hosts.log(f"{name}-{host}1") for host in ADDRESSES]
     pods = start(1)
     wait_for(lambda: lab.step(name) >= 15, pods, "step 15", logs)
-    commands = [pid for pid, line in processes_of(f"NODES_TEST={name}").items() if "infini-llama run" in line]
+    commands = [
+        pid
+        for pid, line in processes_of(f"NODES_TEST={name}").items()
+        if "infini-llama run" in line
+    ]
     for pid in commands:
-        if Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1":
+        if (
+            Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1]
+            == "1"
+        ):
             os.kill(pid, signal.SIGTERM)
     assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
     (record,) = lab.attempts(name)
@@ -166,7 +227,9 @@ def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, a
 def pid_of(name: str, command: str) -> int:
     """The process of a host that runs this of our commands."""
     ours = processes_of(f"NODES_TEST={name}").items()
-    return next(pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line)
+    return next(
+        pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line
+    )
 
 
 def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(hosts, lab, assert_undisturbed):
@@ -180,7 +243,12 @@ def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(hosts, lab, asser
     assert started[1].wait(120) == 75, logs[1].read_text()
     other = join(hosts, name, log="b2")
     started = [started[0], other]
-    wait_for(lambda: [record.code for record in lab.attempts(name)] == [75], started, "attempt 1's end", logs)
+    wait_for(
+        lambda: [record.code for record in lab.attempts(name)] == [75],
+        started,
+        "attempt 1's end",
+        logs,
+    )
     wait_for(lambda: lab.step(name) >= 40, started, "step 40", logs)
     kill(pid_of(name, "run"))
     assert started[0].wait(60) != 0
@@ -192,7 +260,9 @@ def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(hosts, lab, asser
     assert_undisturbed(name)
 
 
-def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab, assert_undisturbed):
+def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(
+    hosts, lab, assert_undisturbed
+):
     name = "hung"
     logs = [hosts.log(f"{name}-{host}") for host in ADDRESSES]
     patient = ["runtime.hang_timeout=5", "environment.communication_timeout=600"]
@@ -206,14 +276,20 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended_there(hosts, lab
     assert both[1].wait(60) == 0, logs[1].read_text()
     hang, done = lab.attempts(name)
     assert (hang.code, done.code) == (76, 0)
-    assert "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for" in hang.message
+    assert (
+        "rank 1 on host-b (node 1) (the process is stopped) has sent no heartbeat for"
+        in hang.message
+    )
     assert_undisturbed(name)
 
 
 def test_a_run_that_is_not_retried_ends_on_both_hosts(hosts, lab, tmp_path):
     name = "unretried"
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
-    both = [supervise(hosts, lab, name, fault, "runtime.retries=1", "runtime.retry_delay=3"), join(hosts, name)]
+    both = [
+        supervise(hosts, lab, name, fault, "runtime.retries=1", "runtime.retry_delay=3"),
+        join(hosts, name),
+    ]
     assert both[0].wait(300) == 70, hosts.log(f"{name}-a").read_text()
     assert both[1].wait(60) == 70, hosts.log(f"{name}-b").read_text()
     assert [record.code for record in lab.attempts(name)] == [70, 70]
@@ -224,4 +300,6 @@ def test_a_run_that_is_not_retried_ends_on_both_hosts(hosts, lab, tmp_path):
 def host_of(pid: int) -> str:
     """Which of the two hosts a process is on, by its network."""
     network = Path(f"/proc/{pid}/ns/net").stat().st_ino
-    return next(host for host in ADDRESSES if Path(f"/run/netns/infini-{host}").stat().st_ino == network)
+    return next(
+        host for host in ADDRESSES if Path(f"/run/netns/infini-{host}").stat().st_ino == network
+    )

@@ -32,8 +32,17 @@ except Exception as error:
 def words(tmp_path, *arguments: str) -> str:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(program)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=200, check=False).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        str(program),
+    ]
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=200, check=False
+    ).stdout
 
 
 def test_the_sum_over_all_ranks(tmp_path):
@@ -49,4 +58,7 @@ def test_a_missing_rank_is_named_by_the_others(tmp_path):
 
 def test_a_rank_that_stops_answering_is_named_by_the_first(tmp_path):
     output = words(tmp_path, "dumb2")
-    assert "0: PipelineError: rank 0 on" in output and "Ranks 2 failed to pass monitoredBarrier" in output
+    assert (
+        "0: PipelineError: rank 0 on" in output
+        and "Ranks 2 failed to pass monitoredBarrier" in output
+    )

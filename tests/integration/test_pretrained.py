@@ -33,7 +33,11 @@ def model() -> Path:
 
 def answer(home: Path, *words: str) -> dict:
     ran = subprocess.run(
-        [COMMAND, *words, "--json"], env=own_environment(home), capture_output=True, text=True, timeout=SECONDS
+        [COMMAND, *words, "--json"],
+        env=own_environment(home),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
@@ -44,7 +48,10 @@ def test_logits_are_those_of_transformers(model):
     ours = Llama(open_folder(model).config).eval()
     load_pretrained(ours, model)
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
-    text = "The memory of a model is what it can still use of a text that it has read long before. " * 4
+    text = (
+        "The memory of a model is what it can still use of a text that it has read long before. "
+        * 4
+    )
     ids = AutoTokenizer.from_pretrained(model)(text, return_tensors="pt").input_ids
     torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=0, atol=1e-3)
 
@@ -54,10 +61,24 @@ def shorten(written, folder, ranks, parallel):
     config = yaml.safe_load(written.read_text())
     for source in config["data"]["sources"]:
         source |= {"files": [f"{folder}/texts/*.md"]} if "files" in source else {}
-        source |= {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}} if "passkey" in source else {}
+        source |= (
+            {"passkey": source["passkey"] | {"documents": 200, "repetitions": 1}}
+            if "passkey" in source
+            else {}
+        )
     config["data"]["sequence_length"] = 128
-    short = {"max_steps": 20, "global_batch_size": 2, "micro_batch_size": 2 // ranks, "parallel": parallel}
-    config["train"] |= short | {"eval_steps": 10, "eval_tokens": 4000, "save_steps": 5, "warmup_steps": 2}
+    short = {
+        "max_steps": 20,
+        "global_batch_size": 2,
+        "micro_batch_size": 2 // ranks,
+        "parallel": parallel,
+    }
+    config["train"] |= short | {
+        "eval_steps": 10,
+        "eval_tokens": 4000,
+        "save_steps": 5,
+        "warmup_steps": 2,
+    }
     config["train"]["sample_prompts"] = []
     config["evaluate"] = {"after_training": ["export"]}
     config["runtime"] = {"hang_timeout": SECONDS}
@@ -66,12 +87,29 @@ def shorten(written, folder, ranks, parallel):
 
 
 @pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
-def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model, tmp_path, ranks, parallel):
+def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
+    model, tmp_path, ranks, parallel
+):
     written = tmp_path / "start.yaml"
-    answer(tmp_path, "import", str(model), "--output", str(written), "--attention", "infini", "--segment-length", "64")
-    shutil.copytree(PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images"))  # which nobody edits meanwhile
+    answer(
+        tmp_path,
+        "import",
+        str(model),
+        "--output",
+        str(written),
+        "--attention",
+        "infini",
+        "--segment-length",
+        "64",
+    )
+    shutil.copytree(
+        PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images")
+    )  # which nobody edits meanwhile
     config = yaml.safe_load(written.read_text())
-    assert config["model"]["memory_layers"] == [17, 18, 20, 23] and config["train"]["frozen_layers"] == 17
+    assert (
+        config["model"]["memory_layers"] == [17, 18, 20, 23]
+        and config["train"]["frozen_layers"] == 17
+    )
     assert {"far", "english"} < {source["name"] for source in config["data"]["sources"]}
     shorten(written, tmp_path, ranks, parallel)
     lab = Laboratory(tmp_path, written)
@@ -91,23 +129,33 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(model,
     exported = lab.run_dir("calm") / "export"
     ours, _, _ = load_run(lab.run_dir("calm"), "latest")
     theirs = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True).eval()
-    tokenizer, original = (AutoTokenizer.from_pretrained(path, trust_remote_code=True) for path in (exported, model))
+    tokenizer, original = (
+        AutoTokenizer.from_pretrained(path, trust_remote_code=True) for path in (exported, model)
+    )
     ids = original("A number is hidden in this text. " * 20, return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.equal(theirs(ids).logits, ours.eval()(ids))
     question = [{"role": "user", "content": "What is the pass key?"}]
-    said, expected = (each.apply_chat_template(question, tokenize=False) for each in (tokenizer, original))
+    said, expected = (
+        each.apply_chat_template(question, tokenize=False) for each in (tokenizer, original)
+    )
     assert said == expected
     written = tmp_path / "farther.yaml"
     answer(tmp_path, "import", str(exported), "--output", str(written), "--attention", "infini")
     config = yaml.safe_load(written.read_text())
-    assert config["model"]["memory_layers"] == [17, 18, 20, 23] and "init_gate" not in config["train"]
+    assert (
+        config["model"]["memory_layers"] == [17, 18, 20, 23] and "init_gate" not in config["train"]
+    )
     shorten(written, tmp_path, ranks, "ddp")
     second = Laboratory(tmp_path, written).start("farther")
     assert second.wait(SECONDS) == 0, second.log.read_text()
     farther, _, _ = load_run(lab.run_dir("farther"), "latest")
     learned, changed = ours.state_dict(), farther.state_dict()
-    places = {name.partition(".self_attn.")[0] for name in learned if not torch.equal(learned[name], changed[name])}
+    places = {
+        name.partition(".self_attn.")[0]
+        for name in learned
+        if not torch.equal(learned[name], changed[name])
+    }
     assert places == {f"model.layers.{layer}" for layer in (17, 18, 20, 23)}
     settings = ("--prompt", "The sky is", "--max-new-tokens", "5", "--temperature", "0")
     (text,) = answer(tmp_path, "generate", str(lab.run_dir("calm")), *settings)["texts"]

@@ -64,10 +64,18 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
 
     run, rng, announced, caught = RunFolder(tmp_path / "run"), random.Random(seed), 0, 0
     run.checkpoints.mkdir(parents=True)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     for number in range(count):
         heard, say = os.pipe()
-        child = in_a_fork(partial(save_for_ever, run.checkpoints, bool(number % 2), announced + 1, say))
+        child = in_a_fork(
+            partial(save_for_ever, run.checkpoints, bool(number % 2), announced + 1, say)
+        )
         os.close(say)
         with os.fdopen(heard) as lines:
             announced = int(lines.readline())  # it runs: now strike within about two saves
@@ -90,10 +98,14 @@ def whole_and_newest(run: RunFolder, announced: int) -> None:
 
     newest = checkpoints.newest_with_damaged_moved_aside(run.checkpoints)
     assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest
-    assert not list(run.checkpoints.glob("*.damaged-*")), "a half-written checkpoint had a checkpoint's name"
+    assert not list(run.checkpoints.glob("*.damaged-*")), (
+        "a half-written checkpoint had a checkpoint's name"
+    )
     state = {f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"}
     load_tensors(newest, state)
-    assert all(value.unique().tolist() == [float(checkpoints.step_of(newest))] for value in state.values())
+    assert all(
+        value.unique().tolist() == [float(checkpoints.step_of(newest))] for value in state.values()
+    )
 
 
 def in_a_process_of_its_own(tmp_path: Path, count: int, seed: int) -> None:
@@ -103,7 +115,9 @@ def in_a_process_of_its_own(tmp_path: Path, count: int, seed: int) -> None:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -24,7 +24,10 @@ from support.services import free_port
 from support.waiting import wait_until
 
 EVIL = {"Origin": "https://evil.example"}
-PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "content-type",
+}
 VARIABLE = b'{"name": "of_another_origin", "value": "x"}'
 
 
@@ -63,13 +66,18 @@ def test_the_ui_and_clients_are_answered(origin):
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == origin
     with get_client(sync_client=True) as client:
         client.create_variable(VariableCreate(name="mine", value="x"))
-        assert [variable.name for variable in client.read_variables()] == ["mine"], "nothing of another origin"
+        assert [variable.name for variable in client.read_variables()] == ["mine"], (
+            "nothing of another origin"
+        )
 
 
 def test_the_ui_is_unpacked_where_the_user_may_write(origin):
     unpacked = Path(os.environ["PREFECT_HOME"], "ui")
     pages = {path: httpx.get(f"{origin}{path}").status_code for path in ("/", "/v2/")}
-    assert pages == {"/": 200, "/v2/": 200} and {folder.name for folder in unpacked.glob("v*")} == {"v1", "v2"}
+    assert pages == {"/": 200, "/v2/": 200} and {folder.name for folder in unpacked.glob("v*")} == {
+        "v1",
+        "v2",
+    }
 
 
 REFUSED = [
@@ -82,7 +90,9 @@ REFUSED = [
 ]
 
 
-def status(origin: str, path: str, *hosts: str, method: str = "GET", more: str = "Connection: close\r\n") -> int:
+def status(
+    origin: str, path: str, *hosts: str, method: str = "GET", more: str = "Connection: close\r\n"
+) -> int:
     """The status of a request with these Host headers, as a browser sends it."""
     address = httpx.URL(origin)
     headers = "".join(f"Host: {host}\r\n" for host in hosts) + more
@@ -105,20 +115,32 @@ def test_no_host_and_two_hosts_are_refused(origin):
 
 def test_the_hosts_of_this_machine_and_names_given_are_answered(origin):
     port = httpx.URL(origin).port
-    hosts = ["localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:4200", "[::1]", "Train.Example:80"]
+    hosts = [
+        "localhost",
+        f"localhost:{port}",
+        f"127.0.0.1:{port}",
+        "[::1]:4200",
+        "[::1]",
+        "Train.Example:80",
+    ]
     assert [status(origin, "/api/health", host) for host in hosts] == [200] * len(hosts)
 
 
 def test_a_web_socket_of_another_host_is_refused(origin):
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
-    codes = [status(origin, "/api/events/in", host, more=upgrade) for host in ("evil.example", "localhost")]
+    codes = [
+        status(origin, "/api/events/in", host, more=upgrade)
+        for host in ("evil.example", "localhost")
+    ]
     assert codes == [403, 101]
 
 
 def test_a_run_whose_lease_is_lost_goes_on(origin, monkeypatch):
     """As the engine holds the slot of a run. A server that is down for minutes: prefect/test_outage.py."""
-    monkeypatch.setattr(flow_engine, "maintain_concurrency_lease", leases.maintain_concurrency_lease)
+    monkeypatch.setattr(
+        flow_engine, "maintain_concurrency_lease", leases.maintain_concurrency_lease
+    )
     slot.keep_slots()
     lease = uuid4()
 

@@ -19,7 +19,8 @@ from support.waiting import wait_until
 NODES = ("node-1", "node-2")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 MISSING = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
+    os.geteuid() != 0
+    or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
     reason="starts a Slurm of its own: needs root and slurmctld, slurmd and munge on PATH",
 )
 # A requeued job waits until the credential of its last start has expired: 10 s here, two minutes by default.
@@ -65,8 +66,17 @@ def slurm(tmp_path_factory):
     )
     text = CONFIGURATION.format(folder=folder, host=host, ports=[free_port()], nodes=nodes)
     (folder / "slurm.conf").write_text(text)
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]
+    environment = os.environ | {
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": f"{os.environ['PATH']}:/usr/sbin",
+    }
+    munged = [
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={folder}/munge.key",
+        f"--socket={folder}/munge.socket",
+    ]
     munged += [
         f"--pid-file={folder}/munged.pid",
         f"--log-file={folder}/munged.log",
@@ -74,15 +84,23 @@ def slurm(tmp_path_factory):
     ]
     running = []
     try:
-        for command in (munged, ["slurmctld", "-D", "-c"], *(["slurmd", "-D", "-N", node] for node in NODES)):
+        for command in (
+            munged,
+            ["slurmctld", "-D", "-c"],
+            *(["slurmd", "-D", "-N", node] for node in NODES),
+        ):
             with (folder / f"{command[0]}-{len(running)}.out").open("wb") as log:
                 running.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+                    subprocess.Popen(
+                        command, env=environment, stdout=log, stderr=log, start_new_session=True
+                    )
                 )
             time.sleep(1)
 
         def run(*command: str) -> str:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            )
             return done.stdout + done.stderr
 
         wait_until(lambda: run("sinfo", "--noheader", "-N").count("idle") == len(NODES))
@@ -141,7 +159,9 @@ def submit(slurm, lab):
 
 def wait_for_step(slurm, lab, name: str, job: str, step: int) -> None:
     def reached() -> bool:
-        assert state(slurm, job) in ("PENDING", "CONFIGURING", "RUNNING"), (lab.home / f"{name}.out").read_text()
+        assert state(slurm, job) in ("PENDING", "CONFIGURING", "RUNNING"), (
+            lab.home / f"{name}.out"
+        ).read_text()
         return lab.step(name) >= step
 
     wait_until(reached, 240)
@@ -155,14 +175,25 @@ def ended(slurm, lab, name: str, job: str, wanted: str) -> None:
 
 def torchruns(name: str) -> list[int]:
     ours = processes_of(f"SRUN_TEST={name}").items()
-    return [pid for pid, line in ours if "tasks.train.torchrun" in line and "slurm" not in line.split()[0]]
+    return [
+        pid
+        for pid, line in ours
+        if "tasks.train.torchrun" in line and "slurm" not in line.split()[0]
+    ]
 
 
 def test_srun_requests_two_nodes_and_trains_the_same_weights(slurm, lab, calm):
-    settings = ["environment.launcher=srun", "environment.nnodes=2", "environment.srun_options=[--partition=all]"]
+    settings = [
+        "environment.launcher=srun",
+        "environment.nnodes=2",
+        "environment.srun_options=[--partition=all]",
+    ]
     lab.finish("asked", *STEPS, *settings, env=slurm.environment)
     assert lab.assert_same("asked", "calm-srun")["attempts"] == 1
-    hosts = {json.loads(path.read_text())["node"] for path in lab.run_dir("asked").glob("logs/attempt-01/status-*")}
+    hosts = {
+        json.loads(path.read_text())["node"]
+        for path in lab.run_dir("asked").glob("logs/attempt-01/status-*")
+    }
     assert hosts == {0, 1}
 
 
@@ -191,16 +222,25 @@ def test_no_process_outlives_a_killed_command(slurm, lab, calm):
 
 
 def test_a_partition_that_does_not_exist_is_reported(slurm, lab):
-    settings = [*STEPS, "environment.launcher=srun", "environment.srun_options=[--partition=nowhere]"]
+    settings = [
+        *STEPS,
+        "environment.launcher=srun",
+        "environment.srun_options=[--partition=nowhere]",
+    ]
     started = lab.start("refused", *settings, "runtime.retries=0", env=slurm.environment)
     assert started.wait() == 70
-    assert "environment.srun_options" in started.log.read_text() and "partition" in started.log.read_text()
+    assert (
+        "environment.srun_options" in started.log.read_text()
+        and "partition" in started.log.read_text()
+    )
 
 
 def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(slurm, lab, calm, submit):
     job = submit("limit")
     wait_for_step(slurm, lab, "limit", job, 20)
-    slurm("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@N sends when the time is nearly up
+    slurm(
+        "scancel", "--batch", "--signal=USR1", job
+    )  # what --signal=B:USR1@N sends when the time is nearly up
     wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
     ended(slurm, lab, "limit", job, "COMPLETED")
     assert lab.assert_same("limit", "calm-srun")["attempts"] == 2

@@ -13,7 +13,14 @@ from support.benchmarks import FOLDER
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tokens", [100_000, 1_000_000])
 def test_memory_does_not_grow_with_the_text(tmp_path, tokens):
-    command = [sys.executable, FOLDER / "streaming.py", "--tokens", str(tokens), "--output", tmp_path / "found.json"]
+    command = [
+        sys.executable,
+        FOLDER / "streaming.py",
+        "--tokens",
+        str(tokens),
+        "--output",
+        tmp_path / "found.json",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     reports = json.loads((tmp_path / "found.json").read_text())["reports"]
     assert len({report["state"] for report in reports}) == 1

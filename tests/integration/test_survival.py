@@ -22,17 +22,23 @@ def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_timeout=4")
     lab.wait_for_step("stopped", 23, started)
     # The save of step 20 goes on in the background.
-    wait_until((lab.run_dir("stopped") / "checkpoints/step-00000020").is_dir, 60, "step 20 was not saved")
+    wait_until(
+        (lab.run_dir("stopped") / "checkpoints/step-00000020").is_dir, 60, "step 20 was not saved"
+    )
     logs = lab.run_dir("stopped") / "logs"
     status = json.loads((logs / "attempt-01/status-1.json").read_text())
     os.kill(status["pid"], signal.SIGSTOP)
-    wait_until(lambda: len(list(logs.glob("attempt-*"))) == 2, 60, "the stopped rank was not noticed")
+    wait_until(
+        lambda: len(list(logs.glob("attempt-*"))) == 2, 60, "the stopped rank was not noticed"
+    )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes()
     first, second = lab.attempts("stopped")
     assert first.code == 76 and "rank 1 " in first.message
     assert second.kind == "done" and second.from_step >= 20
-    assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), "no stacks were written"
+    assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), (
+        "no stacks were written"
+    )
     lab.assert_same("stopped", calm)
 
 
@@ -55,7 +61,9 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     lab.assert_same("grown", "calm")
     killed = lab.attempts("grown")[0]
     assert (killed.code, killed.from_step) == (70, 0), "on record although its command was killed"
-    assert lab.start("grown", *settings).wait() == 64, "the text is another one than that of the finished run"
+    assert lab.start("grown", *settings).wait() == 64, (
+        "the text is another one than that of the finished run"
+    )
     lab.finish("new", *settings, "train.max_steps=6")
     assert lab.lineage("new")["dataset"]["path"] != lab.lineage("grown")["dataset"]["path"]
 
@@ -79,7 +87,9 @@ def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, uninterr
     assert len(lab.attempts("for-people")) == 1
     for rank, parts in enumerate((("sampling", "TensorBoard", "metrics_hook"), ("metrics_hook",))):
         text = (lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log").read_text()
-        assert text.count("WARNING infini_llama.cards") == len(parts) and all(part in text for part in parts)
+        assert text.count("WARNING infini_llama.cards") == len(parts) and all(
+            part in text for part in parts
+        )
 
 
 OUT_OF_MEMORY = """
@@ -126,7 +136,9 @@ def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterr
     parts = sum(seconds for part, seconds in time_spent.items() if part not in ("wall", "share"))
     assert abs(parts - time_spent["wall"]) < 0.02 * time_spent["wall"]
     assert time_spent["lost_work"] > 0 and time_spent["down"] > 0 and time_spent["training"] > 0
-    last = json.loads((lab.run_dir("twice-stopped") / "metrics.jsonl").read_text().splitlines()[-2])["goodput"]
+    last = json.loads(
+        (lab.run_dir("twice-stopped") / "metrics.jsonl").read_text().splitlines()[-2]
+    )["goodput"]
     assert abs(last["lost_work"] - time_spent["lost_work"]) < 0.02 * time_spent["wall"]
 
 
@@ -136,10 +148,16 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
     summary = lab.finish("tight", *SOFTMAX_2, tight)
     first, second = lab.attempts("tight")
     assert (first.code, second.kind) == (71, "done")
-    assert (first.error.phase, first.error.sample_rows) == ("start", None), "found before the first step"
+    assert (first.error.phase, first.error.sample_rows) == ("start", None), (
+        "found before the first step"
+    )
     assert first.error.memory["most_resident"] > 10**7
-    assert read_attempt_plan(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, "8 halved"
-    assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, "the same samples in the same order"
+    assert read_attempt_plan(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, (
+        "8 halved"
+    )
+    assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, (
+        "the same samples in the same order"
+    )
 
 
 NOT_FINITE = """
@@ -185,8 +203,15 @@ def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, not_finite):
     expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
     assert expected["updates_left_out"] == 3
     lines = lab.metrics("poison-calm")
-    assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [22, 23, 24]
-    assert "update skipped, rows [" in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
+    assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [
+        22,
+        23,
+        24,
+    ]
+    assert (
+        "update skipped, rows ["
+        in (lab.run_dir("poison-calm") / "logs/attempt-01/rank-0.log").read_text()
+    )
     lab.kill_at(34, "poison-killed", *SOFTMAX_2, injected)
     lab.finish("poison-killed", *SOFTMAX_2, injected)
     lab.assert_same("poison-killed", "poison-calm")
@@ -197,7 +222,9 @@ def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, not_fin
     first, second = lab.attempts("diverges")
     assert (first.code, second.kind, second.from_step) == (72, "done", 20)
     assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * BATCH, "end": 28 * BATCH}]
-    assert summary["updates_left_out"] == 4, "after the window the rest of the bad samples are left out one by one"
+    assert summary["updates_left_out"] == 4, (
+        "after the window the rest of the bad samples are left out one by one"
+    )
     assert summary["steps"] == 60
 
 
@@ -207,7 +234,9 @@ def poison(checkpoint) -> None:
     shutil.copytree(checkpoint, staged, dirs_exist_ok=True)
     (staged / "manifest.json").unlink()
     table = json.loads((staged / "tensors.json").read_text())["tensors"]
-    part = next(entry for name, entry in table.items() if "embed" in name and name.startswith("model."))["parts"][0]
+    part = next(
+        entry for name, entry in table.items() if "embed" in name and name.startswith("model.")
+    )["parts"][0]
     with (staged / part["file"]).open("r+b") as file:
         file.seek(part["start"])
         file.write(struct.pack("<f", float("nan")) * math.prod(part["sizes"]))
@@ -222,7 +251,9 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     lab.wait_for_step("poisoned", 34, started)
     started.process.send_signal(signal.SIGTERM)
     started.wait()
-    newest, older = (found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2])
+    newest, older = (
+        found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
+    )
     poison(newest)
     summary = lab.finish("poisoned", *settings)
     _, first, again, last = lab.attempts("poisoned")
@@ -250,7 +281,9 @@ def change(module):
 
 def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
     injected = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", NON_FINITE_WEIGHTS)
-    summary = lab.finish("not-saved", "model.attention=softmax", "environment.nproc_per_node=1", injected)
+    summary = lab.finish(
+        "not-saved", "model.attention=softmax", "environment.nproc_per_node=1", injected
+    )
     first, second = lab.attempts("not-saved")
     assert (first.code, first.checkpoint_step) == (72, 10)
     assert (second.kind, second.from_step, summary["steps"]) == ("done", 10, 60)
@@ -261,5 +294,8 @@ def test_divergence_without_end_stops_with_a_sentence(lab, not_finite):
     bad = not_finite(range(1, 200))
     started = lab.start("hopeless", *SOFTMAX_2, bad, "train.max_skips=2", "runtime.max_rollbacks=1")
     assert started.wait() == 72, started.log.read_text()
-    assert "were skipped" in started.log.read_text() and "train.learning_rate" in started.log.read_text()
+    assert (
+        "were skipped" in started.log.read_text()
+        and "train.learning_rate" in started.log.read_text()
+    )
     assert not started.processes()

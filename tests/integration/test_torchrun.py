@@ -18,9 +18,17 @@ from support.records import make_plan
 def start(folder: Path, command: list[str], variables: dict[str, str]) -> None:
     """Run torchrun with two workers, of which one or both write their status and fail, since their attempt has no plan."""
     done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=200, check=False, cwd=folder
+        command,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=folder,
     )
-    assert any((folder / f"status-{rank}.json").exists() for rank in (0, 1)), f"no worker was started: {done.stderr}"
+    assert any((folder / f"status-{rank}.json").exists() for rank in (0, 1)), (
+        f"no worker was started: {done.stderr}"
+    )
 
 
 def command_of(folder: Path) -> list[str]:
@@ -41,9 +49,15 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         plan = make_plan(nproc_per_node=2, port=port)
         with pytest.raises(PipelineError, match=r"environment\.master_port"):
             host_rendezvous(tmp_path, plan)
-        endpoint = Endpoint(address=LOOPBACK, port=port, host="here")  # as if it had been free a moment before
+        endpoint = Endpoint(
+            address=LOOPBACK, port=port, host="here"
+        )  # as if it had been free a moment before
         process = spawn(
-            torchrun_command(tmp_path, plan, endpoint, is_host=True), tmp_path / "torchrun.log", {}, 1.0, []
+            torchrun_command(tmp_path, plan, endpoint, is_host=True),
+            tmp_path / "torchrun.log",
+            {},
+            1.0,
+            [],
         )
         process.wait(100)
     assert "master_port" in TorchrunWorkers(process, tmp_path, 2, 1).hint()

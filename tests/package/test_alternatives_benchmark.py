@@ -28,7 +28,9 @@ def llama():
 
 def logits_in_pieces(window, ids):
     states = window.new_states(1, 0)
-    return window.logits(torch.cat([window.read(piece, states) for piece in ids.split(7, dim=1)], dim=1))
+    return window.logits(
+        torch.cat([window.read(piece, states) for piece in ids.split(7, dim=1)], dim=1)
+    )
 
 
 @torch.no_grad()
@@ -63,7 +65,10 @@ def test_layers_that_share_buffers_decode_what_each_would_with_its_own(llama):
         state.filled = [20]
     torch.manual_seed(5)
     own = bench.full_decoding(llama, 20, most_bytes=2**30)
-    assert own.layers_in_memory == llama.config.num_hidden_layers and own.state_bytes == shared.state_bytes
+    assert (
+        own.layers_in_memory == llama.config.num_hidden_layers
+        and own.state_bytes == shared.state_bytes
+    )
     expected = llama.decode(torch.zeros(1, dtype=torch.long), states)
     assert torch.equal(own.step(), expected) and torch.equal(own.step(), expected)
 
@@ -113,10 +118,15 @@ def without_times(line):
 def test_sizes_of_the_states_are_exact(options):
     options.kinds = ["cost"]
     bench.measure(options)
-    sizes = {(line["method"], line["tokens"]): line["state_bytes"] for line in bench.CaseLines(bench.RESULTS).read()}
+    sizes = {
+        (line["method"], line["tokens"]): line["state_bytes"]
+        for line in bench.CaseLines(bench.RESULTS).read()
+    }
     layers, two_bytes, four_bytes = 2, 2, 4
     for tokens in options.lengths:
         assert sizes["full", tokens] == layers * HEADS * (tokens + 1) * two_bytes
         assert sizes["window", tokens] == layers * HEADS * 8 * two_bytes
-        segment = (HEADS + HEADS // 2) * 64 * two_bytes  # keys, values, and keys that are not rotated
+        segment = (
+            (HEADS + HEADS // 2) * 64 * two_bytes
+        )  # keys, values, and keys that are not rotated
         assert sizes["memory", tokens] == layers * (segment + 2 * (8 * 8 + 8) * four_bytes)

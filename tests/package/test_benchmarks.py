@@ -41,7 +41,17 @@ def training(tmp_path, monkeypatch) -> ModuleType:
     (tmp_path / "peer.py").write_text(PEER)
     monkeypatch.setattr(module, "PEER", tmp_path / "peer.py")
     monkeypatch.setattr(module, "RESULTS", tmp_path / "training.json")
-    command = ["training.py", "--sizes", "s", "--vocabularies", "8192", "--rounds", "2", "--starts", "2"]
+    command = [
+        "training.py",
+        "--sizes",
+        "s",
+        "--vocabularies",
+        "8192",
+        "--rounds",
+        "2",
+        "--starts",
+        "2",
+    ]
     monkeypatch.setattr(sys, "argv", [*command, "--litgpt", str(tmp_path)])
     return module
 
@@ -65,10 +75,14 @@ def test_training_compares_eager_with_eager_and_compiled_with_compiled(training,
         assert start["settings"]["ours, compiled"]["compile"] == "whole"
         assert start["settings"]["ours, eager"]["compile"] == "off"
         assert all(
-            not settings["allocator variables"] for lane, settings in start["settings"].items() if "shipped" in lane
+            not settings["allocator variables"]
+            for lane, settings in start["settings"].items()
+            if "shipped" in lane
         )
     for lane in training.lanes_of(["trainer", "litgpt"], ["eager", "compiled"]):
-        assert training.ratio(row, lane) == pytest.approx([{"trainer": 1.5, "litgpt": 1.25}[lane.program]] * 3)
+        assert training.ratio(row, lane) == pytest.approx(
+            [{"trainer": 1.5, "litgpt": 1.25}[lane.program]] * 3
+        )
     assert capsys.readouterr().out.count("1.50 (1.50 to 1.50)") == 4
 
 
@@ -89,10 +103,16 @@ def test_preparation_refuses_other_ids_and_lost_text():
 def test_reader_refuses_other_tokens():
     check = program("reader").require_same_rows
     tokens = np.arange(40).reshape(10, 4)
-    reads = {"ours": lambda rows: tokens[rows], "theirs": lambda rows: tokens[rows].astype(np.uint16)}
+    reads = {
+        "ours": lambda rows: tokens[rows],
+        "theirs": lambda rows: tokens[rows].astype(np.uint16),
+    }
     check(reads, [np.array([1, 3]), np.array([9, 0])])
     with pytest.raises(SystemExit, match="batch 1 of theirs"):
-        check(reads | {"theirs": lambda rows: tokens[np.sort(rows)]}, [np.array([1, 3]), np.array([9, 0])])
+        check(
+            reads | {"theirs": lambda rows: tokens[np.sort(rows)]},
+            [np.array([1, 3]), np.array([9, 0])],
+        )
 
 
 def test_orchestration_refuses_other_losses():
@@ -114,7 +134,9 @@ def test_context_parallel_stores_nothing_where_losses_differ(tmp_path, monkeypat
     context.main()
     assert json.loads(context.RESULT.read_text())["rows"][0]["loss"] == 5.0
     context.RESULT.unlink()
-    monkeypatch.setattr(context, "measure", lambda update, length, size: (1.0, 1.0, 5.0 + 0.1 * (size == 4)))
+    monkeypatch.setattr(
+        context, "measure", lambda update, length, size: (1.0, 1.0, 5.0 + 0.1 * (size == 4))
+    )
     with pytest.raises(SystemExit, match=r"losses \(linear\) of 4 workers"):
         context.main()
     assert not context.RESULT.exists()

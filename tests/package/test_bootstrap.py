@@ -41,10 +41,15 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
     (folder / name).mkdir(parents=True, exist_ok=True)
     about = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / name / f"{about}-py3-none-any.whl", "w") as wheel:
-        needs = "Requires-Dist: nvidia-cublas\n" if name == "torch" and "+cpu" not in version else ""
+        needs = (
+            "Requires-Dist: nvidia-cublas\n" if name == "torch" and "+cpu" not in version else ""
+        )
         facts = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
         wheel.writestr(f"{about}.dist-info/METADATA", facts)
-        wheel.writestr(f"{about}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{about}.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr(f"{about}.dist-info/RECORD", "")
 
 
@@ -58,13 +63,28 @@ class Machine:
     def bootstrap(self, gpu: bool, **settings: str) -> str:
         """What it writes to stderr."""
         driver = self.folder / "driver" / "nvidia-smi"
-        driver.write_text("#!/bin/sh\n" + ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'" if gpu else "exit 9") + "\n")
+        driver.write_text(
+            "#!/bin/sh\n" + ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'" if gpu else "exit 9") + "\n"
+        )
         driver.chmod(0o755)
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "TORCH", "VENV"))}
-        own |= {"PATH": f"{driver.parent}:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PIP_", "TORCH", "VENV"))
+        }
+        own |= {
+            "PATH": f"{driver.parent}:{os.environ['PATH']}",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_CACHE_DIR": "1",
+        }
         own |= {"PIP_INDEX_URL": f"{self.url}/simple", "TORCH_CPU_INDEX": f"{self.url}/cpu"}
         done = subprocess.run(
-            ["scripts/bootstrap.sh"], cwd=self.folder, env=own | settings, capture_output=True, text=True, timeout=200
+            ["scripts/bootstrap.sh"],
+            cwd=self.folder,
+            env=own | settings,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stderr
@@ -124,7 +144,8 @@ def test_without_that_index_torch_comes_from_the_package_index(prepared):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted", "installed"), [(True, "", "2.13.0"), (False, "cuda", "2.13.0"), (True, "cpu", "2.13.0+cpu")]
+    ("gpu", "wanted", "installed"),
+    [(True, "", "2.13.0"), (False, "cuda", "2.13.0"), (True, "cpu", "2.13.0+cpu")],
 )
 def test_a_gpu_or_TORCH_decides(prepared, gpu, wanted, installed):  # noqa: N802
     prepared.bootstrap(gpu, **({"TORCH": wanted} if wanted else {}))

@@ -37,7 +37,9 @@ pytestmark = [
 def process(folder: Path, *command: str, **options):
     """A process for the time of the block, ended as a group; its output is in `folder`."""
     with (folder / f"{Path(command[0]).name}-{time.time_ns()}.log").open("wb") as log:
-        started = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **options)
+        started = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, **options
+        )
     try:
         yield started
     finally:
@@ -71,7 +73,16 @@ def redis(folder: Path):
     """Redis with the arguments of compose.yaml."""
     port, data = free_port(), folder / "redis"
     data.mkdir()
-    with process(folder, *SERVICES["redis"]["command"], "--port", str(port), "--dir", str(data), "--bind", "127.0.0.1"):
+    with process(
+        folder,
+        *SERVICES["redis"]["command"],
+        "--port",
+        str(port),
+        "--dir",
+        str(data),
+        "--bind",
+        "127.0.0.1",
+    ):
         wait_until(lambda: answers(port))
         yield port
 
@@ -107,7 +118,10 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             "/state": str(tmp_path / "state"),
             "/app": str(ROOT),
         }
-        redis_address = {"PREFECT_REDIS_MESSAGING_HOST": "127.0.0.1", "PREFECT_REDIS_MESSAGING_PORT": str(messages)}
+        redis_address = {
+            "PREFECT_REDIS_MESSAGING_HOST": "127.0.0.1",
+            "PREFECT_REDIS_MESSAGING_PORT": str(messages),
+        }
         server = variables("server", moved) | redis_address | {"PREFECT_SERVER_API_PORT": str(api)}
         services = variables("services", moved) | redis_address
         worker = variables("worker", moved) | {
@@ -120,11 +134,15 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             program, *arguments = SERVICES[name]["command"]
             found = shutil.which(program, path=path)
             assert found, program
-            return running.enter_context(process(tmp_path, found, *arguments, env=environment | {"PATH": path}))
+            return running.enter_context(
+                process(tmp_path, found, *arguments, env=environment | {"PATH": path})
+            )
 
         start("server", server)
         base = f"http://127.0.0.1:{api}/api"
-        wait_until(lambda: status(f"{base}/ready") == 200)  # the health check of compose.yaml has no password
+        wait_until(
+            lambda: status(f"{base}/ready") == 200
+        )  # the health check of compose.yaml has no password
         assert status(f"{base}/admin/version") == 401
         assert status(f"{base}/admin/version", AUTH) == 200
         assert status(f"{base}/admin/version", "somebody:else") == 401
@@ -135,7 +153,13 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         def prefect(*arguments: str) -> str:
             command = [BIN / "prefect", *arguments]
             done = subprocess.run(
-                command, env=worker, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+                command,
+                env=worker,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
@@ -144,7 +168,13 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         prefect(*project)
         assert "pretrain/pretrain" in prefect("deployment", "ls")
         data = {"source": "files", "files": [str(tmp_path / "*.txt")], "sequence_length": 16}
-        train = {"max_steps": 4, "global_batch_size": 2, "micro_batch_size": 2, "warmup_steps": 1, "sample_tokens": 2}
+        train = {
+            "max_steps": 4,
+            "global_batch_size": 2,
+            "micro_batch_size": 2,
+            "warmup_steps": 1,
+            "sample_tokens": 2,
+        }
         config = {
             "data": data | {"validation_fraction": 0.3, "tokenizer": {"vocab_size": 300}},
             "model": CONFIG["model"],
@@ -157,5 +187,10 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         prefect("deployment", "run", "pretrain/pretrain", "--param", f"config={json.dumps(config)}")
         summary = tmp_path / "state" / "runs" / "composed" / "summary.json"
         wait_until(summary.exists, 240)
-        wait_until(lambda: "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json"), 60)
+        wait_until(
+            lambda: (
+                "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json")
+            ),
+            60,
+        )
         assert background.poll() is None and at_work.poll() is None

@@ -19,7 +19,9 @@ from infini_llama.tasks.train.stopping import COMMAND_END_SECONDS
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-RESOURCES = [path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name[:2] not in ("ku", "tr")]
+RESOURCES = [
+    path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name[:2] not in ("ku", "tr")
+]
 
 
 def documents(text: str) -> list[dict]:
@@ -28,8 +30,13 @@ def documents(text: str) -> list[dict]:
 
 def images() -> list[str]:
     names = [service["image"] for service in COMPOSE["services"].values()]
-    names += re.findall(r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M)
-    kustomized = {image["name"] for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())["images"]}
+    names += re.findall(
+        r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M
+    )
+    kustomized = {
+        image["name"]
+        for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())["images"]
+    }
     names += [name for path in RESOURCES for name in re.findall(r"image: (\S+)", path.read_text())]
     return [name for name in names if "${" not in name and name not in kustomized | {"base"}]
 
@@ -45,11 +52,18 @@ def test_no_port_is_exposed():
     for path in RESOURCES:
         for resource in documents(path.read_text()):
             assert resource["kind"] != "Ingress"
-            assert resource["kind"] != "Service" or resource["spec"].get("type", "ClusterIP") == "ClusterIP"
+            assert (
+                resource["kind"] != "Service"
+                or resource["spec"].get("type", "ClusterIP") == "ClusterIP"
+            )
 
 
 def test_a_server_refuses_other_origins():
-    for path in (DEPLOY / "compose.yaml", DEPLOY / "k8s/server.yaml", DEPLOY / "systemd/infini-llama-server.service"):
+    for path in (
+        DEPLOY / "compose.yaml",
+        DEPLOY / "k8s/server.yaml",
+        DEPLOY / "systemd/infini-llama-server.service",
+    ):
         origins = re.findall(r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text())
         assert origins and all(origin.startswith("http://127.0.0.1:") for origin in origins), path
 
@@ -59,7 +73,11 @@ def test_no_secret_is_written_down():
         for key, value in service.get("environment", {}).items():
             if "PASSWORD" in key or "AUTH_STRING" in key or "CONNECTION_URL" in key:
                 assert "${" in value, (name, key)
-    assert all(line.endswith("=") for line in (DEPLOY / ".env.example").read_text().splitlines() if "=" in line[:30])
+    assert all(
+        line.endswith("=")
+        for line in (DEPLOY / ".env.example").read_text().splitlines()
+        if "=" in line[:30]
+    )
 
 
 def test_nothing_runs_as_root():
@@ -73,14 +91,20 @@ def test_nothing_runs_as_root():
 
 
 def test_every_long_running_service_has_a_health_check():
-    without = {name for name, service in COMPOSE["services"].items() if "healthcheck" not in service}
-    assert without == {"services"}  # which listens nowhere; it ends where it cannot go on, and is restarted
+    without = {
+        name for name, service in COMPOSE["services"].items() if "healthcheck" not in service
+    }
+    assert without == {
+        "services"
+    }  # which listens nowhere; it ends where it cannot go on, and is restarted
 
 
 def test_a_worker_may_take_longer_to_stop_than_its_runs():
     allowed = RuntimeConfig().grace_period + COMMAND_END_SECONDS
     assert int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s")) > allowed
-    (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
+    (worker,) = [
+        d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"
+    ]
     assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > allowed
     unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
     assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > allowed
@@ -93,20 +117,32 @@ def variables_of(path: Path, kind: str) -> dict[str, str]:
     if path.name == "compose.yaml":
         return COMPOSE["services"][kind]["environment"]
     if kind == "server":
-        (settings,) = [document["data"] for document in documents(path.read_text()) if document["kind"] == "ConfigMap"]
+        (settings,) = [
+            document["data"]
+            for document in documents(path.read_text())
+            if document["kind"] == "ConfigMap"
+        ]
         return settings
-    (worker,) = [document for document in documents(path.read_text()) if document["kind"] == "Deployment"]
+    (worker,) = [
+        document for document in documents(path.read_text()) if document["kind"] == "Deployment"
+    ]
     (container,) = worker["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+    return {
+        variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
+    }
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("server", SERVER), ("worker", WORKER)])
-@pytest.mark.parametrize("folder", ["compose.yaml", "k8s/{}.yaml", "systemd/infini-llama-{}.service"])
+@pytest.mark.parametrize(
+    "folder", ["compose.yaml", "k8s/{}.yaml", "systemd/infini-llama-{}.service"]
+)
 def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, settings):
     variables = variables_of(DEPLOY / folder.format(kind), kind)
     assert {name: variables.get(name) for name in settings} == settings
     leases = variables.get("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE")
-    assert kind == "worker" or leases in (*LEASES.values(), "prefect_redis.lease_storage"), "in memory by default"
+    assert kind == "worker" or leases in (*LEASES.values(), "prefect_redis.lease_storage"), (
+        "in memory by default"
+    )
 
 
 SHOW_UI = """
@@ -121,13 +157,23 @@ print(client.get("/").status_code, client.get("/v2/").status_code, settings["ava
 """
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "k8s/server.yaml", "systemd/infini-llama-server.service"])
+@pytest.mark.parametrize(
+    "file", ["compose.yaml", "k8s/server.yaml", "systemd/infini-llama-server.service"]
+)
 def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
     settings = variables_of(DEPLOY / file, "server")
     if "systemd" not in file:
-        (stage,) = re.findall(r"^FROM base AS server\n(.*?)^FROM", (DEPLOY / "Dockerfile.cpu").read_text(), re.M | re.S)
+        (stage,) = re.findall(
+            r"^FROM base AS server\n(.*?)^FROM",
+            (DEPLOY / "Dockerfile.cpu").read_text(),
+            re.M | re.S,
+        )
         settings |= dict(re.findall(r"^ENV (\w+)=(\S+)$", stage, re.M))
-    settings = {name: value.replace("/tmp/", f"{tmp_path}/") for name, value in settings.items() if "_UI_" in name}
+    settings = {
+        name: value.replace("/tmp/", f"{tmp_path}/")
+        for name, value in settings.items()
+        if "_UI_" in name
+    }
     own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, "-c", SHOW_UI], env=own | settings | {"PREFECT_HOME": str(tmp_path / "home")}, cwd=tmp_path,
@@ -137,10 +183,17 @@ def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
 
 
 def test_every_worker_creates_the_automation_for_silent_runs_first():
-    (worker,) = [d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"]
-    starts = [COMPOSE["services"]["worker"]["command"][-1], COMPOSE["services"]["worker-gpu"]["command"][-1]]
+    (worker,) = [
+        d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"
+    ]
+    starts = [
+        COMPOSE["services"]["worker"]["command"][-1],
+        COMPOSE["services"]["worker-gpu"]["command"][-1],
+    ]
     starts += [worker["spec"]["template"]["spec"]["containers"][0]["command"][-1]]
-    assert all(command.startswith("infini-llama deploy && exec prefect worker start") for command in starts)
+    assert all(
+        command.startswith("infini-llama deploy && exec prefect worker start") for command in starts
+    )
     unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
     assert re.search(r"^ExecStartPre=\S+/infini-llama deploy$", unit, re.M)
 
@@ -161,7 +214,9 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     assert ours.concurrency_options
     options = ours.concurrency_options.model_dump(mode="json")
     assert file["concurrency_limit"] == {"limit": ours.concurrency_limit} | options
-    assert options["grace_period_seconds"] == PENDING_FOR.total_seconds(), "as long as a run may be pending"
+    assert options["grace_period_seconds"] == PENDING_FOR.total_seconds(), (
+        "as long as a run may be pending"
+    )
     # the folder of a run is set by the step `pull`
     variables = {name: value for name, value in ours.job_variables.items() if name != "working_dir"}
     assert file["work_pool"]["job_variables"] == variables
@@ -170,7 +225,9 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
 @pytest.mark.parametrize("name", ["worker", "run@"])
 def test_a_unit_that_trains_can_write_the_temporary_folder_of_all_units(name):
     unit = (DEPLOY / f"systemd/infini-llama-{name}.service").read_text()
-    assert re.search(r"^ReadWritePaths=/tmp /var/tmp$", unit, re.M), "ProtectSystem=strict makes it read-only"
+    assert re.search(r"^ReadWritePaths=/tmp /var/tmp$", unit, re.M), (
+        "ProtectSystem=strict makes it read-only"
+    )
     assert "\nPrivateTmp" not in unit, "the locks of GPUs are there"
 
 
@@ -185,11 +242,17 @@ def test_a_run_that_systemd_stops_has_not_failed():
 
 @pytest.mark.parametrize("arguments", [[], ["hooks.example.com/services"], ["http://127.0.0.1:9/"]])
 def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, arguments):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    }
     environment |= {"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, DEPLOY / "notifications.py", *arguments],
         env=environment, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 1 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 1
+        and "Traceback" not in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
     assert [path.name for path in tmp_path.iterdir()] == []

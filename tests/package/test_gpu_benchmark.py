@@ -28,7 +28,16 @@ CARRIED = (
     "xxhash",
 )
 PEERS = ("accelerate", "psutil")  # for transformers' Trainer
-CHARTS = ("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "python-dateutil", "six")
+CHARTS = (
+    "matplotlib",
+    "contourpy",
+    "cycler",
+    "fonttools",
+    "kiwisolver",
+    "pyparsing",
+    "python-dateutil",
+    "six",
+)
 REFUSED = ("rich", "prefect", "datasets", "pydantic-settings")
 STARTING_RUNS = {
     "resume",
@@ -67,21 +76,37 @@ def with_requirements(*names):
 def bare(tmp_path):
     """Variables of a process that can import no other package."""
     there = (with_requirements(*MACHINE) | {*CARRIED, *PEERS, *CHARTS}) - set(REFUSED)
-    owners = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
+    owners = {
+        module: {canonicalize_name(name) for name in names}
+        for module, names in packages_distributions().items()
+    }
     hidden = {module for module, names in owners.items() if not names & there}
     (tmp_path / "blocker").mkdir()
-    (tmp_path / "blocker" / "sitecustomize.py").write_text(FINDER.replace("{hidden!r}", repr(hidden)))
+    (tmp_path / "blocker" / "sitecustomize.py").write_text(
+        FINDER.replace("{hidden!r}", repr(hidden))
+    )
     paths = [str(tmp_path / "blocker"), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     for name in ("prefect", "datasets", "rich", "pydantic_settings"):
-        refused = subprocess.run([sys.executable, "-c", f"import {name}"], env=env, capture_output=True, check=False)
+        refused = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], env=env, capture_output=True, check=False
+        )
         assert refused.returncode, name
     return env
 
 
 def rehearse(env, out, *arguments):
-    command = [sys.executable, str(FOLDER / "gpu/run.py"), "--rehearse", "--out", str(out), *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=580, check=False)
+    command = [
+        sys.executable,
+        str(FOLDER / "gpu/run.py"),
+        "--rehearse",
+        "--out",
+        str(out),
+        *arguments,
+    ]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=580, check=False
+    )
 
 
 run = program("gpu/run")
@@ -120,7 +145,12 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     written = json.loads((out / "data.json").read_text())
     written["cases"]["preparing ahead"] = {"seconds": 0.0, "error": "killed"}
     (out / "data.json").write_text(json.dumps(written))
-    assert rehearse(os.environ, out, "--part", "data", "--case", "chunking", "preparing ahead").returncode == 0
+    assert (
+        rehearse(
+            os.environ, out, "--part", "data", "--case", "chunking", "preparing ahead"
+        ).returncode
+        == 0
+    )
     assert cases(out, "data")["chunking"] == before
     assert "rows" in cases(out, "data")["preparing ahead"]
 

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def call(*command: object, codes: tuple[int, ...] = (0,), **options: Any) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False, **options)
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=600, check=False, **options
+    )
     assert done.returncode in codes, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -45,7 +47,9 @@ def builder(tmp_path_factory):
 def tree(tmp_path_factory):
     """A clone: every file that git has or would add."""
     folder = tmp_path_factory.mktemp("clone") / "infini-llama"
-    for name in call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines():
+    for name in call(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT
+    ).splitlines():
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name, follow_symlinks=False)
@@ -100,7 +104,11 @@ def test_every_way_to_build_gives_the_same_wheel(builder, tree, download, tmp_pa
         for path in (tree / name).rglob("*")
         if path.is_file()
     }
-    here |= {f"infini_llama/{path.name}" for path in (tree / "src/infini_llama").iterdir() if path.is_file()}
+    here |= {
+        f"infini_llama/{path.name}"
+        for path in (tree / "src/infini_llama").iterdir()
+        if path.is_file()
+    }
     wheel = build(builder, tree, tmp_path / "tree", "wheel")
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if not name.startswith("infini_llama-")} == here
@@ -108,14 +116,22 @@ def test_every_way_to_build_gives_the_same_wheel(builder, tree, download, tmp_pa
     shutil.unpack_archive(sdist, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     for name, source in {"sdist": unpacked, "download": download}.items():
-        assert build(builder, source, tmp_path / f"wheel-of-{name}", "wheel").read_bytes() == wheel.read_bytes(), name
-    assert build(builder, download, tmp_path / "sdist-of-download", "sdist").read_bytes() == sdist.read_bytes()
+        assert (
+            build(builder, source, tmp_path / f"wheel-of-{name}", "wheel").read_bytes()
+            == wheel.read_bytes()
+        ), name
+    assert (
+        build(builder, download, tmp_path / "sdist-of-download", "sdist").read_bytes()
+        == sdist.read_bytes()
+    )
     assert "FAILED" not in call(builder, "-m", "twine", "check", "--strict", wheel, sdist)
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile.cpu", "Dockerfile.gpu"])
 def test_an_image_copies_what_the_wheel_needs(builder, tree, tmp_path, dockerfile):
-    for line in re.findall(r"^COPY (?!--from)(.+)$", (tree / "deploy" / dockerfile).read_text(), re.MULTILINE):
+    for line in re.findall(
+        r"^COPY (?!--from)(.+)$", (tree / "deploy" / dockerfile).read_text(), re.MULTILINE
+    ):
         *patterns, target = line.split()
         into = tmp_path / "context" / target
         for source in (path for pattern in patterns for path in tree.glob(pattern)):
@@ -125,23 +141,35 @@ def test_an_image_copies_what_the_wheel_needs(builder, tree, tmp_path, dockerfil
                 (into if target.endswith("/") else into.parent).mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, into)
     expected = build(builder, tree, tmp_path / "tree", "wheel")
-    assert build(builder, tmp_path / "context", tmp_path / "image", "wheel").read_bytes() == expected.read_bytes()
+    assert (
+        build(builder, tmp_path / "context", tmp_path / "image", "wheel").read_bytes()
+        == expected.read_bytes()
+    )
 
 
 @pytest.mark.parametrize("kind", ["wheel of the sdist", "zip of the download"])
 def test_an_installation_runs_from_an_empty_folder(builder, tree, download, tmp_path, kind):
     if kind == "wheel of the sdist":
-        shutil.unpack_archive(build(builder, tree, tmp_path / "sdist", "sdist"), tmp_path / "unpacked")
+        shutil.unpack_archive(
+            build(builder, tree, tmp_path / "sdist", "sdist"), tmp_path / "unpacked"
+        )
         (unpacked,) = (tmp_path / "unpacked").iterdir()
         package = build(builder, unpacked, tmp_path / "wheel", "wheel")
     else:
-        package = Path(shutil.make_archive(str(tmp_path / "download"), "zip", download.parent, download.name))
+        package = Path(
+            shutil.make_archive(str(tmp_path / "download"), "zip", download.parent, download.name)
+        )
     place = fresh_environment(tmp_path / "environment")
     call(place / "pip", "install", "--quiet", "hatchling")
     install(place, package)
     empty = tmp_path / "empty"
     empty.mkdir()
-    environment = {"HOME": str(empty), "PATH": f"{place}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "HOME": str(empty),
+        "PATH": f"{place}:/usr/bin:/bin",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     where = call(
         place / "python",
         "-c",
@@ -154,7 +182,13 @@ def test_an_installation_runs_from_an_empty_folder(builder, tree, download, tmp_
     call(place / "infini-llama", "doctor", cwd=empty, env=environment, codes=(0, 1))  # 1: warnings
     command = [place / "infini-llama", "run", "tiny", "--direct", "--json", *SMALL]
     done = subprocess.run(
-        [*map(str, command)], cwd=empty, env=environment, capture_output=True, text=True, timeout=600, check=False
+        [*map(str, command)],
+        cwd=empty,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["train_loss"] > 0
@@ -163,8 +197,17 @@ def test_an_installation_runs_from_an_empty_folder(builder, tree, download, tmp_
 def test_a_checkout_without_links_is_named(builder, download, tmp_path):
     place = fresh_environment(tmp_path / "environment")
     call(place / "pip", "install", "--quiet", "hatchling")
-    output = call(place / "pip", "install", "--no-deps", "--no-build-isolation", "-e", download, codes=(1,))
+    output = call(
+        place / "pip", "install", "--no-deps", "--no-build-isolation", "-e", download, codes=(1,)
+    )
     assert "is not a link to configs/" in output and "Traceback" not in output
     environment = os.environ | {"PYTHONPATH": str(download / "src")}
-    said = call(sys.executable, "-c", "import infini_llama.configs", codes=(1,), env=environment, cwd=tmp_path)
+    said = call(
+        sys.executable,
+        "-c",
+        "import infini_llama.configs",
+        codes=(1,),
+        env=environment,
+        cwd=tmp_path,
+    )
     assert "ImportError" in said.splitlines()[-1] and "is not a link" in said.splitlines()[-1]

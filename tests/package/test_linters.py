@@ -14,7 +14,9 @@ BIN = Path(sys.executable).parent
 
 
 def passes(*command: object) -> None:
-    result = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(
+        [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -27,7 +29,9 @@ def test_dockerfiles():
 
 
 def test_compose_schema():
-    passes(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+    passes(
+        BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"
+    )
 
 
 def test_shell_scripts():
@@ -48,7 +52,11 @@ def test_kubernetes_resources():
 )
 def test_kustomization_is_whole(tmp_path):
     built = subprocess.run(
-        ["kubectl", "kustomize", DEPLOY / "k8s"], capture_output=True, text=True, timeout=60, check=True
+        ["kubectl", "kustomize", DEPLOY / "k8s"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     (tmp_path / "all.yaml").write_text(built.stdout)
     passes(BIN / "kubernetes-validate", "--strict", tmp_path / "all.yaml")
@@ -64,5 +72,7 @@ def test_kustomization_is_whole(tmp_path):
 )
 def test_units(tmp_path):
     for unit in (DEPLOY / "systemd").glob("*.service"):  # verify wants the programs to be there
-        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/infini-llama/.venv/bin", str(BIN)))
+        (tmp_path / unit.name).write_text(
+            unit.read_text().replace("/opt/infini-llama/.venv/bin", str(BIN))
+        )
     passes("systemd-analyze", "verify", "--man=no", *sorted(tmp_path.iterdir()))

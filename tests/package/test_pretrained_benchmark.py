@@ -43,13 +43,21 @@ def test_each_case_is_measured_once_also_after_a_kill(options):
     assert len(bench.CaseLines(bench.RESULTS).read()) == len(lines)
     before = [json.loads(line) | {"cpu_seconds": 0} for line in lines]
     # of the number behind the cut, the text before it was not read again
-    assert [line | {"cpu_seconds": 0} for line in bench.CaseLines(bench.RESULTS).read()][4:] == before[4:]
+    assert [line | {"cpu_seconds": 0} for line in bench.CaseLines(bench.RESULTS).read()][
+        4:
+    ] == before[4:]
 
 
 def test_a_cell_is_a_row_of_the_summary(options):
     bench.measure(options)
     rows = bench.summary()
     asked = [row for row in rows if "asked" in row]
-    assert len(rows) == 6 and [row["asked"] for row in asked] == [2] * 4 and {row["swapped"] for row in asked} <= {0, 1}
+    assert (
+        len(rows) == 6
+        and [row["asked"] for row in asked] == [2] * 4
+        and {row["swapped"] for row in asked} <= {0, 1}
+    )
     text = next(row for row in rows if "text_targets" in row)
-    assert text["memory_nats"] > 0 and text["no_memory_nats"] > 0  # the latter only if each text has it
+    assert (
+        text["memory_nats"] > 0 and text["no_memory_nats"] > 0
+    )  # the latter only if each text has it

@@ -17,20 +17,28 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
 SCHEMAS = ROOT / "tests" / "support" / "schemas"
 DOCUMENTS = {
-    document["kind"]: document for path in K8S.glob("train-*.yaml") for document in yaml.safe_load_all(path.read_text())
+    document["kind"]: document
+    for path in K8S.glob("train-*.yaml")
+    for document in yaml.safe_load_all(path.read_text())
 }
 VALUES = {"image": "infini-llama:1", "cpu": "8", "memory": "1Gi", "gpus": "1", "claim": "state"}
 
 
 def job_of(document: dict) -> dict:
     """The Job of the nodes that a JobSet, or a runtime of TrainJobs, contains."""
-    spec = document["spec"]["template"]["spec"] if document["kind"] == "TrainingRuntime" else document["spec"]
+    spec = (
+        document["spec"]["template"]["spec"]
+        if document["kind"] == "TrainingRuntime"
+        else document["spec"]
+    )
     (job,) = spec["replicatedJobs"]
     return job["template"]["spec"]
 
 
 def pods() -> dict[str, dict]:
-    found = {kind: job_of(DOCUMENTS[kind])["template"]["spec"] for kind in ("JobSet", "TrainingRuntime")}
+    found = {
+        kind: job_of(DOCUMENTS[kind])["template"]["spec"] for kind in ("JobSet", "TrainingRuntime")
+    }
     template = (K8S / "work-pool.json").read_text()
     for name, value in VALUES.items():
         template = template.replace(f"{{{{ {name} }}}}", value)
@@ -46,7 +54,9 @@ def test_a_template_is_valid_by_the_schema_of_its_kind(kind):
     schema = json.loads((SCHEMAS / f"{kind.lower()}.json").read_text())
     jsonschema.validate(DOCUMENTS[kind], schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(DOCUMENTS[kind] | {"spec": DOCUMENTS[kind]["spec"] | {"nodes": 2}}, schema)
+        jsonschema.validate(
+            DOCUMENTS[kind] | {"spec": DOCUMENTS[kind]["spec"] | {"nodes": 2}}, schema
+        )
 
 
 def test_the_pods_of_all_templates_are_valid_and_keep_a_checkpoint_s_time():
@@ -60,15 +70,21 @@ def test_the_pods_of_all_templates_are_valid_and_keep_a_checkpoint_s_time():
         kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["terminationGracePeriodSeconds"] >= 180
-        assert any(mount["mountPath"] == "/dev/shm" for mount in pod["containers"][0]["volumeMounts"])
+        assert any(
+            mount["mountPath"] == "/dev/shm" for mount in pod["containers"][0]["volumeMounts"]
+        )
 
 
 def test_the_nodes_of_a_jobset_know_their_number_and_rank():
     job = job_of(DOCUMENTS["JobSet"])
     command = job["template"]["spec"]["containers"][0]["command"]
-    nodes = int(next(word for word in command if word.startswith("environment.nnodes=")).partition("=")[2])
+    nodes = int(
+        next(word for word in command if word.startswith("environment.nnodes=")).partition("=")[2]
+    )
     assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"] == nodes
-    place = with_scheduler(EnvironmentConfig(nnodes=nodes), {"JOB_COMPLETION_INDEX": str(nodes - 1)})
+    place = with_scheduler(
+        EnvironmentConfig(nnodes=nodes), {"JOB_COMPLETION_INDEX": str(nodes - 1)}
+    )
     assert place.node_rank == nodes - 1
 
 
@@ -76,7 +92,9 @@ def test_commands_of_the_templates_are_those_of_this_version():
     for kind in ("JobSet", "TrainingRuntime"):
         command = job_of(DOCUMENTS[kind])["template"]["spec"]["containers"][0]["command"]
         settings = {
-            word.partition("=")[0].split(".")[1]: word.partition("=")[2] for word in command if "runtime." in word
+            word.partition("=")[0].split(".")[1]: word.partition("=")[2]
+            for word in command
+            if "runtime." in word
         }
         parse_config({"data": {"source": "python-stdlib"}, "runtime": settings})
         assert command[:2] == ["infini-llama", "run"]

@@ -12,8 +12,17 @@ from websockets.sync.client import connect
 
 from support.waiting import wait_until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+]
 OPTIONS += [
     "--disable-background-networking",
     "--disable-component-update",
@@ -32,9 +41,15 @@ class Browser:
         assert CHROMIUM, "no Chromium is installed"
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         command = [CHROMIUM, *OPTIONS, f"--user-data-dir={self.profile.name}", "about:blank"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         port_file = Path(self.profile.name, "DevToolsActivePort")
-        wait_until(lambda: port_file.exists() and port_file.read_text().count("\n"), 60, "the browser did not start")
+        wait_until(
+            lambda: port_file.exists() and port_file.read_text().count("\n"),
+            60,
+            "the browser did not start",
+        )
         port = port_file.read_text().splitlines()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             page = next(one for one in json.load(answer) if one["type"] == "page")
@@ -65,7 +80,9 @@ class Browser:
 
     def run(self, script: str) -> object:
         """The value of a JavaScript expression."""
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 

@@ -21,4 +21,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     stage.WORTH_A_FAST_ENGINE = 1 if os.environ.get("ENGINE") == "gigatoken" else 10**9
     print("started", flush=True)
-    print(stage.preprocess(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])).model_dump_json())
+    print(
+        stage.preprocess(
+            DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
+        ).model_dump_json()
+    )

@@ -17,15 +17,22 @@ def flip(path: Path, bit: int | None = None) -> None:
 def forge(folder: Path, **fields: object) -> None:
     """Write other fields into a manifest, whose own checksum is right afterwards."""
     manifest = json.loads((folder / MANIFEST).read_bytes()) | fields
-    manifest["self_checksum"] = checksum_of({key: value for key, value in manifest.items() if key != "self_checksum"})
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    manifest["self_checksum"] = checksum_of(
+        {key: value for key, value in manifest.items() if key != "self_checksum"}
+    )
+    (folder / MANIFEST).write_text(
+        json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8"
+    )
 
 
 def reseal(folder: Path, **content: object) -> str:
     """Make a manifest agree with the files as they are now, as a faulty builder or an attacker would; returns its digest."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
     for name in manifest["files"]:
-        manifest["files"][name] = {"size": (folder / name).stat().st_size, "checksum": file_checksum(folder / name)}
+        manifest["files"][name] = {
+            "size": (folder / name).stat().st_size,
+            "checksum": file_checksum(folder / name),
+        }
     manifest["content"] |= content
     sealed = {name: manifest[name] for name in ("kind", "format_version", "files", "content")}
     forge(folder, **sealed, digest=checksum_of(sealed))

@@ -32,4 +32,8 @@ def flop_counter() -> FlopCounterMode:
 
 def counted(counter: FlopCounterMode) -> int:
     """All products but those inside SDPA, which PyTorch counts as if they were not causal."""
-    return sum(n for operator, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(operator))
+    return sum(
+        n
+        for operator, n in counter.get_flop_counts()["Global"].items()
+        if "attention" not in str(operator)
+    )

@@ -5,7 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-UNSHARE = ["unshare", "--map-root-user", "--uts", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+UNSHARE = [
+    "unshare",
+    "--map-root-user",
+    "--uts",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 NAME_SERVER = """
 import socket
 questions = socket.socket(type=socket.SOCK_DGRAM)
@@ -26,10 +36,17 @@ def can_make_hosts() -> bool:
     """Whether this user can make a host on this machine."""
     if sys.platform != "linux" or not shutil.which("unshare") or not shutil.which("ip"):
         return False
-    return subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
-def on_nameless_host(folder: Path, command: list[str], hosts: str = "127.0.0.1 localhost\n") -> list[str]:
+def on_nameless_host(
+    folder: Path, command: list[str], hosts: str = "127.0.0.1 localhost\n"
+) -> list[str]:
     """What runs `command` on such a host, which ends with it.
 
     Args:

@@ -14,13 +14,24 @@ def write_llama(folder: Path) -> Path:
     torch.manual_seed(1)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(
-        **sizes, vocab_size=len(vocabulary), max_position_embeddings=64, eos_token_id=vocabulary["<|endoftext|>"]
+        **sizes,
+        vocab_size=len(vocabulary),
+        max_position_embeddings=64,
+        eos_token_id=vocabulary["<|endoftext|>"],
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

@@ -65,7 +65,9 @@ class Started:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError(f"the command did not end; its output:\n{self.log.read_text()}") from None
+            raise AssertionError(
+                f"the command did not end; its output:\n{self.log.read_text()}"
+            ) from None
 
     def processes(self) -> dict[int, str]:
         """Every live process that descends from this command, by pid: its command line."""
@@ -90,13 +92,19 @@ def workers_of(marker: str) -> list[int]:
     others = ("tasks.train.torchrun", "exec_wrapper")
     lines = processes_of(marker).items()
     return sorted(
-        pid for pid, line in lines if "tasks.train.worker" in line and not any(word in line for word in others)
+        pid
+        for pid, line in lines
+        if "tasks.train.worker" in line and not any(word in line for word in others)
     )
 
 
 def own_environment(home: Path) -> dict[str, str]:
     """The environment of a user whose runs and Prefect live in `home`, whatever this machine's own settings are."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")
+    }
     return kept | {"PREFECT_HOME": str(home / "prefect"), "INFINI_LLAMA_HOME": str(home)}
 
 
@@ -158,7 +166,9 @@ class Laboratory:
             variables["PYTHONDONTWRITEBYTECODE"] = "1"  # else half a .pyc may stay
         with log.open("wb") as output:
             if self.server and not executed and not largest_file:
-                return Started(self.server.start(arguments, variables, output.fileno()), marker, log)
+                return Started(
+                    self.server.start(arguments, variables, output.fileno()), marker, log
+                )
             process = subprocess.Popen(
                 arguments,
                 env=variables,
@@ -170,7 +180,9 @@ class Laboratory:
             )
         return Started(process, marker, log)
 
-    def finish(self, name: str, *overrides: str, direct: bool = True, env: dict | None = None) -> dict:
+    def finish(
+        self, name: str, *overrides: str, direct: bool = True, env: dict | None = None
+    ) -> dict:
         """Runs the command to its end, which must be a good one with nothing left behind; returns the run's summary."""
         started = self.start(name, *overrides, direct=direct, env=env)
         code = started.wait()
@@ -213,14 +225,31 @@ class Laboratory:
 
     def wait_for_step(self, name: str, step: int, started: Started) -> None:
         while self.step(name) < step:
-            assert started.process.poll() is None, f"ended before step {step}:\n{started.log.read_text()}"
+            assert started.process.poll() is None, (
+                f"ended before step {step}:\n{started.log.read_text()}"
+            )
             time.sleep(0.005)
 
 
 def exact_metrics(run_dir: Path) -> list[dict]:
     """metrics.jsonl without its timing fields: what a resumed run must repeat to the bit."""
-    timing = ("step_time", "data_time", "save_time", "save_write_time", "tokens_per_second", "flops_per_second")
-    timing += ("evaluation_time", "goodput", "mfu", "memory_peak", "step_time_spread", "report_time", "crc32")
+    timing = (
+        "step_time",
+        "data_time",
+        "save_time",
+        "save_write_time",
+        "tokens_per_second",
+        "flops_per_second",
+    )
+    timing += (
+        "evaluation_time",
+        "goodput",
+        "mfu",
+        "memory_peak",
+        "step_time_spread",
+        "report_time",
+        "crc32",
+    )
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]
 
@@ -236,7 +265,13 @@ def kill(pid: int) -> None:
 
 def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: str) -> None:
     """Run `program` with torchrun and gloo; it must exit with 0. What it prints is in `log`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     code = server.run([*command, str(program), *arguments], environment, log, seconds=850)
     assert code == 0, log.read_text()[-16000:]
@@ -278,7 +313,9 @@ def inject(folder: Path, module: str, body: str) -> str:
     Args:
         body: defines change(module); `once()` is true the first time any process of any attempt calls it.
     """
-    text = INJECTION.format(module=module, flag=str(folder / "happened"), body=textwrap.dedent(body))
+    text = INJECTION.format(
+        module=module, flag=str(folder / "happened"), body=textwrap.dedent(body)
+    )
     (folder / "sitecustomize.py").write_text(text)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return f"environment.env.PYTHONPATH={path}"

@@ -9,9 +9,12 @@ def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
     """x [N, d] with pair (i, i + d/2) of position t rotated by t / theta^(2i/d), one complex number a pair."""
     length, size = x.shape
     angles = torch.outer(
-        torch.arange(length, dtype=x.dtype), theta ** -(torch.arange(0, size, 2, dtype=x.dtype) / size)
+        torch.arange(length, dtype=x.dtype),
+        theta ** -(torch.arange(0, size, 2, dtype=x.dtype) / size),
     )
-    pairs = torch.complex(x[:, : size // 2], x[:, size // 2 :]) * torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.complex(x[:, : size // 2], x[:, size // 2 :]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat((pairs.real, pairs.imag), dim=1)
 
 
@@ -40,7 +43,12 @@ def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, g
             continue
         if last != owner:
             M, z, owner = None, None, last
-        if gradient_segments and number % gradient_segments == 0 and M is not None and z is not None:
+        if (
+            gradient_segments
+            and number % gradient_segments == 0
+            and M is not None
+            and z is not None
+        ):
             M, z = M.detach(), z.detach()
         ours = torch.tensor([document == owner for document in docs])
         feature_k, v = feature_k[ours], v[ours]
@@ -57,7 +65,16 @@ def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, g
 
 
 def literal_infini(
-    q, k, v, gate, segment_length, theta, update="linear", documents=None, literal=False, gradient_segments=None
+    q,
+    k,
+    v,
+    gate,
+    segment_length,
+    theta,
+    update="linear",
+    documents=None,
+    literal=False,
+    gradient_segments=None,
 ):
     """q [B, H, T, d], k, v [B, Hkv, T, d] to [B, H, T, d]; query heads h of a group share key-value head h // (H / Hkv)."""
     group = q.shape[1] // k.shape[1]

@@ -25,17 +25,29 @@ FILES = {
 }
 
 
-def settings(environment: dict | None = None, train: dict | None = None, **sections: dict) -> PipelineConfig:
-    required = {"data": {"source": "python-stdlib"}, "environment": environment or {}, "train": train or {}}
+def settings(
+    environment: dict | None = None, train: dict | None = None, **sections: dict
+) -> PipelineConfig:
+    required = {
+        "data": {"source": "python-stdlib"},
+        "environment": environment or {},
+        "train": train or {},
+    }
     return PipelineConfig.model_validate(required | sections)
 
 
 def in_home(config: PipelineConfig, home: Path, run: str = "run") -> PipelineConfig:
-    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"home": home, "name": run})})
+    return config.model_copy(
+        update={"runtime": config.runtime.model_copy(update={"home": home, "name": run})}
+    )
 
 
 def begun(
-    config: PipelineConfig, home: Path, run: str, vocab_size: int | None = None, machine: Machine | None = None
+    config: PipelineConfig,
+    home: Path,
+    run: str,
+    vocab_size: int | None = None,
+    machine: Machine | None = None,
 ) -> EnvironmentPlan:
     """The plan of a run whose training has begun with it."""
     folder = RunFolder(home / "runs" / run)
@@ -113,7 +125,9 @@ def lay_out(
     def free(path: Path) -> int:
         return shared_memory if path.name == "shm" else 500 * GIB
 
-    paths = os.pathsep.join(filter(None, (str(flash) if flash else "", os.environ.get("PYTHONPATH", ""))))
+    paths = os.pathsep.join(
+        filter(None, (str(flash) if flash else "", os.environ.get("PYTHONPATH", "")))
+    )
     return Machine(
         root=root,
         environ={"PATH": str(commands), "PYTHONPATH": paths},

@@ -12,7 +12,13 @@ from infini_llama.tasks.records.metrics import Goodput, MetricsLine, TrainLine, 
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path, point_and_prune, verify
+from infini_llama.tasks.runs.checkpoints import (
+    KIND,
+    STATE_FILE,
+    checkpoint_path,
+    point_and_prune,
+    verify,
+)
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
 from infini_llama.tasks.train.planning import bind_run
@@ -23,7 +29,9 @@ def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: 
     """Commit a checkpoint of a kilobyte into a folder of checkpoints; `state`: fields of its train state."""
     target = checkpoint_path(folder, step)
     staged = staging(target)
-    (staged / STATE_FILE).write_text(json.dumps(TrainState(step=step, validation_loss=loss, **state).to_json()))
+    (staged / STATE_FILE).write_text(
+        json.dumps(TrainState(step=step, validation_loss=loss, **state).to_json())
+    )
     (staged / "weights").write_bytes(bytes(1000))
     commit(staged, target, KIND, meta={}, content={"step": step, "validation_loss": loss})
     return target
@@ -33,7 +41,10 @@ def add_result(run: RunFolder, steps: int, **fields: object) -> None:
     """Write result.json of a run that has finished with the checkpoint of this step."""
     digest = verify(checkpoint_path(run.checkpoints, steps), checksums=False).digest
     hashes = {"weights_sha256": "ab12", "optimizer_sha256": "cd34", "checkpoint_digest": digest}
-    run.write(run.result, TrainingResult.model_validate({"steps": steps, "parameters": 1234} | hashes | fields))
+    run.write(
+        run.result,
+        TrainingResult.model_validate({"steps": steps, "parameters": 1234} | hashes | fields),
+    )
 
 
 def make_run(
@@ -54,7 +65,9 @@ def make_run(
     bind_run(config, dataset, make_plan())
     lines: list[MetricsLine] = []
     for step in range(1, steps + 1):
-        line = TrainLine(step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512)
+        line = TrainLine(
+            step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512
+        )
         speed = {
             "step_time": 0.5,
             "input_tokens": 512,
@@ -73,7 +86,9 @@ def make_run(
     ends = [("failed", 70, "rank 1 ended without an error report")]
     ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
     for number, (kind, code, message) in enumerate(ends, 1):
-        record = AttemptRecord(attempt=number, invocation="vm-1-1", kind=kind, code=code, message=message, seconds=30.0)
+        record = AttemptRecord(
+            attempt=number, invocation="vm-1-1", kind=kind, code=code, message=message, seconds=30.0
+        )
         append_attempt(run, changed(record, from_step=20 * (number - 1), checkpoint_step=20))
     if finished:
         add_result(run, steps, samples=("def f(): </pre><script>", "a second text"))
@@ -100,7 +115,9 @@ class Reading(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
         found = dict(attributes)
-        self.fetched += [found[name] for name in ("src", "href", "xlink:href") if found.get(name, "#")[0] != "#"]
+        self.fetched += [
+            found[name] for name in ("src", "href", "xlink:href") if found.get(name, "#")[0] != "#"
+        ]
         self.fetched += [tag] * (tag in ("script", "link", "iframe"))
 
     def handle_startendtag(self, tag, attributes):

@@ -28,8 +28,14 @@ GREEDY = Sampling()
 
 
 def generate(
-    model: Llama, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, stop_id: int | None = None
+    model: Llama,
+    prompt: list[int],
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    stop_id: int | None = None,
 ) -> list[int]:
     """New tokens after one prompt; `stop_id` ends the text and is not returned."""
-    steps = generate_batch(model, [prompt], max_new_tokens, sampling, lambda _row, token: token == stop_id)
+    steps = generate_batch(
+        model, [prompt], max_new_tokens, sampling, lambda _row, token: token == stop_id
+    )
     return [token for step in steps for token in step if token is not None and token != stop_id]

@@ -27,10 +27,15 @@ from typing import Any
 NOT_READ = re.compile(r"\.(log|html|png|txt|gitignore)$|/tensorboard/|/prefect/|events\.out")
 VOLATILE = {"age", "bytes", "seconds", "created", "measured", "bytes_on_disk"}
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")
-NAME_OF_EXCEPTION = re.compile(r"\b[A-Z][A-Za-z]*(Error|Exception|Warning)\b|Traceback|unexpected [A-Z]")
+NAME_OF_EXCEPTION = re.compile(
+    r"\b[A-Z][A-Za-z]*(Error|Exception|Warning)\b|Traceback|unexpected [A-Z]"
+)
 SECONDS = 120.0  # for one command
 # Commands that read nothing of a dataset, or nothing of a run; all others read what else is in the home. `gc` lists what is there.
-NO_DATASET, NO_RUN = {"runs", "gc", "doctor"}, {"report of a dataset", "verify", "preprocess", "repair"}
+NO_DATASET, NO_RUN = (
+    {"runs", "gc", "doctor"},
+    {"report of a dataset", "verify", "preprocess", "repair"},
+)
 ALLOWED = {("dry run", ".cached.dataset")}  # a damaged dataset is none: it is built again
 Leaf = tuple[Any, Any]  # a container and the key or index of one of its values
 
@@ -145,7 +150,9 @@ def nested(choose: random.Random, path: Path, _: Path | None) -> None:
 def another_number(choose: random.Random, path: Path, _: Path | None) -> None:
     """Another digit somewhere in a text; elsewhere, another byte."""
     data = bytearray(path.read_bytes())
-    places = [number for number, byte in enumerate(data[:100_000]) if 48 <= byte < 58] or list(range(len(data)))
+    places = [number for number, byte in enumerate(data[:100_000]) if 48 <= byte < 58] or list(
+        range(len(data))
+    )
     if places:
         at = choose.choice(places)
         data[at] = 48 + (data[at] - 47) % 10
@@ -279,10 +286,15 @@ class Engine:
             key: (expected.get(key), result.get(key))
             for key in expected | result
             if expected.get(key) != result.get(key)
-            and not (key in changing or key.rsplit(".", 1)[-1] in VOLATILE or (command, key) in ALLOWED)
+            and not (
+                key in changing or key.rsplit(".", 1)[-1] in VOLATILE or (command, key) in ALLOWED
+            )
         }
         warned = warnings(log) - warnings(log_before)
-        if any(NAME_OF_EXCEPTION.search(line) for line in set(log.splitlines()) - set(log_before.splitlines())):
+        if any(
+            NAME_OF_EXCEPTION.search(line)
+            for line in set(log.splitlines()) - set(log_before.splitlines())
+        ):
             verdict = "exception"
         elif code in (64, 65):
             verdict = "refused"
@@ -296,7 +308,12 @@ class Engine:
             verdict = "silent"
         case = {"file": relative.as_posix(), "mutation": mutation, "command": command, "seed": seed}
         shown = copy.deepcopy(dict(list(differing.items())[:3]))
-        return case | {"verdict": verdict, "code": code, "differing": str(shown)[:300], "log": log[-600:]}
+        return case | {
+            "verdict": verdict,
+            "code": code,
+            "differing": str(shown)[:300],
+            "log": log[-600:],
+        }
 
     def draw(self, seed: int, count: int) -> Iterator[dict[str, Any]]:
         """Cases drawn evenly: every kind of file, then every mutation of it, then the commands that read it."""
@@ -308,14 +325,22 @@ class Engine:
             drawn += pairs
         for kind, mutation in drawn[:count]:
             folder = kind.partition("/")[0]
-            without = {"datasets": NO_DATASET, "runs": NO_RUN, "units": {"gc"}}.get(folder, set[str]())
+            without = {"datasets": NO_DATASET, "runs": NO_RUN, "units": {"gc"}}.get(
+                folder, set[str]()
+            )
             command = choose.choice([name for name in self.commands if name not in without])
-            yield self.case(choose.choice(self.kinds[kind]), mutation, command, choose.randrange(2**32))
+            yield self.case(
+                choose.choice(self.kinds[kind]), mutation, command, choose.randrange(2**32)
+            )
 
 
 def warnings(log: str) -> set[str]:
     """Warnings and errors of a log, without their numbers."""
-    return {re.sub(r"\d+", "N", line) for line in log.splitlines() if re.search(r"\b(warning|error): ", line)}
+    return {
+        re.sub(r"\d+", "N", line)
+        for line in log.splitlines()
+        if re.search(r"\b(warning|error): ", line)
+    }
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -389,7 +414,12 @@ if __name__ == "__main__":
     os.environ.pop("PADDING", None)  # room for the environments of workers, as in preloaded.py
     load_everything()
     # The last argument is padding.
-    pristine, seed, count, results = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    pristine, seed, count, results = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        Path(sys.argv[4]),
+    )
     engine = Engine(pristine, results.with_suffix(".home") / "home")
     (results.with_suffix(".home")).mkdir(parents=True, exist_ok=True)
     with results.open("w") as file:

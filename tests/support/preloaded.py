@@ -97,12 +97,18 @@ class Server:
         self.socket, theirs = socket.socketpair()
         environment = os.environ | {PADDING: "-" * SPACE, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, str(theirs.fileno()), "-" * SPACE]
-        self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
         theirs.close()
 
     def request(self, request: dict, descriptors: list[int]) -> Any:
         payload = json.dumps(request).encode()
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        ancillary = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         self.socket.sendmsg([len(payload).to_bytes(8, "big")], ancillary)
         self.socket.sendall(payload)
         answer = b""
@@ -122,7 +128,12 @@ class Server:
         return Forked(self, pid)
 
     def run(
-        self, command: list[str], env: dict[str, str], log: Path, folder: Path | None = None, seconds: float = 240
+        self,
+        command: list[str],
+        env: dict[str, str],
+        log: Path,
+        folder: Path | None = None,
+        seconds: float = 240,
     ) -> int:
         """The exit code of `command` in `folder`, by default the current one; what it prints is in `log`."""
         with log.open("wb") as output, contextlib.chdir(folder or Path.cwd()):
@@ -131,7 +142,9 @@ class Server:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            raise AssertionError(f"{command} did not end; its output:\n{log.read_text()[-4000:]}") from None
+            raise AssertionError(
+                f"{command} did not end; its output:\n{log.read_text()[-4000:]}"
+            ) from None
 
     def close(self) -> None:
         self.socket.close()
@@ -146,7 +159,9 @@ def serve(connection: socket.socket) -> None:
         request = json.loads(connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            connection.sendall(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode() + b"\n")
+            connection.sendall(
+                json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode() + b"\n"
+            )
             continue
         (output,) = array.array("i", ancillary[0][2])
         pid = os.fork()
@@ -206,20 +221,30 @@ def rewire(descriptors: dict[int, int], kept: tuple[int, ...]) -> None:
 def forget_this_process() -> None:
     """What an interpreter would not have when it starts: this project's modules, handlers, threads, signal handlers."""
     for name in [
-        name for name in sys.modules if name.partition(".")[0] in ("infini_llama", "support", "sitecustomize")
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("infini_llama", "support", "sitecustomize")
     ]:
         del sys.modules[name]
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "sitecustomize"]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if type(finder).__module__ != "sitecustomize"
+    ]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__spec__ = None
     atexit._clear()
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith(("infini_llama", "prefect"))]:
+    for name in [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith(("infini_llama", "prefect"))
+    ]:
         del logging.root.manager.loggerDict[name]
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     tempfile.tempdir = None
@@ -228,7 +253,9 @@ def forget_this_process() -> None:
     multiprocessing.process._children.clear()  # pyright: ignore[reportAttributeAccessIssue]
     tracker = multiprocessing.resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")
+    )
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
@@ -238,7 +265,9 @@ def show(command: list[str], env: dict[str, str]) -> None:
     """Write the command line and the environment to where /proc shows them from, which the padding has made large enough."""
     fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
     starts = [(int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))]
-    for (start, end), words in zip(starts, (command, [f"{name}={value}" for name, value in env.items()]), strict=True):
+    for (start, end), words in zip(
+        starts, (command, [f"{name}={value}" for name, value in env.items()]), strict=True
+    ):
         text = b"".join(os.fsencode(word) + b"\0" for word in words)
         assert len(text) < end - start, "SPACE is too small"
         ctypes.memset(start, 0, end - start)
@@ -265,7 +294,10 @@ def become(command: list[str], env: dict[str, str]) -> None:
         sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
         exec(words[1], sys.modules["__main__"].__dict__)
         return
-    execvp, os.execvp = os.execvp, lambda _, command: greenlet(become).switch(command, env)  # exec_wrapper.py
+    execvp, os.execvp = (
+        os.execvp,
+        lambda _, command: greenlet(become).switch(command, env),
+    )  # exec_wrapper.py
     if words[0] == "-m":
         os.execvp = execvp
         sys.argv = words[1:]
@@ -327,7 +359,9 @@ if __name__ == "__main__":
     hash_in_one_thread()
     for library in LIBRARIES:
         importlib.import_module(library)
-    sys.path.remove(str(Path(__file__).parent))  # no module of the tests is importable but by PYTHONPATH
+    sys.path.remove(
+        str(Path(__file__).parent)
+    )  # no module of the tests is importable but by PYTHONPATH
     gc.freeze()  # else a collection in a fork copies the memory of all that is there
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

@@ -31,7 +31,9 @@ def make_plan(**changes: Any) -> EnvironmentPlan:
 
 def make_dataset(**changes: Any) -> DatasetRef:
     """A dataset of 100 training rows of 16 tokens that is not on disk."""
-    fields: dict[str, Any] = dict.fromkeys(("path", "digest", "row_table", "row_table_digest"), "same")
+    fields: dict[str, Any] = dict.fromkeys(
+        ("path", "digest", "row_table", "row_table_digest"), "same"
+    )
     fields |= {"sequence_length": 16, "vocab_size": 61, "train": SPLIT, "validation": SPLIT}
     return DatasetRef.model_validate(fields | changes)
 
@@ -39,26 +41,35 @@ def make_dataset(**changes: Any) -> DatasetRef:
 def make_config() -> PipelineConfig:
     """16 steps of a model of one layer."""
     train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
-    sizes = ModelConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    sizes = ModelConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
     return PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
 
 
-def make_lineage(config: PipelineConfig | None = None, dataset: DatasetRef | None = None, **changes: Any) -> Lineage:
+def make_lineage(
+    config: PipelineConfig | None = None, dataset: DatasetRef | None = None, **changes: Any
+) -> Lineage:
     """What a run of this configuration is bound to, without a curriculum."""
     config, dataset = config or make_config(), dataset or make_dataset()
     bound = {
-        name: getattr(dataset, name) for name in ("path", "digest", "row_table", "row_table_digest", "sequence_length")
+        name: getattr(dataset, name)
+        for name in ("path", "digest", "row_table", "row_table_digest", "sequence_length")
     }
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),
-        "model": LlamaConfig(**config.model.architecture(dataset.vocab_size, dataset.sequence_length)),
+        "model": LlamaConfig(
+            **config.model.architecture(dataset.vocab_size, dataset.sequence_length)
+        ),
         "train": config.train,
         "max_steps": config.train.max_steps or 16,
     }
     return Lineage(**(fields | changes))
 
 
-def make_attempt(run_dir: Path, config: PipelineConfig | None = None, **changes: Any) -> AttemptPlan:
+def make_attempt(
+    run_dir: Path, config: PipelineConfig | None = None, **changes: Any
+) -> AttemptPlan:
     """An attempt at a run in `run_dir`; its dataset is not on disk, unless `changes` name one."""
     config, dataset = config or make_config(), changes.get("dataset") or make_dataset()
     fields: dict[str, Any] = {

@@ -107,19 +107,31 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         path = self.server.root / unquote(self.path.split("?")[0]).strip("/")
         self.server.requests[path.name] += 1
-        fault = self.server.faults.pop() if with_body and path.is_file() and self.server.faults else self.server.always
+        fault = (
+            self.server.faults.pop()
+            if with_body and path.is_file() and self.server.faults
+            else self.server.always
+        )
         if fault.isdigit() or not path.exists():
             self.send_error(int(fault or 404))
             return
         if path.is_dir():
             names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in path.iterdir())
             base = self.path.rstrip("/")
-            body = "".join(f'<a href="{base}/{html.escape(name)}">{name}</a>\n' for name in names).encode()
+            body = "".join(
+                f'<a href="{base}/{html.escape(name)}">{name}</a>\n' for name in names
+            ).encode()
         else:
             body = path.read_bytes()
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self.server.ranges else None
+        asked = (
+            re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if self.server.ranges
+            else None
+        )
         self.send_response(206 if asked else 200)
-        self.send_header("Content-Type", "text/html" if path.is_dir() else "application/octet-stream")
+        self.send_header(
+            "Content-Type", "text/html" if path.is_dir() else "application/octet-stream"
+        )
         self.send_header("ETag", f'"{blake3(body).hexdigest()}"')
         if asked:
             first, last = int(asked[1]), min(int(asked[2]) + 1, len(body))

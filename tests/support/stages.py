@@ -22,8 +22,15 @@ from support.tokenizer_kinds import train_bpe
 
 def start_build(data: DataConfig, home: Path, **variables: str) -> subprocess.Popen[str]:
     """`preprocess` in a process of its own, which has printed its first line, "started", and will print the reference."""
-    command = [sys.executable, str(Path(__file__).with_name("build.py")), data.model_dump_json(), str(home)]
-    process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("build.py")),
+        data.model_dump_json(),
+        str(home),
+    ]
+    process = subprocess.Popen(
+        command, env=os.environ | variables, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout and process.stdout.readline() == "started\n"
     return process
 
@@ -58,7 +65,11 @@ def survey(data: DataConfig) -> Survey:
         recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine())
         corpus.prepare(recipe)
         sources = corpus.units_by_source()
-        units = [open_unit(recipe, name) for source in sources for name in (*source.validation, *source.training)]
+        units = [
+            open_unit(recipe, name)
+            for source in sources
+            for name in (*source.validation, *source.training)
+        ]
         selection = select(units, corpus.data.deduplicate)
         split: dict[str, list[str]] = {}
         for name in SPLITS:
@@ -66,8 +77,14 @@ def survey(data: DataConfig) -> Survey:
             for unit, kept in zip(units, selection.kept[name], strict=True):
                 if len(kept):
                     offsets, values = map_shard(unit.shard_path(name))
-                    documents = [values[start : end - 1].tolist() for start, end in pairwise(offsets)]
-                    split[name] += [tokenizer.decode(ids) for ids, own in zip(documents, kept, strict=True) if own]
+                    documents = [
+                        values[start : end - 1].tolist() for start, end in pairwise(offsets)
+                    ]
+                    split[name] += [
+                        tokenizer.decode(ids)
+                        for ids, own in zip(documents, kept, strict=True)
+                        if own
+                    ]
         names = [file.name for part in corpus.parts for file in part.files]
         return Survey(
             **split,

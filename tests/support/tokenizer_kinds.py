@@ -32,13 +32,17 @@ def _with_byte_fallback(tokenizer: Tokenizer) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=450, special_tokens=special, show_progress=False)
     described = json.loads(_learned(tokenizer, trainer).to_str())
     described["model"] |= {"unk_token": UNKNOWN, "byte_fallback": True}
-    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in BYTES]
+    described["added_tokens"] = [
+        token for token in described["added_tokens"] if token["content"] not in BYTES
+    ]
     return Tokenizer.from_str(json.dumps(described))
 
 
 def llama2() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence([*SPACES_BACK, decoders.Strip(" ", 1, 0)])
     return _with_byte_fallback(tokenizer)
 
@@ -62,7 +66,11 @@ def t5() -> Tokenizer:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = [UNKNOWN, END]
     trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=special, unk_token=UNKNOWN, show_progress=False, max_piece_length=8
+        vocab_size=200,
+        special_tokens=special,
+        unk_token=UNKNOWN,
+        show_progress=False,
+        max_piece_length=8,
     )
     return _learned(tokenizer, trainer)
 
@@ -81,18 +89,30 @@ def unigram_with_bytes() -> Tokenizer:
 
 def bert() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     tokenizer.decoder = decoders.WordPiece()
     special = [UNKNOWN, END]
-    return _learned(tokenizer, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False))
+    return _learned(
+        tokenizer,
+        trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False),
+    )
 
 
 def gpt1() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, end_of_word_suffix="</w>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     tokenizer.decoder = decoders.BPEDecoder()
     trainer = trainers.BpeTrainer(
-        vocab_size=200, special_tokens=[UNKNOWN, END], end_of_word_suffix="</w>", show_progress=False
+        vocab_size=200,
+        special_tokens=[UNKNOWN, END],
+        end_of_word_suffix="</w>",
+        show_progress=False,
     )
     return _learned(tokenizer, trainer)
 
@@ -101,13 +121,21 @@ def words() -> Tokenizer:
     """A token per word, and no decoder."""
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return _learned(tokenizer, trainers.WordLevelTrainer(special_tokens=[UNKNOWN, END], show_progress=False))
+    return _learned(
+        tokenizer, trainers.WordLevelTrainer(special_tokens=[UNKNOWN, END], show_progress=False)
+    )
 
 
 def speech() -> Tokenizer:
     """Letters whose repetitions are one, as CTC decodes them, and pairs of letters that are decoded as another one."""
-    tokenizer = Tokenizer(models.WordLevel({letter: id for id, letter in enumerate(["<pad>", "|", *"abcde"])}, "<pad>"))
-    tokenizer.decoder = decoders.Sequence([decoders.CTC(), decoders.Fuse(), decoders.Replace("de", "X")])
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {letter: id for id, letter in enumerate(["<pad>", "|", *"abcde"])}, "<pad>"
+        )
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.CTC(), decoders.Fuse(), decoders.Replace("de", "X")]
+    )
     return tokenizer
 
 

@@ -21,7 +21,12 @@ def trained_run(
     home: Path, dataset: DatasetRef, data: DataConfig, name: str = "run", **model: object
 ) -> tuple[Path, Llama]:
     """A run's folder with one checkpoint at step 7, and the model in it. Norms and gates are not as at first."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
     given = {"data": data, "model": sizes, "runtime": {"name": name, "home": str(home)}}
     config = PipelineConfig.model_validate(given)
@@ -41,5 +46,7 @@ def trained_run(
     state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest)
     state.record_validation(5.5)
     save_checkpoint(run.checkpoints, 7, model_tensors(made), state.to_json())
-    run.metrics.write_text(ValidationLine(step=7, loss=5.5, bits_per_byte=2.25).model_dump_json() + "\n")
+    run.metrics.write_text(
+        ValidationLine(step=7, loss=5.5, bits_per_byte=2.25).model_dump_json() + "\n"
+    )
     return run.path, made.eval()

@@ -29,7 +29,10 @@ def no_process(request, monkeypatch):
     popen = subprocess.Popen.__init__
 
     def refuse(*arguments: object, **_: object) -> None:
-        pytest.fail(f"a unit test starts a process: {arguments[:2]}; move it to tests/integration", pytrace=False)
+        pytest.fail(
+            f"a unit test starts a process: {arguments[:2]}; move it to tests/integration",
+            pytrace=False,
+        )
 
     def start(self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any) -> None:
         if command[0] not in ASKED_ONCE:

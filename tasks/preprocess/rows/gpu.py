@@ -15,7 +15,9 @@ def compute_rows(
     """The rows of documents of these `lengths`, int64 [documents], by one of `tables.ON_A_GPU`."""
     if strategy not in PACKED:
         count = row_count(int(lengths.sum()), sequence_length, stride)
-        starts = torch.arange(count, dtype=torch.int64, device=device).mul_(stride or sequence_length)
+        starts = torch.arange(count, dtype=torch.int64, device=device).mul_(
+            stride or sequence_length
+        )
         return RowArrays(starts.cpu().numpy())
     pieces = pieces_of(torch.from_numpy(lengths).to(device), sequence_length)
     if strategy == "padded":
@@ -27,7 +29,9 @@ def compute_rows(
 
 def pieces_of(lengths: torch.Tensor, sequence_length: int) -> torch.Tensor:
     """`packing.pieces_of`: int64 [pieces, 2], first token in the stream and tokens."""
-    counts = (lengths - 1 + sequence_length - 1) // sequence_length  # of pieces; 0 for a document of one token
+    counts = (
+        lengths - 1 + sequence_length - 1
+    ) // sequence_length  # of pieces; 0 for a document of one token
     number = torch.arange(int(counts.sum()), device=lengths.device)
     number -= (counts.cumsum(0) - counts).repeat_interleave(counts)  # of a piece in its document
     skipped = number * sequence_length

@@ -131,7 +131,11 @@ def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: in
     last = int(starts[-1]) + sequence_length + 1 if len(starts) else 0
     # The last row that begins by the document's first token.
     first_row = np.searchsorted(starts, ends - lengths, side="right") - 1
-    whole = (first_row >= 0) & (ends <= starts[first_row] + sequence_length + 1) if len(starts) else ends < 0
+    whole = (
+        (first_row >= 0) & (ends <= starts[first_row] + sequence_length + 1)
+        if len(starts)
+        else ends < 0
+    )
     return RowCosts(
         efficiency=1.0,
         cut_documents=int((~whole).sum()),
@@ -153,7 +157,9 @@ def row_count(tokens: int, sequence_length: int, stride: int | None = None) -> i
 ComputeRows = Callable[[np.ndarray, str, int, int | None], RowArrays]
 
 
-def compute_rows(lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None = None) -> RowArrays:
+def compute_rows(
+    lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None = None
+) -> RowArrays:
     """The rows of documents of these `lengths`, int64 [documents], of `sequence_length` inputs each."""
     if strategy in PACKED:
         return pack(lengths, sequence_length, strategy)

@@ -7,7 +7,12 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.tables import with_curriculum
 from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
-from infini_llama.tasks.storage.artifacts import read_dataset, read_manifest, read_row_table, row_tables
+from infini_llama.tasks.storage.artifacts import (
+    read_dataset,
+    read_manifest,
+    read_row_table,
+    row_tables,
+)
 
 
 def table_ref(table: Path) -> RowTableRef:
@@ -21,7 +26,9 @@ def table_ref(table: Path) -> RowTableRef:
     )
 
 
-def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curriculum: Iterable[Path]) -> DatasetRef:
+def dataset_ref(
+    dataset: Path, table: Path, home: Path, built: list[str], curriculum: Iterable[Path]
+) -> DatasetRef:
     """The reference of the dataset in folder `dataset` with its row table in folder `table`.
 
     Args:
@@ -51,7 +58,9 @@ def dataset_ref(dataset: Path, table: Path, home: Path, built: list[str], curric
         vocab_size=tokens.content.vocab_size,
         train=stats("train"),
         validation=stats("validation"),
-        text=TextSummary(source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out),
+        text=TextSummary(
+            source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out
+        ),
         curriculum=tuple(map(table_ref, curriculum)),
     )
 
@@ -82,7 +91,9 @@ def _tables(dataset: Path) -> list[Path]:
     read_manifest(dataset, "dataset")
     tables = row_tables(dataset)
     if not tables:
-        raise DataError(f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again.")
+        raise DataError(
+            f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again."
+        )
     return tables
 
 

@@ -15,7 +15,13 @@ import numpy as np
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.rows.packing import PACKED, ComputeRows, RowArrays, compute_rows, costs_of
+from infini_llama.tasks.preprocess.rows.packing import (
+    PACKED,
+    ComputeRows,
+    RowArrays,
+    compute_rows,
+    costs_of,
+)
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, save_array
 from infini_llama.tasks.records.manifest import (
     SPLITS,
@@ -27,7 +33,14 @@ from infini_llama.tasks.records.manifest import (
     SourceRows,
     SplitContent,
 )
-from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, ROW_TABLES, commit, key_of, read_dataset, staged
+from infini_llama.tasks.storage.artifacts import (
+    FORMAT_VERSIONS,
+    ROW_TABLES,
+    commit,
+    key_of,
+    read_dataset,
+    staged,
+)
 
 log = logging.getLogger("infini_llama.preprocess")
 DEVICES = Path("/dev")
@@ -38,7 +51,9 @@ def row_table_key(settings: DataConfig | RowTableContent, tokens_key: str) -> st
     """64 hex digits for the row table of one strategy and length over the token level with key `tokens_key`."""
     strategy = settings.packing if isinstance(settings, DataConfig) else settings.strategy
     key = {"version": FORMAT_VERSIONS[ROW_TABLES], "tokens": tokens_key, "strategy": strategy}
-    key |= {"sequence_length": settings.sequence_length} | ({"stride": settings.stride} if strategy == "window" else {})
+    key |= {"sequence_length": settings.sequence_length} | (
+        {"stride": settings.stride} if strategy == "window" else {}
+    )
     return key_of(key)
 
 
@@ -49,7 +64,9 @@ def require_device(requested: str) -> None:
         ConfigError: there is none. torch is not imported to find out.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    has_gpu = (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
+    has_gpu = (
+        (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
+    )
     if requested.startswith("cuda") and not has_gpu:
         raise ConfigError(
             f"data.device={requested}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
@@ -72,11 +89,15 @@ def rows_on(device: str) -> Generator[ComputeRows]:
 
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 
-        def on_device(lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None) -> RowArrays:
+        def on_device(
+            lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None
+        ) -> RowArrays:
             if strategy not in PACKED:
                 lengths = lengths.sum(keepdims=True)  # all that such rows depend on
             try:
-                return pool.submit(rows_by_torch, lengths, strategy, sequence_length, stride, device).result()
+                return pool.submit(
+                    rows_by_torch, lengths, strategy, sequence_length, stride, device
+                ).result()
             except Exception as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise ConfigError(
@@ -126,7 +147,10 @@ def build_table(
             arrays = {"rows": table.entries + base}
         else:
             shared = 1 if by_name else 0  # its first bound is the last one of the source before
-            arrays = {"rows": table.entries[shared:] + pieces, "pieces": table.pieces + np.array([base, 0])}
+            arrays = {
+                "rows": table.entries[shared:] + pieces,
+                "pieces": table.pieces + np.array([base, 0]),
+            }
             pieces += len(table.pieces)
         for array_name, array in arrays.items():
             by_name.setdefault(array_name, []).append(array)
@@ -160,7 +184,10 @@ def lengths_by_source(dataset: Path, shards: Sequence[Shard]) -> dict[str, np.nd
 
 def with_curriculum(data: DataConfig) -> list[DataConfig]:
     """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
-    stages = [changed(data, sequence_length=stage.sequence_length, curriculum=[]) for stage in data.curriculum]
+    stages = [
+        changed(data, sequence_length=stage.sequence_length, curriculum=[])
+        for stage in data.curriculum
+    ]
     return [data, *stages]
 
 
@@ -176,17 +203,24 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
     """
     device = "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
     if device == "cpu" and data.device.startswith("cuda"):
-        log.info("data.packing=%s is computed on the CPU: its pieces are placed one after another", data.packing)
+        log.info(
+            "data.packing=%s is computed on the CPU: its pieces are placed one after another",
+            data.packing,
+        )
     content = read_dataset(dataset).content
     with rows_on(device) as compute:
-        built = {split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS}
+        built = {
+            split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS
+        }
     train, validation = (built[split] for split in SPLITS)
     facts = RowTableContent(
         strategy=data.packing,
         sequence_length=data.sequence_length,
         rows=BySplit(train=train.rows, validation=validation.rows),
         stride=data.stride,
-        sources=BySplit(train=train.sources, validation=validation.sources) if data.sources else None,
+        sources=BySplit(train=train.sources, validation=validation.sources)
+        if data.sources
+        else None,
     )
     meta = RowTableMeta(
         key=key,
@@ -201,7 +235,9 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
 
 
-def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows) -> Table:
+def _table_of(
+    data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows
+) -> Table:
     """The row table of one split, once it has text for it; see `write_table`."""
     length, strategy = data.sequence_length, data.packing
     lengths = lengths_by_source(dataset, content.shards)
@@ -216,7 +252,10 @@ def _table_of(data: DataConfig, dataset: Path, split: str, content: SplitContent
         documents = sum(len(lengths[name]) for name in refused)
         fault = f"{documents} document(s), of which none has a token beside its end; add text"
     else:
-        tokens, each = sum(int(lengths[name].sum()) for name in refused), " in each source" if len(refused) > 1 else ""
+        tokens, each = (
+            sum(int(lengths[name].sum()) for name in refused),
+            " in each source" if len(refused) > 1 else "",
+        )
         fault = (
             f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} and its last label; lower it, "
             "add text"

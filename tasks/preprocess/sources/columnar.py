@@ -25,7 +25,10 @@ def parquet_sizes(file: IO[bytes]) -> list[int]:
     """Bytes of each row group in the file."""
     table = _opened(file)
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-    return [sum(group.column(number).total_compressed_size for number in range(group.num_columns)) for group in groups]
+    return [
+        sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+        for group in groups
+    ]
 
 
 def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
@@ -48,17 +51,23 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     Raises:
         Unreadable: several parquet files one after another, of which the last footer would give the first file's rows.
     """
-    from pyarrow.parquet import ParquetFile  # only where there is such a file: it imports file systems
+    from pyarrow.parquet import (
+        ParquetFile,
+    )  # only where there is such a file: it imports file systems
 
     table = ParquetFile(file, page_checksum_verification=True)
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    ends = [(c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns]
+    ends = [
+        (c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns
+    ]
     footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
     start = min(max(ends, default=0), footer)
     file.seek(start)
     if b"PAR1PAR1" in file.read(footer - start):  # of one file's end and the next one's start
-        raise Unreadable("holds several parquet files, one after another; give each as a file of its own")
+        raise Unreadable(
+            "holds several parquet files, one after another; give each as a file of its own"
+        )
     return table
 
 
@@ -112,7 +121,9 @@ def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
             return
 
 
-def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int) -> TextRecords:
+def _texts(
+    batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int
+) -> TextRecords:
     """The texts of batches; `before`: counts the rows before the first one, for messages."""
     number = 0
     for batch in batches:
@@ -125,7 +136,11 @@ def _texts(batches: Iterable[pa.RecordBatch], text_column: str, before: Callable
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()
-            except (ValueError, OverflowError, LookupError):  # Python has no such time, time zone or dictionary
+            except (
+                ValueError,
+                OverflowError,
+                LookupError,
+            ):  # Python has no such time, time zone or dictionary
                 raise Unreadable(f"has {column.type} instead of text") from None
             for value in values:
                 number += 1
@@ -158,5 +173,7 @@ def named_column(names: list[str], text_column: str) -> int:
             f"has no column '{text_column}' (it has {columns}); name the one with the text in data.text_column"
         )
     if (count := names.count(text_column)) > 1:
-        raise Unreadable(f"has {count} columns '{text_column}'; rename all but the one with the text")
+        raise Unreadable(
+            f"has {count} columns '{text_column}'; rename all but the one with the text"
+        )
     return names.index(text_column)

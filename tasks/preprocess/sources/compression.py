@@ -82,7 +82,9 @@ class _Streams(io.RawIOBase):
             zeros += len(data) - len(stream)
             data = b"" if stream else self._file.read(COMPRESSED_READ)
         if zeros % self._padding:
-            raise EOFError(f"{zeros} zeros follow a stream, which are no multiple of {self._padding}")
+            raise EOFError(
+                f"{zeros} zeros follow a stream, which are no multiple of {self._padding}"
+            )
         return stream
 
 

@@ -11,7 +11,13 @@ from typing import IO
 
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import named_column
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Unreadable, are_short, in_batches
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Fault,
+    Unreadable,
+    are_short,
+    in_batches,
+)
 
 READ = 2**16  # bytes at once
 Block = tuple[int, str]  # number of its first line, from 1, and whole lines
@@ -57,13 +63,17 @@ def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
             yield batch
             continue
         yield from in_batches(
-            row[column] if len(row) == width else Fault(f"has {len(row)} fields instead of {width} in line {number}")
+            row[column]
+            if len(row) == width
+            else Fault(f"has {len(row)} fields instead of {width} in line {number}")
             for number, row in zip(numbers, rows, strict=True)
             if row
         )
 
 
-def _rows(blocks: Iterator[Block], delimiter: str, are_syntax: Callable[[], bool]) -> Iterator[Rows]:
+def _rows(
+    blocks: Iterator[Block], delimiter: str, are_syntax: Callable[[], bool]
+) -> Iterator[Rows]:
     """The rows of blocks, several at a time. A line in which no quote is syntax is a row, which needs no reader of quotes.
 
     Args:
@@ -73,7 +83,9 @@ def _rows(blocks: Iterator[Block], delimiter: str, are_syntax: Callable[[], bool
     for number, text in blocks:
         if is_quoted is not False and (quote := text.find('"')) >= 0:
             if is_quoted is None:
-                start = 1 + max(text.rfind("\n", 0, quote), text.rfind("\r", 0, quote))  # of the line with the quote
+                start = 1 + max(
+                    text.rfind("\n", 0, quote), text.rfind("\r", 0, quote)
+                )  # of the line with the quote
                 if start:
                     before = _plain_rows(number, text[:start], delimiter)
                     number, text = number + len(before[0]), text[start:]
@@ -89,7 +101,9 @@ def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.removesuffix("\n").split("\n")
-    return range(number, number + len(lines)), [line.split(delimiter) if line else [] for line in lines]
+    return range(number, number + len(lines)), [
+        line.split(delimiter) if line else [] for line in lines
+    ]
 
 
 def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
@@ -114,13 +128,17 @@ def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str)
             if reader.line_num == lines_read:
                 break
             lines_at_yield = lines_at_yield or lines_read
-            if lines_read > lines_at_yield:  # a row is open across blocks, perhaps at the end of each one
+            if (
+                lines_read > lines_at_yield
+            ):  # a row is open across blocks, perhaps at the end of each one
                 yield numbers, rows
                 numbers, rows, lines_at_yield = [], [], lines_read
     except csv.Error as error:
         if rows:
             yield numbers, rows
-        raise Unreadable(f"is damaged in the record that begins in line {number} ({error})") from None
+        raise Unreadable(
+            f"is damaged in the record that begins in line {number} ({error})"
+        ) from None
     yield numbers, rows
 
 
@@ -130,8 +148,13 @@ def _blocks(stream: IO[bytes]) -> Iterator[Block]:
     while data := stream.read(READ):
         if not data.endswith(b"\n"):
             data += stream.readline(texts.LONGEST_RECORD + 1)
-        if len(data) > texts.LONGEST_RECORD and len(data.rpartition(b"\n")[2]) > texts.LONGEST_RECORD:
-            raise Unreadable(f"has a line longer than {texts.LONGEST_RECORD:,} bytes (line {number + _count(data)})")
+        if (
+            len(data) > texts.LONGEST_RECORD
+            and len(data.rpartition(b"\n")[2]) > texts.LONGEST_RECORD
+        ):
+            raise Unreadable(
+                f"has a line longer than {texts.LONGEST_RECORD:,} bytes (line {number + _count(data)})"
+            )
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
@@ -181,7 +204,9 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             continue
         if not names:
             names = line.split("\t")
-            if text_column not in names and any(content == text_column for _, content in _fields(line, False)[0]):
+            if text_column not in names and any(
+                content == text_column for _, content in _fields(line, False)[0]
+            ):
                 seen.only_syntax = 1
         record = record or _Record(number, len(names))
         if not record.add(line):
@@ -189,7 +214,11 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             break
         if not record.is_open:
             width = width or record.fields
-            seen.add(record, record.fields == width, names.index(text_column) if text_column in names else 0)
+            seen.add(
+                record,
+                record.fields == width,
+                names.index(text_column) if text_column in names else 0,
+            )
             record = None
     else:
         seen.broken = record.first if record else 0
@@ -273,7 +302,10 @@ class _Record:
             self.is_lines = line.count("\t") + 1 == self.width
             if self.is_lines and (was_open or stays_open):
                 cells = line.split("\t")
-                self.numbers = [count + _is_number(cell) for count, cell in zip(self.numbers, cells, strict=True)]
+                self.numbers = [
+                    count + _is_number(cell)
+                    for count, cell in zip(self.numbers, cells, strict=True)
+                ]
         return stays_open is not None
 
 
@@ -329,7 +361,9 @@ class _Evidence:
         elif is_record and record.lines > 1:
             if not self.either:
                 self.either, self.either_end = line, record.last
-            numbers = {count for place, count in enumerate(record.numbers) if place != text_place and count}
+            numbers = {
+                count for place, count in enumerate(record.numbers) if place != text_place and count
+            }
             self.all_numbers = self.all_numbers or (record.lines in numbers) * line
             self.some_numbers = self.some_numbers or bool(numbers - {record.lines}) * line
 
@@ -341,7 +375,9 @@ class _Evidence:
                 f"has quotes that are neither all around fields, as pandas and Excel put them (line {text} has others), nor all text "
                 f"(line {syntax} has others)"
             )
-        is_needless = bool(self.needless or (self.for_comma and self.bare_comma)) and not self.doubled
+        is_needless = (
+            bool(self.needless or (self.for_comma and self.bare_comma)) and not self.doubled
+        )
         if text or self.only_syntax or is_needless or not self.either:
             return not (text or is_needless)
         if self.all_numbers and not self.some_numbers and not self.doubled:

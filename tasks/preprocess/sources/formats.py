@@ -18,12 +18,24 @@ from infini_llama.configs.errors import PASSING, DataError, PipelineError, one_l
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.columnar import arrow_sizes, parquet_sizes, read_arrow, read_parquet
+from infini_llama.tasks.preprocess.sources.columnar import (
+    arrow_sizes,
+    parquet_sizes,
+    read_arrow,
+    read_parquet,
+)
 from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, unpacked
 from infini_llama.tasks.preprocess.sources.delimited import read_csv, read_tsv
 from infini_llama.tasks.preprocess.sources.json_texts import read_json, read_lines
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable, cut, in_batches
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Refused,
+    Span,
+    Unreadable,
+    cut,
+    in_batches,
+)
 
 READER_VERSION = 3  # increased by a change after which the same file has other texts, or is refused
 PLAIN = ("txt", "md", "rst", "py")
@@ -43,7 +55,10 @@ PACKED = {
     b"PK\x03\x04": "zip",
 }
 TAR, TAR_PLACE = b"ustar", 257
-MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}  # the first begins with that of UTF-16
+MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+}  # the first begins with that of UTF-16
 MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
@@ -62,7 +77,9 @@ def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
     return [READER_VERSION, _format(path, form), _compression(path)]
 
 
-def read(path: Path | RemoteFile, text_column: str, form: str = "auto", span: Span | None = None) -> Iterator[Batch]:
+def read(
+    path: Path | RemoteFile, text_column: str, form: str = "auto", span: Span | None = None
+) -> Iterator[Batch]:
     """Every text of the file, and a Fault for each bad record, several at a time.
 
     Args:
@@ -141,7 +158,9 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
     except DAMAGE as error:
         raise Unreadable(f"is damaged ({one_line(error)})") from None
     except OSError as error:
-        if error.errno is None:  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
+        if (
+            error.errno is None
+        ):  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
             raise Unreadable(f"is damaged ({one_line(error)})") from None
         if error.errno in PASSING:
             raise PipelineError(
@@ -163,7 +182,9 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
     if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
         raise Refused(ARCHIVE)
     with _opened(path) as file:
-        if span and span[0]:  # its beginning is another one's, and that of a remote file would be one more request
+        if (
+            span and span[0]
+        ):  # its beginning is another one's, and that of a remote file would be one more request
             yield file
             return
         _refuse_pointer(file, path)
@@ -211,7 +232,9 @@ def _skip_mark(stream: IO[bytes]) -> None:
         if first.startswith(mark):
             raise Unreadable(f"is {name}, not UTF-8, by its byte order mark")
     if max(first[place::2].count(0) for place in (0, 1)) * 4 > len(first):  # more than half of them
-        raise Unreadable("is not UTF-8: every second byte at its beginning is zero, as in UTF-16 and UTF-32")
+        raise Unreadable(
+            "is not UTF-8: every second byte at its beginning is zero, as in UTF-16 and UTF-32"
+        )
 
 
 def _first(stream: IO[bytes], count: int) -> bytes:
@@ -234,4 +257,6 @@ def _decoded(data: bytes, base: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})") from None
+        raise Unreadable(
+            f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})"
+        ) from None

@@ -32,7 +32,9 @@ def commit_of(path: str, revision: str | None) -> str | None:
 
     try:
         return HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN).sha or revision
-    except Exception:  # without the Hub, or for a path that is no dataset: opening it raises a clear error
+    except (
+        Exception
+    ):  # without the Hub, or for a path that is no dataset: opening it raises a clear error
         return revision
 
 
@@ -65,7 +67,9 @@ def unread_files(path: str, configuration: str | None) -> list[str]:
         return []
     read = {Path(file).resolve() for files in splits.values() for file in files}
     files = (
-        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        file
+        for file in folder.rglob("*")
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     return [file.name for file in files if file.is_file() and file.resolve() not in read]
 
@@ -81,10 +85,16 @@ def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
     dataset = _opened(source)
     size = dataset.data.nbytes
     rows = max(1, most * len(dataset) // max(1, size))
-    return [(first, min(first + rows, len(dataset))) for first in range(0, len(dataset), rows)] if size > most else None
+    return (
+        [(first, min(first + rows, len(dataset))) for first in range(0, len(dataset), rows)]
+        if size > most
+        else None
+    )
 
 
-def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = None) -> TextRecords:
+def texts_of(
+    source: HubSplit, text_column: str, span: tuple[int, int] | None = None
+) -> TextRecords:
     """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
 
     Args:
@@ -96,7 +106,9 @@ def texts_of(source: HubSplit, text_column: str, span: tuple[int, int] | None = 
         PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
     """
     dataset = _opened(source)
-    if dataset.column_names is not None:  # of a stream of JSON or CSV they are known with the first rows
+    if (
+        dataset.column_names is not None
+    ):  # of a stream of JSON or CSV they are known with the first rows
         named_column(dataset.column_names, text_column)
         dataset = dataset.select_columns([text_column])
     if span is not None:
@@ -111,7 +123,9 @@ def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
     from datasets import Dataset
 
     batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
-    if isinstance(dataset, Dataset):  # a saved one is read in place, and any offset in it is followed
+    if isinstance(
+        dataset, Dataset
+    ):  # a saved one is read in place, and any offset in it is followed
         dataset.data.validate(full=True)
     yield from batches
 
@@ -121,10 +135,14 @@ def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
     return batch[text_column]
 
 
-def _unbroken(batches: Iterator[dict[str, list[Any]]], source: HubSplit) -> Iterator[dict[str, list[Any]]]:
+def _unbroken(
+    batches: Iterator[dict[str, list[Any]]], source: HubSplit
+) -> Iterator[dict[str, list[Any]]]:
     try:
         yield from batches
-    except Exception as error:  # of the network, a filesystem, or any of the readers inside `datasets`
+    except (
+        Exception
+    ) as error:  # of the network, a filesystem, or any of the readers inside `datasets`
         fault = f"breaks off in split '{source.split}' ({_words(error)})"
         # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
         if _of_the_network(error) or (source.streaming and not expanded(source.path).is_dir()):
@@ -150,7 +168,11 @@ def _opened(source: HubSplit) -> Any:
             return loaded[split]
         place = str(folder) if folder.is_dir() else source.path
         return datasets.load_dataset(
-            place, source.configuration, split=split, streaming=source.streaming, revision=source.revision
+            place,
+            source.configuration,
+            split=split,
+            streaming=source.streaming,
+            revision=source.revision,
         )
     except Exception as error:  # `datasets` has no common class for what is wrong with a file
         fault = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
@@ -160,7 +182,9 @@ def _opened(source: HubSplit) -> Any:
 
 
 def _of_the_network(error: Exception) -> bool:
-    return any(isinstance(fault, ConnectionError | TimeoutError) for fault in (error, error.__cause__))
+    return any(
+        isinstance(fault, ConnectionError | TimeoutError) for fault in (error, error.__cause__)
+    )
 
 
 def _words(error: Exception) -> str:

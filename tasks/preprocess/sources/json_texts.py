@@ -73,7 +73,9 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
         _skip_line(stream)
         first = stream.tell()
     elif last is not None:
-        first = min(stream.tell(), last - 1)  # a byte order mark was read, with which the first line begins
+        first = min(
+            stream.tell(), last - 1
+        )  # a byte order mark was read, with which the first line begins
     number = 0  # of lines from `first` on
     for block in _whole_lines(stream, first, last):
         if isinstance(block, int):
@@ -85,7 +87,9 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
         if records is None:
             named = enumerate(block.split(b"\n"), number + 1)
             each = ((line, partial(_line, stream, first, place)) for place, line in named)
-            yield from in_batches(_parsed(line, text_column, name) for line, name in each if line.strip())
+            yield from in_batches(
+                _parsed(line, text_column, name) for line, name in each if line.strip()
+            )
             number += block.count(b"\n") + 1
             continue
         if are_short(records):

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from random import Random
 
 HEAD = "There is an important number hidden in a lot of other text. Find it and remember it."
-FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+FILLER = (
+    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+)
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
@@ -47,10 +49,14 @@ def passkey(random: Random) -> Hidden:
 
 def facts(random: Random) -> Hidden:
     """Three things with a number each; one of them is asked for."""
-    others = [f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)]
+    others = [
+        f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)
+    ]
     asked = others.pop(random.randrange(len(others)))
     name, answer = asked.split()[4], asked.split()[-1].rstrip(".")
-    return Hidden(asked, f" What is the number of the {name}? It is", answer, tuple(others), is_last=False)
+    return Hidden(
+        asked, f" What is the number of the {name}? It is", answer, tuple(others), is_last=False
+    )
 
 
 def overwritten(random: Random) -> Hidden:
@@ -63,7 +69,9 @@ def overwritten(random: Random) -> Hidden:
 def variables(random: Random) -> Hidden:
     """A number through two assignments."""
     key, (first, second, third) = new_key(random), random.sample(NAMES, 3)
-    chain = f" The {first} is {key}. The {second} equals the {first}. The {third} equals the {second}."
+    chain = (
+        f" The {first} is {key}. The {second} equals the {first}. The {third} equals the {second}."
+    )
     return Hidden(chain, f" What is the {third}? It is", key)
 
 

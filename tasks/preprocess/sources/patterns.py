@@ -17,9 +17,29 @@ from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, 
 from infini_llama.tasks.storage.files import OF_SYSTEMS
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
-SKIPPED_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
-SKIPPED_RECORDS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`, beside the data
-WRITTEN = ("units", "datasets", "runs", "locks", "engine-checks", "compile-cache", "prefect")  # what a home folder has
+SKIPPED_STDLIB = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+}
+SKIPPED_RECORDS = {
+    "state.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+}  # of `datasets`, beside the data
+WRITTEN = (
+    "units",
+    "datasets",
+    "runs",
+    "locks",
+    "engine-checks",
+    "compile-cache",
+    "prefect",
+)  # what a home folder has
 
 
 class RealPaths:
@@ -57,12 +77,16 @@ class NotText:
     def __init__(self, home: Path, places: Mapping[str, str] | None = None) -> None:
         self.below_home = f"below {home} (runtime.home)"
         folders = [home / name for name in WRITTEN]
-        for folder in (home / "datasets", home / "runs"):  # where one run was moved, and a link left in its place
+        for folder in (
+            home / "datasets",
+            home / "runs",
+        ):  # where one run was moved, and a link left in its place
             folders += [path for path in folder.glob("*") if path.is_symlink()]
         named = {str(folder): self.below_home for folder in folders}
         named |= {place: f"{place} ({kind})" for place, kind in (places or {}).items()}
         self.written = {
-            place.rstrip("/") if is_remote(place) else os.path.realpath(place): name for place, name in named.items()
+            place.rstrip("/") if is_remote(place) else os.path.realpath(place): name
+            for place, name in named.items()
         }
         self.home = os.path.realpath(home)
         self.own: dict[str | RemoteFile, str] = {}
@@ -76,7 +100,11 @@ class NotText:
             begin: the same of the file or folder where the pattern begins.
         """
         path = real.url if isinstance(real, RemoteFile) else real
-        if (name := next((name for place, name in self.written.items() if _is_in(path, place)), None)) is not None:
+        if (
+            name := next(
+                (name for place, name in self.written.items() if _is_in(path, place)), None
+            )
+        ) is not None:
             return name
         return self.below_home if _is_in(path, self.home) and not _is_in(begin, self.home) else None
 
@@ -130,7 +158,11 @@ def matching_files(
             folder, files = _local(local, key, form, not_text)
         if not files:
             searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
-            where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)" if folder else searched
+            where = (
+                f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)"
+                if folder
+                else searched
+            )
             raise DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
         named = [(path, name, real.of(path)) for path, name in files]
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
@@ -155,14 +187,25 @@ def _begin(pattern: str) -> Path:
     return Path(pattern) if Path(pattern).exists() else _fixed_part(pattern)
 
 
-def _local(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[Path, str]]]:
+def _local(
+    pattern: str, key: str, form: str, not_text: NotText
+) -> tuple[bool, list[tuple[Path, str]]]:
     begin = _begin(pattern)
     literal, folder = begin.is_file(), begin.is_dir() and begin == Path(pattern)
     root = begin.parent if literal else begin
-    below = _known_below(root, form, key, not_text) if folder else sorted(_expanded(pattern, key, not_text))
+    below = (
+        _known_below(root, form, key, not_text)
+        if folder
+        else sorted(_expanded(pattern, key, not_text))
+    )
     base = os.path.join(root, "")
     return folder, [
-        (Path(path), path.removeprefix(base) if path.startswith(base) else Path(path).relative_to(root).as_posix())
+        (
+            Path(path),
+            path.removeprefix(base)
+            if path.startswith(base)
+            else Path(path).relative_to(root).as_posix(),
+        )
         for path in ([pattern] if literal else below)
         if _is_file(path)
     ]
@@ -173,13 +216,17 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
-def _remote(pattern: str, key: str, form: str, not_text: NotText) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+def _remote(
+    pattern: str, key: str, form: str, not_text: NotText
+) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     try:
         folder, files = matching(pattern)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None
     except PermissionError as error:
-        raise DataError(f"{key}: '{shown_url(pattern)}' cannot be listed ({error.strerror}).") from None
+        raise DataError(
+            f"{key}: '{shown_url(pattern)}' cannot be listed ({error.strerror})."
+        ) from None
     kept = []
     for file in files:
         if not folder or _is_text(name := file[1].rpartition("/")[2], form):
@@ -240,7 +287,11 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
         if Path(base).is_dir()
         for folder, _, _ in _folders(base, key, not_text)
     ]
-    return {path for folder in folders for path in _expanded(str(Path(glob.escape(folder), below)), key, not_text)}
+    return {
+        path
+        for folder in folders
+        for path in _expanded(str(Path(glob.escape(folder), below)), key, not_text)
+    }
 
 
 def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list[str], bool]]:
@@ -261,12 +312,16 @@ def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in OF_SYSTEMS)
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in OF_SYSTEMS
+        )
         yield folder, files, not_text.place_of(real, begin) is not None
 
 
 def _fixed_part(pattern: str) -> Path:
     """The folder before the first wildcard: names are relative to it, so that they do not depend on where the text lies."""
     parts = Path(pattern).parts
-    fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    fixed = next(
+        (number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1
+    )
     return Path(*parts[:fixed])

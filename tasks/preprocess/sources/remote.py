@@ -73,7 +73,9 @@ class Ranges(io.RawIOBase):
         assert file.size is not None
         self._remote, self._size, self._place = file, file.size, 0
         files, path = filesystem(file.url)
-        self._file: IO[bytes] = tried(file.url, lambda: files.open(path, "rb", cache_type="none", size=file.size))
+        self._file: IO[bytes] = tried(
+            file.url, lambda: files.open(path, "rb", cache_type="none", size=file.size)
+        )
 
     def readable(self) -> bool:
         return True
@@ -125,7 +127,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     if url.startswith("http"):
         import aiohttp
 
-        settings["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)}
+        settings["client_kwargs"] = {
+            "timeout": aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)
+        }
 
     def opened() -> tuple[Any, str]:
         try:
@@ -169,11 +173,17 @@ def tried(url: str, request: Callable[[], T]) -> T:
         except Exception as error:  # every filesystem of fsspec has errors of its own
             if type(error) in NOT_TAKEN:
                 raise _not_taken(url, error) from None
-            fault = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            fault = (
+                error.__cause__
+                if isinstance(error, FileNotFoundError) and error.__cause__
+                else error
+            )
             status = _status(fault)
             is_missing = isinstance(fault, FileNotFoundError | StopIteration)  # the latter from FTP
             if status in (404, 410) or (is_missing and status is None):
-                raise FileNotFoundError(errno.ENOENT, "there is no such file", shown_url(url)) from None
+                raise FileNotFoundError(
+                    errno.ENOENT, "there is no such file", shown_url(url)
+                ) from None
             if status in (401, 403) or isinstance(fault, PermissionError):
                 raise PermissionError(
                     errno.EACCES, "the server refuses access; check the credentials", shown_url(url)
@@ -181,7 +191,9 @@ def tried(url: str, request: Callable[[], T]) -> T:
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
     reason = words_of(fault, url) if fault else ""
-    raise PipelineError(f"{shown_url(url)} cannot be reached ({reason}); run the same command again.") from None
+    raise PipelineError(
+        f"{shown_url(url)} cannot be reached ({reason}); run the same command again."
+    ) from None
 
 
 def _status(fault: BaseException) -> int | None:
@@ -203,7 +215,10 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     """
     files, path = filesystem(pattern)
     # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one server, its name.
-    written = next((form for form in (pattern, pattern.rstrip("/"), f"{pattern}/") if form.endswith(path)), None)
+    written = next(
+        (form for form in (pattern, pattern.rstrip("/"), f"{pattern}/") if form.endswith(path)),
+        None,
+    )
     begin = None if written is None else written.removesuffix(path)
     files.invalidate_cache()
     is_http, path = pattern.startswith("http"), path.rstrip("/")
@@ -217,16 +232,28 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
 
     if magic:
         root = path[: magic.start()].rpartition("/")[0]
-        return False, _described(files, begin, unless_missing(files.glob, path, detail=True), root, path, is_http)
-    if pattern.endswith("/") or (info := unless_missing(files.info, path)).get("type") == "directory":
+        return False, _described(
+            files, begin, unless_missing(files.glob, path, detail=True), root, path, is_http
+        )
+    if (
+        pattern.endswith("/")
+        or (info := unless_missing(files.info, path)).get("type") == "directory"
+    ):
         return True, _described(
             files, begin, unless_missing(files.find, path, detail=True), path, f"{path}/**", is_http
         )
-    return False, _described(files, begin, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False)
+    return False, _described(
+        files, begin, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False
+    )
 
 
 def _described(
-    files: Any, begin: str | None, entries: dict[str, dict[str, Any]], root: str, pattern: str, is_http: bool
+    files: Any,
+    begin: str | None,
+    entries: dict[str, dict[str, Any]],
+    root: str,
+    pattern: str,
+    is_http: bool,
 ) -> list[tuple[RemoteFile, str]]:
     described: list[tuple[RemoteFile, str]] = []
     for path, listed in sorted(entries.items()):

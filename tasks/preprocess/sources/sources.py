@@ -16,9 +16,22 @@ from infini_llama.tasks.preprocess.sources import formats, hub
 from infini_llama.tasks.preprocess.sources.formats import read
 from infini_llama.tasks.preprocess.sources.hub import HubSplit, commit_of, texts_of
 from infini_llama.tasks.preprocess.sources.passkey import MADE_VERSION, PasskeyTexts
-from infini_llama.tasks.preprocess.sources.patterns import NotText, RealPaths, matching_files, python_stdlib
+from infini_llama.tasks.preprocess.sources.patterns import (
+    NotText,
+    RealPaths,
+    matching_files,
+    python_stdlib,
+)
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import Batch, Fault, Span, Stamp, TextRecords, Unreadable, in_batches
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Fault,
+    Span,
+    Stamp,
+    TextRecords,
+    Unreadable,
+    in_batches,
+)
 from infini_llama.tasks.records.manifest import Provenance
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -100,13 +113,18 @@ class TextFile:
         if self.made:
             return None
         return (
-            hub.spans(self.dataset, most) if self.dataset else formats.spans(self.path, self.size(), self.format, most)
+            hub.spans(self.dataset, most)
+            if self.dataset
+            else formats.spans(self.path, self.size(), self.format, most)
         )
 
     @property
     def is_read_by_python(self) -> bool:
         """Whether most of its reading is done by Python itself, which threads do not speed up."""
-        return bool(self.dataset or self.made) or formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
+        return (
+            bool(self.dataset or self.made)
+            or formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
+        )
 
     @property
     def has_times(self) -> bool:
@@ -133,7 +151,9 @@ class TextFile:
             is_known = all(stamp is not None for *_, stamp in stamps)
             return (MADE_VERSION, *astuple(self.made), *stamps) if is_known else None
         if self.dataset:
-            return (self.dataset.revision,) if COMMIT.fullmatch(self.dataset.revision or "") else None
+            return (
+                (self.dataset.revision,) if COMMIT.fullmatch(self.dataset.revision or "") else None
+            )
         if isinstance(self.path, RemoteFile):
             return self.path.stamp
         try:
@@ -165,7 +185,11 @@ def files_of(
         ConfigError: a folder has no revisions, and one of save_to_disk no configurations.
         DataError: nothing matches.
     """
-    column, place, form = section.text_column, f"data.sources.{name}" if name else "data", section.format
+    column, place, form = (
+        section.text_column,
+        f"data.sources.{name}" if name else "data",
+        section.format,
+    )
     not_text = not_text or NotText(default_home())
 
     def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
@@ -175,7 +199,10 @@ def files_of(
         return text_files(matching_files(patterns, key, form, not_text), key)
 
     if section.source == "huggingface":
-        splits = [section.dataset_split, *([section.validation_split] if section.validation_split else [])]
+        splits = [
+            section.dataset_split,
+            *([section.validation_split] if section.validation_split else []),
+        ]
         if section.revision is not None and expanded(section.dataset).is_dir():
             raise ConfigError(
                 f"{place}.revision={section.revision} is for a dataset of the Hub, but {section.dataset} is a folder; remove it."
@@ -192,7 +219,9 @@ def files_of(
                 split,
                 column,
                 f"{place}.dataset",
-                HubSplit(section.dataset, section.dataset_config, split, revision, section.streaming),
+                HubSplit(
+                    section.dataset, section.dataset_config, split, revision, section.streaming
+                ),
             )
             for split in splits
         ]
@@ -202,10 +231,20 @@ def files_of(
     if section.source == "passkey":
         made, filler = PasskeyTexts(**section.passkey.model_dump()), tuple[TextFile, ...]()
         if made.filler == "files":
-            filler = tuple(sorted(matching(section.files, f"{place}.files"), key=lambda file: file.name))
-        return [TextFile(Path("passkey"), "passkey", column, f"{place}.passkey", made=made, filler=filler)], []
+            filler = tuple(
+                sorted(matching(section.files, f"{place}.files"), key=lambda file: file.name)
+            )
+        return [
+            TextFile(
+                Path("passkey"), "passkey", column, f"{place}.passkey", made=made, filler=filler
+            )
+        ], []
     stdlib = section.source == "python-stdlib"
-    training = text_files(python_stdlib(), f"{place}.files") if stdlib else matching(section.files, f"{place}.files")
+    training = (
+        text_files(python_stdlib(), f"{place}.files")
+        if stdlib
+        else matching(section.files, f"{place}.files")
+    )
     held_out = matching(section.validation_files, f"{place}.validation_files")
     if not held_out:
         return training, held_out
@@ -230,7 +269,9 @@ def describe(data: DataConfig) -> Provenance:
 def _provenance(text: TextConfig) -> Provenance:
     match text.source:
         case "python-stdlib":
-            provenance = Provenance(source=text.source, python=platform.python_version(), license="PSF-2.0")
+            provenance = Provenance(
+                source=text.source, python=platform.python_version(), license="PSF-2.0"
+            )
         case "huggingface":
             provenance = Provenance(
                 source=text.source,
@@ -245,7 +286,11 @@ def _provenance(text: TextConfig) -> Provenance:
             made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
             made |= {"files": tuple(text.files)} if text.passkey.filler == "files" else {}
-            provenance = Provenance(source=text.source, **made, license="none: made by this program")
+            provenance = Provenance(
+                source=text.source, **made, license="none: made by this program"
+            )
         case _:
-            provenance = Provenance(source=text.source, files=tuple(text.files), license="not stated")
+            provenance = Provenance(
+                source=text.source, files=tuple(text.files), license="not stated"
+            )
     return provenance if text.loss_on == "all" else changed(provenance, loss_on=text.loss_on)

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from infini_llama.configs.errors import escaped
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
-LONGEST_UNBROKEN = 4 * 2**20  # characters without whitespace: `tokenizers` takes 145 bytes of memory for each
+LONGEST_UNBROKEN = (
+    4 * 2**20
+)  # characters without whitespace: `tokenizers` takes 145 bytes of memory for each
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
@@ -35,9 +37,13 @@ class Fault:
 
 TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
-Span = tuple[int, int]  # of bytes, row groups, record batches or rows: the first, and the one after the last
+Span = tuple[
+    int, int
+]  # of bytes, row groups, record batches or rows: the first, and the one after the last
 Stamp = tuple[Any, ...]  # values that stay the same while the text of a file does
-PER_RECORD = BLOCK // 1024  # bytes that a record counts in a batch beside its text, so that short ones fill it
+PER_RECORD = (
+    BLOCK // 1024
+)  # bytes that a record counts in a batch beside its text, so that short ones fill it
 
 
 def are_short(texts: Iterable[str]) -> bool:
@@ -61,10 +67,15 @@ def _refuse_unbroken(text: str) -> str | Fault:
     """The text, or a Fault where more than LONGEST_UNBROKEN characters have no whitespace between them."""
     window = LONGEST_UNBROKEN // 2  # so many without whitespace would fill one of these
     parts = range(0, len(text) - window + 1, window) if len(text) > LONGEST_UNBROKEN else ()
-    is_unbroken = any(text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window) for part in parts)
+    is_unbroken = any(
+        text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window)
+        for part in parts
+    )
     # Splitting takes a hundred bytes per word.
     if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_UNBROKEN:
-        return Fault(f"has a text with more than {LONGEST_UNBROKEN:,} characters without whitespace")
+        return Fault(
+            f"has a text with more than {LONGEST_UNBROKEN:,} characters without whitespace"
+        )
     return text
 
 
@@ -84,7 +95,9 @@ def in_batches(records: TextRecords) -> Iterator[Batch]:
     def size(document: str | Fault) -> int:
         return PER_RECORD + (len(document) if isinstance(document, str) else 0)
 
-    documents = ((record,) if isinstance(record, Fault) else documents_of(record) for record in records)
+    documents = (
+        (record,) if isinstance(record, Fault) else documents_of(record) for record in records
+    )
     return batches(chain.from_iterable(documents), size, BLOCK)
 
 
@@ -111,7 +124,9 @@ def as_text(value: Any, place: str) -> str | Fault:
     return value
 
 
-def batches(items: Iterable[T], size: Callable[[T], int], most: int = BATCH_BYTES) -> Iterator[list[T]]:
+def batches(
+    items: Iterable[T], size: Callable[[T], int], most: int = BATCH_BYTES
+) -> Iterator[list[T]]:
     """Texts, or what stands for them, of about `most` bytes in all at a time; none is cut.
 
     Args:

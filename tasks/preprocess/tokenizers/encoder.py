@@ -16,7 +16,9 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_
 HIDDEN = "\U0010ffff"  # a noncharacter
 TOGETHER = 250_000  # characters that are encoded at once: an encoding takes a hundred bytes of memory per token
 
-Ids = tuple[np.ndarray, np.ndarray]  # of several texts, joined, and where in them each begins: [texts + 1], from 0
+Ids = tuple[
+    np.ndarray, np.ndarray
+]  # of several texts, joined, and where in them each begins: [texts + 1], from 0
 Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 
 
@@ -55,10 +57,18 @@ def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
     kind, vocabulary, hidden = model["type"], model["vocab"], set[str]()
     if kind == "Unigram":
         hidden = special & {piece for piece, _ in vocabulary}
-        model |= {"vocab": [[HIDDEN + piece if piece in hidden else piece, score] for piece, score in vocabulary]}
+        model |= {
+            "vocab": [
+                [HIDDEN + piece if piece in hidden else piece, score] for piece, score in vocabulary
+            ]
+        }
     elif kind in ("WordPiece", "WordLevel"):
         hidden = special & vocabulary.keys() - {model["unk_token"]}
-        model |= {"vocab": {HIDDEN + piece if piece in hidden else piece: id for piece, id in vocabulary.items()}}
+        model |= {
+            "vocab": {
+                HIDDEN + piece if piece in hidden else piece: id for piece, id in vocabulary.items()
+            }
+        }
     return hidden
 
 

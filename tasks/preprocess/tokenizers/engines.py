@@ -21,7 +21,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import is_panic, one_line, tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, Ids, encode_each, encoder_of, reference
+from infini_llama.tasks.preprocess.tokenizers.encoder import (
+    Encode,
+    Ids,
+    encode_each,
+    encoder_of,
+    reference,
+)
 from infini_llama.tasks.preprocess.tokenizers.fragments import Cut, cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
@@ -53,7 +59,9 @@ ALPHABETS = (
 )
 
 
-_compared_engine: list[tuple[Tokenizer, Encode]] = []  # the last one, with its encoder: the build need not open it
+_compared_engine: list[
+    tuple[Tokenizer, Encode]
+] = []  # the last one, with its encoder: the build need not open it
 
 
 class EngineDiffers(Exception):
@@ -90,7 +98,9 @@ def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
 def remember_comparison(tokenizer: Tokenizer, notes: Path, fault: str | None) -> None:
     """Records the outcome of a comparison: why the fast engine is not to be used for this tokenizer; None: it may be."""
     notes.mkdir(parents=True, exist_ok=True)
-    write_atomic(_agreement(tokenizer, notes) if fault is None else _refusal(tokenizer, notes), fault or "")
+    write_atomic(
+        _agreement(tokenizer, notes) if fault is None else _refusal(tokenizer, notes), fault or ""
+    )
 
 
 def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
@@ -148,14 +158,26 @@ def golden(tokenizer: Tokenizer) -> list[bytes]:
     """The same texts every time: what words are cut at, special tokens written out, and strings of all of Unicode."""
     choose = random.Random(2404)
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    texts = ["", " ", "\n\n", "a" * 5000, " " * 3000, "don't we'LL I'd", "3.14159 1,000,000 0x1F", *special]
-    texts += [f"a{token}b {token}" for token in ["<|endoftext|>", "</s>", "[UNK]", *islice(special, 50)]]
+    texts = [
+        "",
+        " ",
+        "\n\n",
+        "a" * 5000,
+        " " * 3000,
+        "don't we'LL I'd",
+        "3.14159 1,000,000 0x1F",
+        *special,
+    ]
+    texts += [
+        f"a{token}b {token}" for token in ["<|endoftext|>", "</s>", "[UNK]", *islice(special, 50)]
+    ]
     for number in range(FUZZ_STRINGS):
         alphabet = "".join(choose.sample(ALPHABETS, k=choose.randint(1, 3)))
         letters = choose.choices(alphabet, k=choose.randint(1, 60))
         if number % 4 == 0:
             letters += [
-                chr(choose.choice((choose.randrange(0xD800), choose.randrange(0xE000, 0x110000)))) for _ in range(8)
+                chr(choose.choice((choose.randrange(0xD800), choose.randrange(0xE000, 0x110000))))
+                for _ in range(8)
             ]
             choose.shuffle(letters)
         texts.append("".join(letters))
@@ -191,11 +213,15 @@ def _sampling(encoder: Tokenizer) -> Encode:
         for number in range(-encoded % SAMPLED, len(texts), SAMPLED):
             text, sample = texts[number], ids[offsets[number] : offsets[number + 1]]
             if len(text) > LONGEST_SAMPLED:
-                text = text[:LONGEST_SAMPLED].decode(errors="ignore").encode()  # no part of a character
+                text = (
+                    text[:LONGEST_SAMPLED].decode(errors="ignore").encode()
+                )  # no part of a character
                 sample = fast([text])[0]
             if not np.array_equal(sample, slow([text])[0]):
                 shown = text.decode()[:40]
-                raise EngineDiffers(f"{FAST} gives other ids than {REFERENCE} for a text that begins {shown!r}")
+                raise EngineDiffers(
+                    f"{FAST} gives other ids than {REFERENCE} for a text that begins {shown!r}"
+                )
         encoded += len(texts)
         return ids, offsets
 
@@ -215,9 +241,16 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
         if not _is_young(b"".join([text for text in texts if not text.isascii()])):
             return ids, offsets
         parts = np.split(ids, offsets[1:-1])
-        runs = [run for number, text in enumerate(texts) if _is_young(text) for run in _runs(number, text, cut)]
+        runs = [
+            run
+            for number, text in enumerate(texts)
+            if _is_young(text)
+            for run in _runs(number, text, cut)
+        ]
         encoded = {
-            young: iter(encode_each(engine, [text for _, is_young, text in runs if is_young == young]))
+            young: iter(
+                encode_each(engine, [text for _, is_young, text in runs if is_young == young])
+            )
             for young, engine in ((True, slow), (False, fast))
         }
         for number, of_text in groupby(runs, key=itemgetter(0)):
@@ -260,7 +293,9 @@ def _is_young(text: bytes) -> bool:
     if text.isascii():
         return False
     rest = text.translate(None, ASCII).decode()  # most of it is ASCII in most texts
-    return bool(_young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any())
+    return bool(
+        _young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any()
+    )
 
 
 @cache

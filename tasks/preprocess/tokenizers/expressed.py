@@ -14,14 +14,21 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import LONGEST_WORD, WORDS, description_of, unknown_id
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+    LONGEST_WORD,
+    WORDS,
+    description_of,
+    unknown_id,
+)
 
 LARGEST_LOSS = 0.01  # share of a text, in bytes, that may have no token
 FEW_BYTES = 64  # that any file may lose, however short it is: an emoji or two in a note
 SHORT_WORD = 100  # characters of a word that is likely to come again
 MOST_WORDS = 500_000  # whose losses are remembered
 
-Loss = tuple[int, int, int]  # unknown tokens, bytes that have no token, and bytes of the text as the model is given it
+Loss = tuple[
+    int, int, int
+]  # unknown tokens, bytes that have no token, and bytes of the text as the model is given it
 
 
 class Losses:
@@ -33,7 +40,11 @@ class Losses:
 
     def __init__(self, encoder: Tokenizer) -> None:
         self.encoder, self.model, self.unknown = encoder, encoder.model, unknown_id(encoder)
-        added = sorted((token.content for token in encoder.get_added_tokens_decoder().values()), key=len, reverse=True)
+        added = sorted(
+            (token.content for token in encoder.get_added_tokens_decoder().values()),
+            key=len,
+            reverse=True,
+        )
         self.added = re.compile("|".join(map(re.escape, added))) if added else None
         self._of_short_word = lru_cache(MOST_WORDS)(self._of_word)
 
@@ -45,8 +56,13 @@ class Losses:
         """
         with tokenizer_faults():
             words = (word for piece in self._pieces(text) for word in self._words(piece))
-            losses = [self._of_short_word(word) if len(word) <= SHORT_WORD else self._of_word(word) for word in words]
-        unknown, lost, size = (sum(part) for part in zip(*losses, strict=True)) if losses else (0, 0, 0)
+            losses = [
+                self._of_short_word(word) if len(word) <= SHORT_WORD else self._of_word(word)
+                for word in words
+            ]
+        unknown, lost, size = (
+            (sum(part) for part in zip(*losses, strict=True)) if losses else (0, 0, 0)
+        )
         return unknown, lost, size
 
     def _pieces(self, text: str) -> list[str]:
@@ -66,7 +82,9 @@ class Losses:
         tokens, size = self.model.tokenize(word) if word else [], len(word.encode())
         unknown = sum(token.id == self.unknown for token in tokens)
         # A model that drops a character moves the tokens after it, and keeps their lengths.
-        kept = sum(token.offsets[1] - token.offsets[0] for token in tokens if token.id != self.unknown)
+        kept = sum(
+            token.offsets[1] - token.offsets[0] for token in tokens if token.id != self.unknown
+        )
         return unknown, max(0, size - kept), size
 
 
@@ -92,16 +110,26 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
         return False
     # Of WordPiece one that this program trained: elsewhere a longer word or a mark of continuation has tokens of its own.
     if kind == "WordPiece":
-        is_cut = any(step["type"] == "Split" and step["pattern"] == {"Regex": WORDS} for step in steps)
-        return is_cut and not model.continuing_subword_prefix and model.max_input_chars_per_word >= LONGEST_WORD
-    marks = getattr(model, "continuing_subword_prefix", None) or getattr(model, "end_of_word_suffix", None)
+        is_cut = any(
+            step["type"] == "Split" and step["pattern"] == {"Regex": WORDS} for step in steps
+        )
+        return (
+            is_cut
+            and not model.continuing_subword_prefix
+            and model.max_input_chars_per_word >= LONGEST_WORD
+        )
+    marks = getattr(model, "continuing_subword_prefix", None) or getattr(
+        model, "end_of_word_suffix", None
+    )
     return kind in ("BPE", "Unigram") and not marks
 
 
 def _falls_back(tokenizer: Tokenizer, kind: str) -> bool:
     if kind == "BPE":
         return tokenizer.model.byte_fallback
-    return bool(json.loads(description_of(tokenizer))["model"].get("byte_fallback"))  # nothing else states it
+    return bool(
+        json.loads(description_of(tokenizer))["model"].get("byte_fallback")
+    )  # nothing else states it
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
@@ -117,10 +145,16 @@ def keeps_text(tokenizer: Tokenizer) -> bool:
     """Whether every text comes back from its tokens as it was: a tokenizer over bytes that changes and leaves out no character."""
     decoder = json.loads(tokenizer.decoder.__getstate__())["type"] if tokenizer.decoder else None
     swallows = any(
-        not token.special and (token.lstrip or token.rstrip) for token in tokenizer.get_added_tokens_decoder().values()
+        not token.special and (token.lstrip or token.rstrip)
+        for token in tokenizer.get_added_tokens_decoder().values()
     )
     steps = [step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"]
-    is_whole = tokenizer.normalizer is None and decoder == "ByteLevel" and not swallows and all(map(_keeps, steps))
+    is_whole = (
+        tokenizer.normalizer is None
+        and decoder == "ByteLevel"
+        and not swallows
+        and all(map(_keeps, steps))
+    )
     return is_whole and has_all_bytes(tokenizer)
 
 

@@ -49,7 +49,12 @@ def _seam_of(step: dict) -> re.Pattern | None:
             return _seam_of(first) if all(step["type"] in WORD_BY_WORD for step in rest) else None
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return LINE_ENDS
-        case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+        case {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }:
             gpt2 = pattern == ENCODINGS["r50k_base"].pattern
             return LINE_ENDS if gpt2 else WORDS_AT_LINE_ENDS if pattern in PATTERNS else None
     return None

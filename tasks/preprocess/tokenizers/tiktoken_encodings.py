@@ -35,7 +35,10 @@ class Encoding:
     def special_tokens(self) -> list[str]:
         """The tokens after the last rank, in the order of their ids; ids that mean nothing have a name of their own."""
         names = {number: name for name, number in self.special.items()}
-        return [names.get(number, f"<|reserved_{number}|>") for number in range(self.ranks, max(names) + 1)]
+        return [
+            names.get(number, f"<|reserved_{number}|>")
+            for number in range(self.ranks, max(names) + 1)
+        ]
 
 
 ENCODINGS = {
@@ -150,7 +153,9 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"line {number} is not 'base64 rank'") from None
-    if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([byte]) not in ranks for byte in range(256)):
+    if sorted(ranks.values()) != list(range(len(ranks))) or any(
+        bytes([byte]) not in ranks for byte in range(256)
+    ):
         raise ValueError("its ranks are not 0, 1, 2, … with all 256 bytes among them")
     letters = _letters()
 
@@ -180,6 +185,10 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
 
 def _letters() -> list[str]:
     """The letter that stands for each byte (GPT-2's byte alphabet): printable ones for themselves, others from 256 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

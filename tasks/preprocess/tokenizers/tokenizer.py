@@ -16,7 +16,11 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import (
+    ENCODINGS,
+    from_rank_file,
+    rank_file,
+)
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
 
@@ -54,11 +58,18 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     }
     match settings.kind:
         case "bpe":
-            model, trainer = models.BPE(), trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY)
+            model, trainer = (
+                models.BPE(),
+                trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY),
+            )
         case "wordpiece":
             words = pre_tokenizers.Sequence([words, pre_tokenizers.Split(Regex(WORDS), "isolated")])
-            model = models.WordPiece(unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix="")
-            trainer = trainers.WordPieceTrainer(**learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix="")
+            model = models.WordPiece(
+                unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=""
+            )
+            trainer = trainers.WordPieceTrainer(
+                **learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix=""
+            )
         case "unigram":
             model, trainer = models.Unigram(), trainers.UnigramTrainer(**learned)
             texts = _at_least_one(texts)
@@ -103,7 +114,9 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         if encoding:
             tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
         elif file.suffix == ".tiktoken":
-            tokenizer = from_rank_file(file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens])
+            tokenizer = from_rank_file(
+                file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens]
+            )
         else:
             tokenizer = _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
@@ -121,7 +134,9 @@ def load(settings: TokenizerConfig) -> Tokenizer:
     tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
     if file.name == TOKENIZER:
         refuse_other_added_tokens(file.parent, tokenizer)
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    }
     if missing := [token for token in settings.special_tokens if token not in special]:
         raise ConfigError(
             f"data.tokenizer.special_tokens={missing}: {file} has no such special tokens; add them to it, or remove them here."
@@ -142,13 +157,16 @@ def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
         return tokenizer
     name = tokenizer.id_to_token(end)
     log.warning(
-        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text yields it", name
+        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text yields it",
+        name,
     )
     described = json.loads(description_of(tokenizer))
     token = {"id": end, "content": name, "special": True, "normalized": False}
     token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     others = [other for other in described["added_tokens"] if other["id"] != end]
-    return Tokenizer.from_str(json.dumps(described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))}))
+    return Tokenizer.from_str(
+        json.dumps(described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))})
+    )
 
 
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both need it
@@ -162,7 +180,8 @@ def _parsed(description: str) -> Tokenizer:
     _refuse_ambiguous(tokenizer, description)
     if dropout := getattr(tokenizer.model, "dropout", None):
         log.warning(
-            "the tokenizer has a dropout of %g, which gives a text other tokens each time; it is off here", dropout
+            "the tokenizer has a dropout of %g, which gives a text other tokens each time; it is off here",
+            dropout,
         )
         tokenizer.model.dropout = None  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.no_truncation()
@@ -175,15 +194,26 @@ def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
     described = json.loads(description, object_pairs_hook=_once)
     vocabulary = described["model"]["vocab"]
     is_unigram = isinstance(vocabulary, list)
-    pairs = _once((piece, id) for id, (piece, _) in enumerate(vocabulary)) if is_unigram else dict(vocabulary)
+    pairs = (
+        _once((piece, id) for id, (piece, _) in enumerate(vocabulary))
+        if is_unigram
+        else dict(vocabulary)
+    )
     for token in described.get("added_tokens", []):
         if pairs.setdefault(token["content"], token["id"]) != token["id"]:
-            raise UnusableTokenizer(f"gives the token {token['content']!r} two IDs; correct it, or use another one")
+            raise UnusableTokenizer(
+                f"gives the token {token['content']!r} two IDs; correct it, or use another one"
+            )
     tokens = dict[int, str]()
     for token, number in pairs.items():
         if (other := tokens.setdefault(number, token)) != token:
-            raise UnusableTokenizer(f"gives ID {number} to {other!r} and {token!r}; correct it, or use another one")
-    if sorted(tokens) != list(range(len(tokens))) or tokenizer.get_vocab(with_added_tokens=True) != pairs:
+            raise UnusableTokenizer(
+                f"gives ID {number} to {other!r} and {token!r}; correct it, or use another one"
+            )
+    if (
+        sorted(tokens) != list(range(len(tokens)))
+        or tokenizer.get_vocab(with_added_tokens=True) != pairs
+    ):
         raise UnusableTokenizer("has IDs with gaps; use a tokenizer without gaps")
 
 
@@ -225,14 +255,22 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
         return EOS_ID
     file, names = _file_of(settings), [settings.eos] if settings.eos else []
     is_rank_file = settings.encoding or file.suffix == ".tiktoken"
-    for stated in (file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")):
+    for stated in (
+        file.with_name("tokenizer_config.json"),
+        file.with_name("special_tokens_map.json"),
+    ):
         if not names and not is_rank_file:
             refuse_pointer(stated)
             names = _stated_end(stated) if stated.is_file() else []
     for name in names or USUAL_ENDS:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
-    added = ", ".join(token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]) or "none"
+    added = (
+        ", ".join(
+            token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]
+        )
+        or "none"
+    )
     raise ConfigError(
         f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; set the one "
         f"that ends a document, or eos_token in the tokenizer_config.json beside it (its added tokens: {added})."
@@ -272,14 +310,26 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]
         cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
-        named = {"encoding": settings.encoding, "sha256": encoding.sha256, "ends": settings.eos or EOS}
+        named = {
+            "encoding": settings.encoding,
+            "sha256": encoding.sha256,
+            "ends": settings.eos or EOS,
+        }
         return policy | named | cut
     if settings.path:
         tokenizer = load(settings)
-        return policy | {"given": description_of(tokenizer), "eos_id": end_of_text(tokenizer, settings)}
+        return policy | {
+            "given": description_of(tokenizer),
+            "eos_id": end_of_text(tokenizer, settings),
+        }
     kind = {"kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind}
     special = {"special_tokens": settings.special_tokens} if settings.special_tokens else {}
-    return {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY} | kind | special | policy
+    return (
+        {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY}
+        | kind
+        | special
+        | policy
+    )
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
@@ -288,10 +338,16 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
     # Not the description of the whole tokenizer, which takes long.
     steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if any(b"ByteLevel" in step for step in steps) else set()
+    alphabet = (
+        set(pre_tokenizers.ByteLevel.alphabet())
+        if any(b"ByteLevel" in step for step in steps)
+        else set()
+    )
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
     vocabulary = tokenizer.get_vocab()
-    of_bytes = alphabet.issuperset("".join(token for token, number in vocabulary.items() if number not in added))
+    of_bytes = alphabet.issuperset(
+        "".join(token for token, number in vocabulary.items() if number not in added)
+    )
     for token, number in vocabulary.items():
         if number in added:
             lengths[number] = 0 if added[number].special else len(token.encode())
@@ -308,7 +364,9 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The token that stands for text without another one; None: there is none."""
-    if isinstance(tokenizer.model, models.Unigram):  # only its description has it, which takes long to write
+    if isinstance(
+        tokenizer.model, models.Unigram
+    ):  # only its description has it, which takes long to write
         return json.loads(description_of(tokenizer))["model"].get("unk_id")
     unknown = getattr(tokenizer.model, "unk_token", None)
     return None if unknown is None else tokenizer.token_to_id(unknown)

@@ -53,7 +53,11 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
         units: in the order of their documents.
     """
     # Validation text is numbered first, so that the first of several alike is held out if any is.
-    order = [(split, unit.manifest.content[split].documents) for split in reversed(SPLITS) for unit in units]
+    order = [
+        (split, unit.manifest.content[split].documents)
+        for split in reversed(SPLITS)
+        for unit in units
+    ]
     held_out = sum(count for split, count in order if split == "validation")
     total = sum(count for _, count in order)
     is_first, is_leak = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
@@ -72,7 +76,9 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     return Selection(kept, duplicates=int(is_copy.sum()), also_validation=int(is_leak.sum()))
 
 
-def first_alike(tables: Sequence[np.ndarray], total: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def first_alike(
+    tables: Sequence[np.ndarray], total: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Numbers of documents, and of each the first one with the same hash, int64 [some] each; memory holds about TOGETHER at a time.
 
     Args:
@@ -132,7 +138,11 @@ class WrittenSplit:
 
 
 def write_splits(
-    units: Sequence[SourceUnit], selection: Selection, folder: Path, vocab_size: int, has_prompts: bool
+    units: Sequence[SourceUnit],
+    selection: Selection,
+    folder: Path,
+    vocab_size: int,
+    has_prompts: bool,
 ) -> dict[str, WrittenSplit]:
     """Writes the shards of both splits below `folder`, in the order of the units.
 
@@ -154,7 +164,12 @@ def write_splits(
 
 
 def _write(
-    source_unit: SourceUnit, split: str, kept: np.ndarray, folder: Path, written: WrittenSplit, has_prompts: bool
+    source_unit: SourceUnit,
+    split: str,
+    kept: np.ndarray,
+    folder: Path,
+    written: WrittenSplit,
+    has_prompts: bool,
 ) -> None:
     unit, file = source_unit.unit, f"{split}/data-{len(written.shards):05d}.arrow"
     stream, path, facts = unit.shard_path(split), folder / file, unit.manifest.content[split]
@@ -170,14 +185,20 @@ def _write(
         offsets, values = map_shard(stream)
         lengths = np.diff(offsets)
         tokens, lengths = values[np.repeat(kept, lengths)], lengths[kept]
-        prompts = map_prompts(stream)[kept] if source_unit.has_prompts else np.zeros(len(lengths), dtype=np.int64)
+        prompts = (
+            map_prompts(stream)[kept]
+            if source_unit.has_prompts
+            else np.zeros(len(lengths), dtype=np.int64)
+        )
         write_shard(path, tokens, lengths, prompts if has_prompts else None)
         written.counts += token_counts(tokens, len(written.counts))
         size = int(unit.documents(split)["bytes"][kept].sum())
         count, checksum = len(tokens), file_checksum(path)
         shortest, longest = int(lengths.min()), int(lengths.max())
     written.shards.append(
-        WrittenShard(file, source_unit.source, int(kept.sum()), count, size, shortest, longest, checksum)
+        WrittenShard(
+            file, source_unit.source, int(kept.sum()), count, size, shortest, longest, checksum
+        )
     )
 
 
@@ -241,7 +262,9 @@ def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
     )
 
 
-def _describe_for_datasets(folder: Path, written: Sequence[WrittenShard], features: Mapping[str, object]) -> None:
+def _describe_for_datasets(
+    folder: Path, written: Sequence[WrittenShard], features: Mapping[str, object]
+) -> None:
     """Writes state.json and dataset_info.json, by which `datasets.load_from_disk` opens the split that `folder` is called after.
 
     Args:

@@ -22,14 +22,20 @@ from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
-UNIT_BYTES = 32 * 2**20  # of text at most in a unit, unless a single document is longer; of a file in a range of it
+UNIT_BYTES = (
+    32 * 2**20
+)  # of text at most in a unit, unless a single document is longer; of a file in a range of it
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
 PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for its place in memory
-PARTS_VERSION = 2  # of the reports in units/parts: a part whose report has another version is read again
+PARTS_VERSION = (
+    2  # of the reports in units/parts: a part whose report has another version is read again
+)
 NAMED = 10  # bad places that the report names
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a file shows in its times
-DOCUMENT = np.dtype([("hash", "u1", 16), ("bytes", "<i4")])  # of one document: xxh3_128 of its UTF-8
+DOCUMENT = np.dtype(
+    [("hash", "u1", 16), ("bytes", "<i4")]
+)  # of one document: xxh3_128 of its UTF-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +120,11 @@ class Documents:
     def name(self) -> str:
         """Name of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
-        digest = blake3(key=blake3(self.answer_after.encode()).digest()) if self.answer_after else blake3()
+        digest = (
+            blake3(key=blake3(self.answer_after.encode()).digest())
+            if self.answer_after
+            else blake3()
+        )
         digest.update(np.float64(self.held_out_share).tobytes() + lengths.tobytes())
         for batch in batches(self.texts, len):
             digest.update(b"".join(batch))
@@ -129,7 +139,9 @@ class Documents:
         raise IndexError(number)
 
 
-def parts_of(files: Iterable[TextFile], held_out_share: float, answer_after: str = "") -> list[Part]:
+def parts_of(
+    files: Iterable[TextFile], held_out_share: float, answer_after: str = ""
+) -> list[Part]:
     """The parts of these files, in the order of their names.
 
     A hash of a file's name decides whether a run of small files ends with it, so that an added or removed file changes one run only.
@@ -188,7 +200,9 @@ class PartReader:
         should_stop: asked between batches of text.
     """
 
-    def __init__(self, part: Part, filters: Filters, should_stop: Callable[[], bool] = never) -> None:
+    def __init__(
+        self, part: Part, filters: Filters, should_stop: Callable[[], bool] = never
+    ) -> None:
         self.part, self.filters, self.should_stop = part, filters, should_stop
         self.numbers = {file: number for number, file in enumerate(part.files)}
         self.reports: list[UnitReport] = []
@@ -224,7 +238,11 @@ class PartReader:
 
     def _read_file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
         before = self.records, self.empty, self.too_short, self.bad_records, len(self.bad)
-        texts, size, first = list[bytes](), 0, None  # first: number of its first unit, if it has units of its own
+        texts, size, first = (
+            list[bytes](),
+            0,
+            None,
+        )  # first: number of its first unit, if it has units of its own
         try:
             for batch in file.batches(self.part.span):
                 if self.should_stop():
@@ -249,7 +267,9 @@ class PartReader:
                 raise
             reason = f"{file} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
             if not self.filters.skip_bad:
-                verb = "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
+                verb = (
+                    "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
+                )
                 raise DataError(f"{reason}; {verb} it, or remove it from {file.key}.") from None
             self.records, self.empty, self.too_short, self.bad_records, named = before
             if first is not None:

@@ -9,7 +9,12 @@ from tokenizers import Tokenizer
 from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table, verify_checksum
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    read_dataset,
+    read_row_table,
+    verify_checksum,
+)
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
 PROMPT_LETTERS = 60  # of those words at most
@@ -51,7 +56,9 @@ class WindowRows:
     def most_documents(self) -> int:
         begins = np.unique(self.stream.document_offsets()[:-1])
         starts = np.asarray(self.starts)
-        counts = np.searchsorted(begins, starts + self.size - 1) - np.searchsorted(begins, starts, side="right")
+        counts = np.searchsorted(begins, starts + self.size - 1) - np.searchsorted(
+            begins, starts, side="right"
+        )
         return int(counts.max(initial=0)) + 1  # and the one that the row begins in
 
     def count_targets(self, indices: np.ndarray) -> int:
@@ -68,8 +75,16 @@ class PackedRows:
         padding: the token.
     """
 
-    def __init__(self, stream: TokenStream, bounds: np.ndarray, pieces: np.ndarray, size: int, padding: int) -> None:
-        self.stream, self.bounds, self.pieces, self.size, self.padding = stream, bounds, pieces, size, padding
+    def __init__(
+        self, stream: TokenStream, bounds: np.ndarray, pieces: np.ndarray, size: int, padding: int
+    ) -> None:
+        self.stream, self.bounds, self.pieces, self.size, self.padding = (
+            stream,
+            bounds,
+            pieces,
+            size,
+            padding,
+        )
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -118,7 +133,11 @@ class PackedRows:
 
     def fill(self) -> np.ndarray:
         """Targets of each row, int64 [rows]; without regard to prompts."""
-        return np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1]) if len(self) else np.zeros(0, dtype=np.int64)
+        return (
+            np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1])
+            if len(self)
+            else np.zeros(0, dtype=np.int64)
+        )
 
 
 class TokenReader:
@@ -137,7 +156,9 @@ class TokenReader:
         DataError: a file is not what its manifest says.
     """
 
-    def __init__(self, dataset: Path, row_table: str, split: str, verify_on_read: bool = False) -> None:
+    def __init__(
+        self, dataset: Path, row_table: str, split: str, verify_on_read: bool = False
+    ) -> None:
         manifest, folder = read_dataset(dataset), dataset / ROW_TABLES / row_table
         table = read_row_table(folder)
         self.verify_on_read = verify_on_read
@@ -145,7 +166,10 @@ class TokenReader:
         self.padding = manifest.content.eos_id
         sources = table.content.sources
         self.sources: tuple[SourceRows, ...] = sources[split] if sources else ()
-        self.stream, size = TokenStream(dataset, manifest, split, verify_on_read), self.sequence_length + 1
+        self.stream, size = (
+            TokenStream(dataset, manifest, split, verify_on_read),
+            self.sequence_length + 1,
+        )
         entries = self._table(folder, table, f"{split}.rows.npy")
         if (packed := f"{split}.pieces.npy") in table.files:
             pieces = self._table(folder, table, packed)
@@ -194,7 +218,9 @@ class TokenReader:
         chosen = np.unique(np.linspace(0, len(self) - 1, COUNTED_ROWS).astype(np.int64))
         batches = np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE))
         masks = (self.targets(batch) for batch in batches)
-        return sum(int((~mask.any(axis=1)).sum()) for mask in masks if mask is not None) / len(chosen)
+        return sum(int((~mask.any(axis=1)).sum()) for mask in masks if mask is not None) / len(
+            chosen
+        )
 
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
         if self.verify_on_read:
@@ -221,7 +247,9 @@ def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
     lengths = np.diff(offsets)
     is_long = lengths >= BEGINNING
     number = int(is_long.argmax() if is_long.any() else lengths.argmax())
-    text = tokenizer.decode(tokens[offsets[number] :][: min(BEGINNING, int(lengths[number]) // 2)].tolist())
+    text = tokenizer.decode(
+        tokens[offsets[number] :][: min(BEGINNING, int(lengths[number]) // 2)].tolist()
+    )
     text = text[:PROMPT_LETTERS].rstrip("\ufffd")  # of half a character
     words = re.match(r"[\s\S]*\S(?=\s)", text)
     return words[0] if words else text

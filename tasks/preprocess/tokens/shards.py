@@ -41,7 +41,9 @@ class Stream:
         """Tokens of each one's prompt, int64 [documents]; None where they have none."""
         return np.concatenate(self._prompts) if self._prompts else None
 
-    def add(self, ids: np.ndarray, offsets: np.ndarray, eos: int, prompts: np.ndarray | None = None) -> None:
+    def add(
+        self, ids: np.ndarray, offsets: np.ndarray, eos: int, prompts: np.ndarray | None = None
+    ) -> None:
         """Several documents, each with its end: their ids, joined, and where in them each begins, [documents + 1].
 
         Args:
@@ -69,7 +71,10 @@ class Stream:
 
 
 def write_shard(
-    path: Path, values: np.ndarray, lengths: np.ndarray | list[int], prompts: np.ndarray | None = None
+    path: Path,
+    values: np.ndarray,
+    lengths: np.ndarray | list[int],
+    prompts: np.ndarray | None = None,
 ) -> None:
     """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array.
 
@@ -79,13 +84,17 @@ def write_shard(
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     # Not by pa.array, which imports pandas: half a second in every process.
-    tokens = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+    tokens = pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)]
+    )
     lists, buffers = pa.large_list(tokens.type), [None, pa.py_buffer(offsets)]
     column = pa.LargeListArray.from_buffers(lists, len(lengths), buffers, children=[tokens])
     columns: list[pa.Array] = [column]
     if prompts is not None:
         prompts = np.ascontiguousarray(prompts, dtype=np.int64)
-        columns.append(pa.Array.from_buffers(pa.int64(), len(prompts), [None, pa.py_buffer(prompts)]))
+        columns.append(
+            pa.Array.from_buffers(pa.int64(), len(prompts), [None, pa.py_buffer(prompts)])
+        )
     batch = pa.record_batch(columns, names=["input_ids", PROMPTS][: len(columns)])
     # Not a file of Python's, for which pyarrow copies all of the tokens.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
@@ -103,7 +112,9 @@ def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     # Not by to_numpy, which imports pandas: half a second in every process.
     _, offsets, _, values = column.buffers()
     dtype = column.type.value_type.to_pandas_dtype()  # numpy's
-    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(values, dtype, len(column.values))
+    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(
+        values, dtype, len(column.values)
+    )
 
 
 def map_prompts(shard: Path) -> np.ndarray:

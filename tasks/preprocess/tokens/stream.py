@@ -25,7 +25,9 @@ class TokenStream:
         views: of a shard that `windows` has read: its first token's place in the stream, and its tokens.
     """
 
-    def __init__(self, dataset: Path, manifest: DatasetManifest, split: str, verify_on_read: bool) -> None:
+    def __init__(
+        self, dataset: Path, manifest: DatasetManifest, split: str, verify_on_read: bool
+    ) -> None:
         shards = manifest.content[split].shards
         self.verify_on_read = verify_on_read
         self.has_prompts = manifest.content.loss_on == "answer"
@@ -48,7 +50,9 @@ class TokenStream:
                 self.views[shard] = self.ends[shard] - self.tokens[shard], self.shard(shard)[1].data
             base, values = self.views[shard]
             if start + size <= self.ends[shard]:
-                target[number * size : number * size + size] = values[start - base : start - base + size]
+                target[number * size : number * size + size] = values[
+                    start - base : start - base + size
+                ]
             else:
                 self.copy(start, tokens[number])
         return tokens.astype(np.int64)
@@ -67,7 +71,9 @@ class TokenStream:
     def mark_answers(self, start: int, target: np.ndarray) -> None:
         """Mark what is of answers in `target`, bool, one element for each token from `start` on."""
         shard = bisect_right(self.ends, start)
-        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < start + len(target):
+        while shard < len(self.ends) and (
+            base := self.ends[shard] - self.tokens[shard]
+        ) < start + len(target):
             offsets = self.shard(shard)[0]
             mark_answers(target, start - base, offsets, self.prompts[shard])
             shard += 1
@@ -85,7 +91,11 @@ class TokenStream:
 
     def document_offsets(self) -> np.ndarray:
         """First token of each document, int64 [documents + 1], and the end of the last; with `verify_on_read` every shard is read."""
-        shards = zip((self.shard(number)[0] for number in range(len(self.paths))), [0, *self.ends], strict=False)
+        shards = zip(
+            (self.shard(number)[0] for number in range(len(self.paths))),
+            [0, *self.ends],
+            strict=False,
+        )
         return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
 
     def shard(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,9 +110,13 @@ class TokenStream:
                 verify_checksum(path, self.checksums[number])
             offsets, values = map_shard(path)
             if len(values) != self.tokens[number]:
-                raise DataError(f"{path} has {len(values)} tokens; the manifest says {self.tokens[number]}.")
+                raise DataError(
+                    f"{path} has {len(values)} tokens; the manifest says {self.tokens[number]}."
+                )
             if values.dtype != self.dtype:
-                raise DataError(f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}.")
+                raise DataError(
+                    f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}."
+                )
             if self.has_prompts:
                 self.prompts[number] = map_prompts(path)
             self.mapped[number] = offsets, values
@@ -119,6 +133,9 @@ def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: n
     """
     first = max(0, int(np.searchsorted(offsets, place, side="right")) - 1)
     last = int(np.searchsorted(offsets[:-1], place + len(target)))
-    begins, ends = offsets[first:last] + prompts[first:last] - place, offsets[first + 1 : last + 1] - place
+    begins, ends = (
+        offsets[first:last] + prompts[first:last] - place,
+        offsets[first + 1 : last + 1] - place,
+    )
     for begin, end in zip(begins.clip(0).tolist(), ends.tolist(), strict=True):
         target[begin:end] = True

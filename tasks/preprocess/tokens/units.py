@@ -104,13 +104,17 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
         check(folder, "unit", checksums or (DOCUMENTS, COUNTS, LOST), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
-        with suppress(FileNotFoundError):  # another preparation with this recipe has just removed it
+        with suppress(
+            FileNotFoundError
+        ):  # another preparation with this recipe has just removed it
             remove(folder)
         return False
     return True
 
 
-def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], bool] = never) -> None:
+def write_unit(
+    recipe: Recipe, documents: Documents, should_stop: Callable[[], bool] = never
+) -> None:
     """Encodes the documents and writes their unit, unless it is there. Several threads may do so.
 
     Args:
@@ -127,7 +131,9 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
     with OPENING:
         writer = _writer_of(recipe)
     table = np.empty(len(documents.texts), DOCUMENT)
-    table["hash"] = np.frombuffer(b"".join(map(xxh3_128_digest, documents.texts)), np.uint8).reshape(-1, 16)
+    table["hash"] = np.frombuffer(
+        b"".join(map(xxh3_128_digest, documents.texts)), np.uint8
+    ).reshape(-1, 16)
     table["bytes"] = list(map(len, documents.texts))
     is_validation = is_held_out(table["hash"], documents.held_out_share)
     order = np.argsort(is_validation, kind="stable")  # training documents first
@@ -140,8 +146,13 @@ def write_unit(recipe: Recipe, documents: Documents, should_stop: Callable[[], b
         "train": (slice(0, count), slice(0, tokens)),
         "validation": (slice(count, None), slice(tokens, stream.filled)),
     }
-    counts = {split: token_counts(stream.values[of], writer.vocab_size) for split, (_, of) in splits.items()}
-    writer.refuse_special_tokens(documents, order, stream, sum(counts.values(), np.zeros(1, np.int64)))
+    counts = {
+        split: token_counts(stream.values[of], writer.vocab_size)
+        for split, (_, of) in splits.items()
+    }
+    writer.refuse_special_tokens(
+        documents, order, stream, sum(counts.values(), np.zeros(1, np.int64))
+    )
     with staged(recipe.unit(name)) as folder:
         content = dict[str, object]()
         for split, (of_documents, of_tokens) in splits.items():
@@ -238,7 +249,11 @@ class _Writer:
         self.of_thread = threading.local()
 
     def encode(
-        self, documents: Documents, order: np.ndarray, sizes: np.ndarray, should_stop: Callable[[], bool]
+        self,
+        documents: Documents,
+        order: np.ndarray,
+        sizes: np.ndarray,
+        should_stop: Callable[[], bool],
     ) -> Stream:
         """The documents in this order, each with its end; the stream is used again for the next unit of this thread."""
         stream, engine = self._stream(), self._engine(int(sizes.sum()))
@@ -352,7 +367,10 @@ def encode_answers(
     if not answer_after:
         return *encode(texts), None
     halves = [_split_text(text, answer_after) for text in texts]
-    whole, prompts = encode_each(encode, texts), encode_each(encode, [prompt for prompt, _ in halves])
+    whole, prompts = (
+        encode_each(encode, texts),
+        encode_each(encode, [prompt for prompt, _ in halves]),
+    )
     apart = [
         number
         for number, (ids, prompt) in enumerate(zip(whole, prompts, strict=True))
@@ -361,4 +379,8 @@ def encode_answers(
     answers = encode_each(encode, [halves[number][1] for number in apart])
     for number, answer in zip(apart, answers, strict=True):
         whole[number] = np.concatenate((prompts[number], answer))
-    return np.concatenate(whole), np.cumsum([0, *map(len, whole)]), np.array([len(prompt) for prompt in prompts])
+    return (
+        np.concatenate(whole),
+        np.cumsum([0, *map(len, whole)]),
+        np.array([len(prompt) for prompt in prompts]),
+    )

@@ -17,13 +17,19 @@ def log_to(path: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
 
 
 def main() -> int:
     die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, os.getppid())))
     attempt_dir = Path(sys.argv[1])
-    rank = int(os.environ.get("RANK", "0"))  # without one, the patch `rendezvous` makes this worker the only one
+    rank = int(
+        os.environ.get("RANK", "0")
+    )  # without one, the patch `rendezvous` makes this worker the only one
     log_to(attempt_dir / f"rank-{rank}.log")
     # Imported here: this takes a second, in which a rank that is stopped would outlive torchrun and keep the run's lock.
     from infini_llama.tasks.records.status import RankError
@@ -39,7 +45,9 @@ def main() -> int:
     except Exception as error:
         logging.exception("rank %d cannot start", rank)
         code = error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
-        about = RankError(type=type(error).__name__, message=str(error), traceback=traceback.format_exc())
+        about = RankError(
+            type=type(error).__name__, message=str(error), traceback=traceback.format_exc()
+        )
         write_status(attempt_dir, rank, "failed", code, error=about)
         return code
     return run_rank(attempt, attempt_dir, rank)

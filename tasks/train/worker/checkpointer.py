@@ -116,11 +116,19 @@ class Checkpointer:
         self.save_time = time.perf_counter() - started
 
     def _refuse_non_finite(self, tensors: Tensors, state: TrainState) -> None:
-        weights = (local_shard(tensor) for name, tensor in tensors.items() if name.startswith("model."))
+        weights = (
+            local_shard(tensor) for name, tensor in tensors.items() if name.startswith("model.")
+        )
         # The extremes propagate NaN, and need no memory of the size of the weights.
-        bad = [~torch.stack(torch.aminmax(weight)).isfinite().all() for weight in weights if weight.numel()]
+        bad = [
+            ~torch.stack(torch.aminmax(weight)).isfinite().all()
+            for weight in weights
+            if weight.numel()
+        ]
         if self.ranks.sum(torch.stack(bad).sum() if bad else 0.0)[0]:
-            raise Diverged(f"the weights after step {state.step} are not finite", state.step, state.samples)
+            raise Diverged(
+                f"the weights after step {state.step} are not finite", state.step, state.samples
+            )
 
     def _is_best(self, state: TrainState) -> bool:
         return state.validation_loss is not None and state.validation_loss < self.lowest_loss
@@ -129,11 +137,16 @@ class Checkpointer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Wait for the pending save, also after a failure: the next attempt can start from it."""
         if error is not None:
-            log.error("training failed; waiting for the pending save", exc_info=error)  # first: the wait may be cut off
+            log.error(
+                "training failed; waiting for the pending save", exc_info=error
+            )  # first: the wait may be cut off
         with self.heartbeat.during("save"):
             self.writer.__exit__(kind, error, traceback)
 
@@ -141,8 +154,15 @@ class Checkpointer:
 class BackgroundSave:
     """Commits checkpoints of one run, at most one at a time in the background; leaving its context waits for that one."""
 
-    def __init__(self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None]) -> None:
-        self.folder, self.train, self.ranks, self.before_commit = folder, train, ranks, before_commit
+    def __init__(
+        self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None]
+    ) -> None:
+        self.folder, self.train, self.ranks, self.before_commit = (
+            folder,
+            train,
+            ranks,
+            before_commit,
+        )
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save") if train.async_save else None
         self.pending: Future[float] | None = None
         self.copies: Tensors = {}
@@ -173,7 +193,10 @@ class BackgroundSave:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.thread is None:
             return
@@ -213,10 +236,14 @@ class BackgroundSave:
         self.before_commit()
         # Not made again: whoever moved it may begin another run of this name.
         if self.ranks.is_rank0 and not self.folder.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the folder of the run was moved or removed", str(self.folder))
+            raise FileNotFoundError(
+                errno.ENOENT, "the folder of the run was moved or removed", str(self.folder)
+            )
         target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
-            checkpoints.point_and_prune(self.folder, self.train.save_total_limit, self.train.save_permanent_every)
+            checkpoints.point_and_prune(
+                self.folder, self.train.save_total_limit, self.train.save_permanent_every
+            )
             log.info("committed %s", target.name)
         return time.perf_counter() - began
 
@@ -228,12 +255,21 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
     if not isinstance(value, DTensor):
         return memory
     return DTensor.from_local(
-        memory, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+        memory,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
     )
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Tensors, scalars: JsonObject, group: dist.ProcessGroup | None = None
+    folder: Path,
+    step: int,
+    tensors: Tensors,
+    scalars: JsonObject,
+    group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Commit `step-XXXXXXXX`: every rank of `group` writes its part into a staging folder, then the first one commits it whole.
 

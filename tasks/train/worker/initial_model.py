@@ -18,7 +18,9 @@ GATE_OF_TRAINED_WEIGHTS = -2.0  # before the sigmoid: they have learned to do wi
 log = logging.getLogger("infini_llama.worker")
 
 
-def build_model(config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPlan, device: torch.device) -> Llama:
+def build_model(
+    config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPlan, device: torch.device
+) -> Llama:
     """A model whose initial weights depend on train.seed alone, which becomes torch's global seed."""
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
@@ -33,12 +35,16 @@ def init_gates(model: Llama, train: TrainingConfig) -> None:
 
     A model without a memory has no gates: the baseline of an Infini configuration differs from it in model.attention alone.
     """
-    gates = GATE_OF_TRAINED_WEIGHTS if train.init_gate is None and train.init_from else train.init_gate
+    gates = (
+        GATE_OF_TRAINED_WEIGHTS if train.init_gate is None and train.init_from else train.init_gate
+    )
     if gates is not None and (layers := model.config.layers_with_memory):
         model.set_gates(gates if isinstance(gates, list) else [gates] * len(layers))
 
 
-def save_memory(model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True) -> None:
+def save_memory(
+    model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True
+) -> None:
     """Set what a step computes in parts, and which activations it computes again instead of keeping them."""
     model.loss_chunk = loss_chunk
     model.checkpoint_activations(train.activation_checkpointing)
@@ -64,7 +70,9 @@ def load_pretrained(model: Llama, path: Path) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
         if not hf.ignored(name, model.config):
-            loaded = parameters[name][: len(tensor)].copy_(tensor)  # not the rows that pad a vocabulary
+            loaded = parameters[name][: len(tensor)].copy_(
+                tensor
+            )  # not the rows that pad a vocabulary
             if not torch.stack(torch.aminmax(loaded)).isfinite().all():
                 raise DataError(
                     f"train.init_from={path}: {name} has values that are not finite; use weights that are not damaged."

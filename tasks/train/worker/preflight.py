@@ -31,7 +31,16 @@ POLL_SECONDS = 0.05
 PREFLIGHT_SECONDS = 120.0
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("configs", "model", "tasks")  # all that a worker runs
-VERSIONS = ("infini-llama", "torch", "numpy", "pyarrow", "tokenizers", "safetensors", "triton", "flash-attn")
+VERSIONS = (
+    "infini-llama",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "safetensors",
+    "triton",
+    "flash-attn",
+)
 ROWS = 64  # whose tokens are read
 
 
@@ -44,7 +53,11 @@ def preflight(attempt: AttemptPlan) -> Store | None:
         ConfigError, DataError: as `require_same_nodes`.
     """
     refuse_absent_interface()
-    rank, world_size, nnodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), attempt.plan.nnodes
+    rank, world_size, nnodes = (
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        attempt.plan.nnodes,
+    )
     if world_size == 1:
         return None
     seconds = preflight_seconds(attempt.config.environment.communication_timeout, nnodes)
@@ -58,7 +71,11 @@ def preflight(attempt: AttemptPlan) -> Store | None:
 def refuse_absent_interface() -> None:
     """Raise a ConfigError if GLOO_SOCKET_IFNAME, of the user or of `rendezvous.gloo_interface`, names no interface of this machine."""
     interfaces = [name for _, name in socket.if_nameindex()]
-    absent = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name and name not in interfaces]
+    absent = [
+        name
+        for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+        if name and name not in interfaces
+    ]
     if absent:
         raise ConfigError(
             f"GLOO_SOCKET_IFNAME={os.environ['GLOO_SOCKET_IFNAME']}, but {socket.gethostname()} has the interfaces "
@@ -78,7 +95,9 @@ def connect(rank: int, world_size: int, seconds: float) -> Store:
         PipelineError: names the ranks that are missing after `seconds`.
     """
     until = time.monotonic() + seconds
-    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=seconds))))
+    store, _, _ = next(
+        iter(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=seconds)))
+    )
     store.set(f"there-{rank}", socket.gethostname())
     _await(store, "there", world_size, until, f"has not responded within {seconds:g} s")
     return store
@@ -93,7 +112,11 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
     until, timeout = time.monotonic() + seconds, timedelta(seconds=seconds)
     try:
         dist.init_process_group(
-            "gloo", store=PrefixStore("preflight", store), rank=rank, world_size=world_size, timeout=timeout
+            "gloo",
+            store=PrefixStore("preflight", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
         )
         dist.monitored_barrier(timeout=timeout, wait_all_ranks=True)
         total = torch.ones(1)
@@ -102,7 +125,9 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
         store.set(f"passed-{rank}", "")
         _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
     except RuntimeError as fault:
-        raise PipelineError(f"rank {rank} on {socket.gethostname()} cannot reach all other ranks: {fault}") from fault
+        raise PipelineError(
+            f"rank {rank} on {socket.gethostname()} cannot reach all other ranks: {fault}"
+        ) from fault
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -113,8 +138,14 @@ def _await(store: Store, what: str, world_size: int, until: float, complaint: st
     missing = list(range(world_size))
     while missing := [rank for rank in missing if not store.check([f"{what}-{rank}"])]:
         if time.monotonic() > until:
-            hosts = {rank: store.get(f"there-{rank}").decode() for rank in missing if store.check([f"there-{rank}"])}
-            names = ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing)
+            hosts = {
+                rank: store.get(f"there-{rank}").decode()
+                for rank in missing
+                if store.check([f"there-{rank}"])
+            }
+            names = ", ".join(
+                f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing
+            )
             raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
         time.sleep(POLL_SECONDS)
 
@@ -142,7 +173,10 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
         except DataError as fault:
             facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
         store.set(f"facts-{number}", facts_here.model_dump_json())
-    nodes = [NodeFacts.model_validate(json.loads(store.get(f"facts-{node}"))) for node in range(attempt.plan.nnodes)]
+    nodes = [
+        NodeFacts.model_validate(json.loads(store.get(f"facts-{node}")))
+        for node in range(attempt.plan.nnodes)
+    ]
     if faults := [node.fault for node in nodes if node.fault]:
         raise DataError("\n".join(faults))
     if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
@@ -162,7 +196,9 @@ def facts(attempt: AttemptPlan) -> dict[str, str]:
         "python": platform.python_version(),
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset").digest,
-        "rows": " ".join(read_manifest(dataset / ROW_TABLES / table, ROW_TABLES).digest for table in tables),
+        "rows": " ".join(
+            read_manifest(dataset / ROW_TABLES / table, ROW_TABLES).digest for table in tables
+        ),
         "order and tokens of the first rows": first_rows_digest(attempt),
     }
 

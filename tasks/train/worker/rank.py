@@ -11,7 +11,13 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from infini_llama.configs.errors import Diverged, ExitCode, PipelineError, is_out_of_memory, no_space
+from infini_llama.configs.errors import (
+    Diverged,
+    ExitCode,
+    PipelineError,
+    is_out_of_memory,
+    no_space,
+)
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.status import RankError
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger
@@ -23,7 +29,10 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
 GLOO = re.compile(r"\[\S*\bgloo/\S+\.\w+:\d+\]")
-ON_SAMPLES = ("data", "compute")  # phases in which the samples of the step may be the cause of a failure
+ON_SAMPLES = (
+    "data",
+    "compute",
+)  # phases in which the samples of the step may be the cause of a failure
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -53,7 +62,11 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
     """The error of a status file: what failed, in which phase, and, where they can be had, on which samples and with how much memory."""
     rows, bytes_used = None, dict[str, int]()
     with contextlib.suppress(Exception):  # a row table that cannot be read may be the very failure
-        rows = heartbeat.sample_rows() if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES else None
+        rows = (
+            heartbeat.sample_rows()
+            if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES
+            else None
+        )
     with contextlib.suppress(Exception):  # after some errors, every call of CUDA raises again
         bytes_used = memory()
     return RankError(
@@ -98,7 +111,14 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
         with contextlib.suppress(OSError):  # on a full disk only the log above is written
-            write_status(attempt_dir, rank, "failed", exit_code(error), heartbeat.step, describe(error, heartbeat))
+            write_status(
+                attempt_dir,
+                rank,
+                "failed",
+                exit_code(error),
+                heartbeat.step,
+                describe(error, heartbeat),
+            )
         if isinstance(error, torch.OutOfMemoryError):
             with contextlib.suppress(Exception):  # the status is what decides; this is for people
                 dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")

@@ -25,14 +25,25 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import hangup_as_termination
 from infini_llama.tasks.storage.dataset_files import read_token_bytes
 from infini_llama.tasks.storage.tensors import state_hash
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    StepResult,
+    StepTimes,
+    Update,
+)
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samples, samples_in_time
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
-from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch, Prefetch, TrainBatches, curriculum_stages_of
+from infini_llama.tasks.train.worker.data.loader import (
+    Batch,
+    GlobalBatch,
+    Prefetch,
+    TrainBatches,
+    curriculum_stages_of,
+)
 from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
@@ -53,7 +64,9 @@ class StopRequest:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._set)
         hangup_as_termination()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which then sends SIGTERM
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C reaches the supervisor, which then sends SIGTERM
 
     def _set(self, number: int, frame: object) -> None:
         self.requested = True
@@ -70,18 +83,24 @@ class Trainer:
         checkpointer: saves and loads all of these.
     """
 
-    def __init__(self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat
+    ) -> None:
         train, plan, run = attempt.config.train, attempt.plan, RunFolder(attempt.run_dir)
         self.attempt, self.ranks, self.stop, self.heartbeat = attempt, ranks, stop, heartbeat
         self.state = TrainState(
-            world_size=ranks.world_size, model=attempt.model.to_dict(), dataset=attempt.dataset.digest
+            world_size=ranks.world_size,
+            model=attempt.model.to_dict(),
+            dataset=attempt.dataset.digest,
         )
         model = build_model(attempt.model, train, plan, ranks.device)
         if attempt.init_from:
             load_pretrained(model, attempt.init_from)
         model.freeze(train.frozen_layers)  # before the strategy wraps it
         ranks.use_context_parallel(train.context_parallel)
-        self.strategy = build_strategy(model, train, plan.precision, attempt.micro_batch_size, ranks)
+        self.strategy = build_strategy(
+            model, train, plan.precision, attempt.micro_batch_size, ranks
+        )
 
         self.batches = TrainBatches(
             curriculum_stages_of(attempt),
@@ -93,7 +112,9 @@ class Trainer:
             train.document_masking,
             attempt.lineage.skipped_samples,
         )
-        self.data = Prefetch(self.batches, ranks.device, self._following, train.dataloader_num_workers)
+        self.data = Prefetch(
+            self.batches, ranks.device, self._following, train.dataloader_num_workers
+        )
         if train.document_masking and model.attention_backend == "flash2":
             model.most_documents = self.batches.most_documents()
         self.step_samples = 0  # the first sample of the step that runs, or ran last
@@ -101,12 +122,17 @@ class Trainer:
 
         token_bytes = read_token_bytes(attempt.dataset_path)
         held_out = TokenReader(
-            attempt.dataset_path, attempt.dataset.row_table, "validation", verify_on_read=attempt.verify_on_read
+            attempt.dataset_path,
+            attempt.dataset.row_table,
+            "validation",
+            verify_on_read=attempt.verify_on_read,
         )
         validation = validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat.ledger)
-        evaluation = Evaluation(self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat)
+        evaluation = Evaluation(
+            self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat
+        )
         self.callbacks: list[Callback] = [
             self.policy,
             Profiler(run.profile, train.profile_steps, ranks.rank),
@@ -115,7 +141,13 @@ class Trainer:
             Samples(attempt, self.strategy, ranks, evaluation, self.metrics),
         ]
         self.checkpointer = Checkpointer(
-            run.checkpoints, train, self.strategy, ranks, self.callbacks, heartbeat, self.metrics.sync
+            run.checkpoints,
+            train,
+            self.strategy,
+            ranks,
+            self.callbacks,
+            heartbeat,
+            self.metrics.sync,
         )
 
     def fit(self) -> FitEnd:
@@ -149,13 +181,17 @@ class Trainer:
         state, train = self.state, self.attempt.config.train
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
-        self.step_samples = state.samples = next_sample(state.samples, self.attempt.lineage.skipped_samples)
+        self.step_samples = state.samples = next_sample(
+            state.samples, self.attempt.lineage.skipped_samples
+        )
         # Everything random in a step depends on seed, step and rank alone, so no generator's state is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
         learned = (initial := self.attempt.lineage.init_from) is not None and initial.memory
         self._set_write_jitter(
-            write_jitter(self.attempt.model.memory_write_jitter, self.attempt.max_steps, state.step, learned)
+            write_jitter(
+                self.attempt.model.memory_write_jitter, self.attempt.max_steps, state.step, learned
+            )
         )
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
@@ -163,7 +199,12 @@ class Trainer:
         self.heartbeat.beat("compute")
         scale, samples = self.policy.scaler.current, state.samples
         update = optimizer_step(
-            self.strategy, batch, scale, self.policy.spikes.is_spike, lambda: self.stop.requested, self.ranks
+            self.strategy,
+            batch,
+            scale,
+            self.policy.spikes.is_spike,
+            lambda: self.stop.requested,
+            self.ranks,
         )
         state.advance(train.global_batch_size, batch.targets)
         step_time = time.perf_counter() - started
@@ -174,7 +215,9 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run needs no further step."""
-        return self.state.is_finished(self.attempt.max_steps, self.attempt.config.train.early_stopping_patience)
+        return self.state.is_finished(
+            self.attempt.max_steps, self.attempt.config.train.early_stopping_patience
+        )
 
     def _run_discarded_pass(self) -> None:
         """Run one forward and backward pass and discard it, and with train.compile the comparison with eager execution.
@@ -189,7 +232,9 @@ class Trainer:
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
             self._set_write_jitter(1.0)  # compiled code draws other factors than eager code
-            first = list(self.batches.micro_batches(samples, self.ranks.device))[number : number + 1]
+            first = list(self.batches.micro_batches(samples, self.ranks.device))[
+                number : number + 1
+            ]
             return strategy.accumulate(first, max(1, self.batches.targets(samples))).item()
 
         first_batch()
@@ -213,14 +258,20 @@ class Trainer:
         if model is not None:
             run, samples = RunFolder(attempt.run_dir), tuple[str, ...]()
             with best_effort(WHAT, ADVICE, repeated=True):
-                samples = tuple(sample.text for sample in samples_in_time(model, attempt, self.ranks.device))
+                samples = tuple(
+                    sample.text for sample in samples_in_time(model, attempt, self.ranks.device)
+                )
             result = TrainingResult(
                 steps=step,
-                stopped_early=attempt.config.train.early_stopping_patience if step < attempt.max_steps else None,
+                stopped_early=attempt.config.train.early_stopping_patience
+                if step < attempt.max_steps
+                else None,
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 weights_sha256=weights,
                 optimizer_sha256=moments,
-                checkpoint_digest=checkpoints.verify(checkpoints.checkpoint_path(run.checkpoints, step), False).digest,
+                checkpoint_digest=checkpoints.verify(
+                    checkpoints.checkpoint_path(run.checkpoints, step), False
+                ).digest,
                 samples=samples,
             )
             run.write(run.result, result)
@@ -232,12 +283,17 @@ class Trainer:
 
     def _following(self, samples: int) -> int:
         """Samples consumed before the step after the one that starts at `samples`."""
-        return next_sample(samples + self.attempt.config.train.global_batch_size, self.attempt.lineage.skipped_samples)
+        return next_sample(
+            samples + self.attempt.config.train.global_batch_size,
+            self.attempt.lineage.skipped_samples,
+        )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Seed of the generators during one step on one rank."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little"
+    )
 
 
 def optimizer_step(
@@ -269,7 +325,9 @@ def optimizer_step(
     return Update(loss, grad_norm, stop > 0, skipped, int(without_logits))
 
 
-def tokens_without_logits(model: Llama, micro_batches: Sequence[Batch], context: Context | None) -> int:
+def tokens_without_logits(
+    model: Llama, micro_batches: Sequence[Batch], context: Context | None
+) -> int:
     """Tokens of this rank's micro-batches, or with a `context` of its part of them, that the loss leaves out."""
     left_out = 0
     for _, labels, *_ in micro_batches:

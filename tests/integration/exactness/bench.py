@@ -16,7 +16,12 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, remove_staging, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    cut_metrics,
+    remove_staging,
+    write_attempt_plan,
+)
 from infini_llama.tasks.train.planning import bind_run, plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
@@ -56,7 +61,8 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
         "train": {
             "max_steps": STEPS,
             "global_batch_size": batch,
-            "micro_batch_size": cell.get("micro") or batch * context // (cell["world"] * cell["accumulation"]),
+            "micro_batch_size": cell.get("micro")
+            or batch * context // (cell["world"] * cell["accumulation"]),
             "learning_rate": 1e-2,
             "warmup_steps": 2,
             "eval_steps": 4,
@@ -93,7 +99,11 @@ def write_texts(home: Path) -> None:
 
 
 def outcomes(items: list[dict]) -> list[tuple[Path, str]]:
-    return [(path, path.read_text()) for item in items for path in Path(item["attempt_dir"]).glob("outcome-*")]
+    return [
+        (path, path.read_text())
+        for item in items
+        for path in Path(item["attempt_dir"]).glob("outcome-*")
+    ]
 
 
 @dataclass
@@ -112,7 +122,9 @@ class Bench:
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.home / "runs" / name)
 
-    def attempt(self, name: str, cell: Cell, stop_after: int | None = None, lose_newest: bool = False) -> None:
+    def attempt(
+        self, name: str, cell: Cell, stop_after: int | None = None, lose_newest: bool = False
+    ) -> None:
         """Queues the next attempt at a run, from its newest checkpoint; a request to stop comes in its `stop_after`-th step.
 
         Args:
@@ -131,7 +143,9 @@ class Bench:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)
         attempt = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
         cut_metrics(run, attempt.from_step)
-        attempt_dir = run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
+        attempt_dir = (
+            run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
+        )
         attempt_dir.mkdir(parents=True)
         write_attempt_plan(attempt_dir, attempt)
         item = {"attempt_dir": str(attempt_dir), "stop_after": stop_after}
@@ -146,7 +160,9 @@ class Bench:
                 torchrun(self.server, world, self.home / "torchrun.log", RANKS, str(orders))
             except AssertionError as error:
                 bad = [
-                    f"{path}: {text}" for path, text in outcomes(items) if not text.startswith(("done", "preempted"))
+                    f"{path}: {text}"
+                    for path, text in outcomes(items)
+                    if not text.startswith(("done", "preempted"))
                 ]
                 raise AssertionError("\n".join([*bad, str(error)])) from None
             assert len(outcomes(items)) == world * len(items)
@@ -156,7 +172,9 @@ class Bench:
         """What two runs of the same cell must have in common to the bit."""
         run = self.run(name)
         result = run.read(TrainingResult, run.result)
-        return result.model_dump(include={"weights_sha256", "optimizer_sha256"}) | {"metrics": exact_metrics(run.path)}
+        return result.model_dump(include={"weights_sha256", "optimizer_sha256"}) | {
+            "metrics": exact_metrics(run.path)
+        }
 
     def rows(self, name: str) -> dict[int, list[int]]:
         """Rows of each global batch by the number of its first sample, joined over the ranks and attempts that trained on it.
@@ -174,7 +192,9 @@ class Bench:
         return found
 
 
-def interrupted_equals_uninterrupted(bench: Bench, cells: Iterable[tuple[str, Cell]]) -> dict[str, list[str]]:
+def interrupted_equals_uninterrupted(
+    bench: Bench, cells: Iterable[tuple[str, Cell]]
+) -> dict[str, list[str]]:
     """For each named cell what differs between a run that nobody disturbed and one stopped once or twice, in fresh processes.
 
     The first interruption is a stop in step 5, whose checkpoint is then lost for every other cell, so that the one that training
@@ -186,7 +206,12 @@ def interrupted_equals_uninterrupted(bench: Bench, cells: Iterable[tuple[str, Ce
         bench.attempt(f"{name}-cut", cell, stop_after=5)
     bench.execute()
     for index, (name, cell) in enumerate(cells):
-        bench.attempt(f"{name}-cut", cell, stop_after=3 if cell["resumed"] == 2 else None, lose_newest=bool(index % 2))
+        bench.attempt(
+            f"{name}-cut",
+            cell,
+            stop_after=3 if cell["resumed"] == 2 else None,
+            lose_newest=bool(index % 2),
+        )
     bench.execute()
     for name, cell in cells:
         if cell["resumed"] == 2:

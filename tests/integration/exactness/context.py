@@ -39,7 +39,17 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
     length, documents = options.pop("length", ROW), options.pop("documents", None)
     checkpointing, chunk = options.pop("checkpointing", "none"), options.pop("loss_chunk", 0)
     config = LlamaConfig(
-        61, 32, 36, 2, 4, 2, ROW, attention="infini", segment_length=N, memory_update=update, **options
+        61,
+        32,
+        36,
+        2,
+        4,
+        2,
+        ROW,
+        attention="infini",
+        segment_length=N,
+        memory_update=update,
+        **options,
     )
     torch.manual_seed(0)
     model = Llama(config).double()
@@ -49,7 +59,9 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
     ids, labels = (torch.randint(0, 61, (2, length), generator=generator) for _ in range(2))
     labels[0, :7] = -100
     if documents is not None:
-        documents = torch.tensor([[name for name, count in row for _ in range(count)] for row in documents])
+        documents = torch.tensor(
+            [[name for name, count in row for _ in range(count)] for row in documents]
+        )
     logits = model(ids, documents)
     expected_loss, expected_count = model.loss(ids, labels, documents)
     expected_loss.backward()
@@ -69,9 +81,13 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
     dist.all_reduce(totals, group=group)
     assert totals[1] == expected_count
     found["loss"] = largest(totals[0], expected_loss)
-    found["gradients"] = max(largest(value.grad, expected[name]) for name, value in model.named_parameters())
+    found["gradients"] = max(
+        largest(value.grad, expected[name]) for name, value in model.named_parameters()
+    )
     found["gates"] = max(
-        largest(value.grad, expected[name]) for name, value in model.named_parameters() if name.endswith("gate")
+        largest(value.grad, expected[name])
+        for name, value in model.named_parameters()
+        if name.endswith("gate")
     )
     return found
 

@@ -48,7 +48,11 @@ def pairs_of(cell: Cell) -> set[Pair]:
 
 def pairwise_cover(factors: dict[str, tuple], allowed: Callable[[Cell], bool]) -> list[Cell]:
     """Greedy: the cell with the most pairs not met yet, the first of equals, until all that are possible have met."""
-    cells = [cell for values in product(*factors.values()) if allowed(cell := dict(zip(factors, values, strict=True)))]
+    cells = [
+        cell
+        for values in product(*factors.values())
+        if allowed(cell := dict(zip(factors, values, strict=True)))
+    ]
     pairs = [pairs_of(cell) for cell in cells]
     missing = set().union(*pairs)
     chosen = []
@@ -68,7 +72,9 @@ def each_setting_once(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
     missing = {setting for _, cell in cells for setting in cell.items()}
     chosen = []
     while missing:
-        best = max(cells, key=lambda named: (len(missing & set(named[1].items())), -named[1]["world"]))
+        best = max(
+            cells, key=lambda named: (len(missing & set(named[1].items())), -named[1]["world"])
+        )
         chosen.append(best)
         missing -= set(best[1].items())
     return chosen

@@ -29,7 +29,9 @@ CLIP = 0.05
 
 def small_model(attention: str) -> Llama:
     torch.manual_seed(0)
-    return Llama(LlamaConfig(61, 20, 36, 2, 2, 1, 16, attention=attention, segment_length=4)).double()
+    return Llama(
+        LlamaConfig(61, 20, 36, 2, 2, 1, 16, attention=attention, segment_length=4)
+    ).double()
 
 
 def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +43,9 @@ def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return rows[:, :-1], labels
 
 
-def differences(attention: str, strategy: str, micro: int, context: int, ranks: Ranks) -> dict[str, float]:
+def differences(
+    attention: str, strategy: str, micro: int, context: int, ranks: Ranks
+) -> dict[str, float]:
     inputs, labels = ragged_batch()
     count = int((labels != -100).sum())
     single = small_model(attention)
@@ -67,13 +71,19 @@ def differences(attention: str, strategy: str, micro: int, context: int, ranks: 
         loss = ranks.sum(total.double().item())[0] / count
         found["loss"] = abs(loss - mean.item()) / mean.item()
         found["gradients"] = max(
-            float((full_tensor(parameter.grad) - expected[name]).abs().max() / expected[name].abs().max())
+            float(
+                (full_tensor(parameter.grad) - expected[name]).abs().max()
+                / expected[name].abs().max()
+            )
             for name, parameter in model.named_parameters()
         )
     parallel.clip_gradients()
     found["norm"] = float((parallel.norm - norm).abs() / norm)
     found["clipped"] = max(
-        float((full_tensor(parameter.grad) - parameter_alone.grad).abs().max() / parameter_alone.grad.abs().max())
+        float(
+            (full_tensor(parameter.grad) - parameter_alone.grad).abs().max()
+            / parameter_alone.grad.abs().max()
+        )
         for parameter, parameter_alone in zip(model.parameters(), single.parameters(), strict=True)
     )
     copy = parallel.to_plain_model()

@@ -41,10 +41,18 @@ def write_text(folder: Path) -> None:
 
 def train(preset: str, home: Path) -> TrainingResult:
     """The result of 20 steps, by the command itself."""
-    command = [str(Path(sys.executable).with_name("infini-llama")), "run", preset, "--direct", "--quiet"]
+    command = [
+        str(Path(sys.executable).with_name("infini-llama")),
+        "run",
+        preset,
+        "--direct",
+        "--quiet",
+    ]
     text = f"data.files=[{home}/text/*.txt]"
     places = (f"runtime.home={home}", f"runtime.name={preset}", "data.source=files", text)
-    done = subprocess.run([*command, *places, *SETTINGS], capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(
+        [*command, *places, *SETTINGS], capture_output=True, text=True, env=os.environ
+    )
     if done.returncode:
         raise SystemExit(f"{preset} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
     run = RunFolder(home / "runs" / preset)
@@ -56,7 +64,10 @@ def main() -> None:
         write_text(Path(folder) / "text")
         for preset in PRESETS:
             result = train(preset, Path(folder))
-            print(f"{preset}: weights {result.weights_sha256[:8]}, optimizer {result.optimizer_sha256[:8]}", flush=True)
+            print(
+                f"{preset}: weights {result.weights_sha256[:8]}, optimizer {result.optimizer_sha256[:8]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Noted(TrainBatches):
     file: Path
 
     def micro_batches(self, samples_consumed: int, device: torch.device):
-        mine = self.rows(samples_consumed)[self.rank * self.per_rank : (self.rank + 1) * self.per_rank]
+        mine = self.rows(samples_consumed)[
+            self.rank * self.per_rank : (self.rank + 1) * self.per_rank
+        ]
         with self.file.open("a") as file:
             file.write(json.dumps([samples_consumed, self.rank, mine.tolist()]) + "\n")
         return super().micro_batches(samples_consumed, device)

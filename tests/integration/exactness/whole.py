@@ -24,11 +24,23 @@ def main() -> int:
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="exactness-") as home:
         differing = interrupted_equals_uninterrupted(Bench(Path(home), Server()), cells)
-    rows = [{"cell": cell, "bitwise": not differing[name], "differing": differing[name]} for name, cell in cells]
-    machine = {"cpu": cpu(Machine()).model, "platform": platform.platform(), "torch": torch.__version__}
-    record = {"compared": ["weights_sha256", "optimizer_sha256", "metrics.jsonl but its times"], "cells": rows}
+    rows = [
+        {"cell": cell, "bitwise": not differing[name], "differing": differing[name]}
+        for name, cell in cells
+    ]
+    machine = {
+        "cpu": cpu(Machine()).model,
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+    }
+    record = {
+        "compared": ["weights_sha256", "optimizer_sha256", "metrics.jsonl but its times"],
+        "cells": rows,
+    }
     RESULTS.write_text(
-        json.dumps(record | {"machine": machine, "seconds": time.time() - began, "time": began}, indent=1)
+        json.dumps(
+            record | {"machine": machine, "seconds": time.time() - began, "time": began}, indent=1
+        )
     )
     print(f"{sum(row['bitwise'] for row in rows)} of {len(rows)} cells are bitwise equal")
     return 0 if all(row["bitwise"] for row in rows) else 1

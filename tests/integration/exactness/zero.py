@@ -23,7 +23,11 @@ from infini_llama.tasks.train.worker.trainer import optimizer_step
 STEPS, SAVED = 5, 3
 ROWS = torch.randint(0, 61, (STEPS, 8, 14), generator=torch.Generator().manual_seed(3))
 # Parameters as small as these would stay whole by DeepSpeed's defaults, and all gradients fit into one bucket.
-SMALL = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 500, "stage3_prefetch_bucket_size": 500}
+SMALL = {
+    "stage3_param_persistence_threshold": 0,
+    "reduce_bucket_size": 500,
+    "stage3_prefetch_bucket_size": 500,
+}
 
 
 class Training:
@@ -33,12 +37,22 @@ class Training:
         self.ranks = ranks
         parallel: dict[str, Any] = {"parallel": "ddp"}
         if stage:
-            parallel = {"parallel": "deepspeed", "deepspeed_config": {"zero_optimization": SMALL | {"stage": stage}}}
+            parallel = {
+                "parallel": "deepspeed",
+                "deepspeed_config": {"zero_optimization": SMALL | {"stage": stage}},
+            }
         self.train = TrainingConfig(
-            max_steps=STEPS, warmup_steps=1, global_batch_size=8, micro_batch_size=2, max_grad_norm=0.5, **parallel
+            max_steps=STEPS,
+            warmup_steps=1,
+            global_batch_size=8,
+            micro_batch_size=2,
+            max_grad_norm=0.5,
+            **parallel,
         )
         torch.manual_seed(0)
-        self.model = Llama(LlamaConfig(61, 18, 37, 2, 3, 1, 16, attention="infini", segment_length=4))
+        self.model = Llama(
+            LlamaConfig(61, 18, 37, 2, 3, 1, 16, attention="infini", segment_length=4)
+        )
         self.strategy = build_strategy(self.model, self.train, precision, 2, ranks)
         self.strategy.accumulate(self.batches(0)[:1], 26)
         self.strategy.discard_gradients()
@@ -50,7 +64,9 @@ class Training:
     def step(self, step: int, spike: bool = False, scale: float = 1.0) -> Update:
         set_learning_rate(self.strategy.optimizer, self.train, STEPS, step)
         batch = GlobalBatch(self.batches(step), 8 * 13)
-        return optimizer_step(self.strategy, batch, scale, lambda loss: spike, lambda: False, self.ranks)
+        return optimizer_step(
+            self.strategy, batch, scale, lambda loss: spike, lambda: False, self.ranks
+        )
 
     def hashes(self) -> list[str]:
         state = self.strategy.tensors()
@@ -61,7 +77,9 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     straight = Training(stage, ranks)
     results = [straight.step(step) for step in range(SAVED)]
-    source = save_checkpoint(folder / f"stage-{stage}", SAVED, straight.strategy.tensors(), {}, ranks.saving_group)
+    source = save_checkpoint(
+        folder / f"stage-{stage}", SAVED, straight.strategy.tensors(), {}, ranks.saving_group
+    )
     results += [straight.step(step) for step in range(SAVED, STEPS)]
     found["losses"], found["norms"] = [r.loss for r in results], [r.grad_norm for r in results]
     found["uninterrupted"] = straight.hashes()
@@ -76,7 +94,9 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     left_out = straight.step(0, spike=True)
     found["a spike is left out"] = left_out.skipped and straight.hashes() == before
     left_out = straight.step(0, scale=float("inf"))
-    found["infinity is left out"] = left_out.skipped and not left_out.finite and straight.hashes() == before
+    found["infinity is left out"] = (
+        left_out.skipped and not left_out.finite and straight.hashes() == before
+    )
     found["then goes on"] = not straight.step(1).skipped and straight.hashes() != before
 
     scaled = Training(stage, ranks)
@@ -103,7 +123,9 @@ def main() -> None:
         for source in stages:
             reader = Training(stage, ranks)
             reader.strategy.load_tensors(folder / f"stage-{source}" / f"step-{SAVED:08d}")
-            found[f"{stage} from {source}"] = [reader.step(step).loss for step in range(SAVED, STEPS)]
+            found[f"{stage} from {source}"] = [
+                reader.step(step).loss for step in range(SAVED, STEPS)
+            ]
     if ranks.is_rank0:
         (folder / "found.json").write_text(json.dumps(found))
     ranks.leave()

@@ -30,7 +30,9 @@ from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, injec
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
 # more text, so that a kill can hit its preparation
-LARGER = CONFIG | {"data": CONFIG["data"] | {"source": "python-stdlib", "files": [], "sequence_length": 64}}
+LARGER = CONFIG | {
+    "data": CONFIG["data"] | {"source": "python-stdlib", "files": [], "sequence_length": 64}
+}
 LAST_STEP = CONFIG["train"]["max_steps"]
 START_UP, MID_RUN, ENDING, RESUME = PHASES = ("start-up", "mid-run", "ending", "resume")
 STARTING_SECONDS = 3.0  # from the first worker's process to about the first step
@@ -63,7 +65,9 @@ def change(module):
 class Trial:
     """One run under one fault, which strikes in `phase`."""
 
-    def __init__(self, lab: Laboratory, name: str, attention: str, phase: str, rng: random.Random) -> None:
+    def __init__(
+        self, lab: Laboratory, name: str, attention: str, phase: str, rng: random.Random
+    ) -> None:
         self.lab, self.name, self.phase, self.rng = lab, name, phase, rng
         self.at = rng.randint(3, 50)
         self.direct, self.struck = True, True
@@ -76,7 +80,9 @@ class Trial:
         self.largest_file: int | None = None
 
     def start(self) -> Started:
-        return self.lab.start(self.name, *self.overrides, direct=self.direct, largest_file=self.largest_file)
+        return self.lab.start(
+            self.name, *self.overrides, direct=self.direct, largest_file=self.largest_file
+        )
 
     def begin(self) -> Started:
         """The command that the fault strikes: the first, or the second, which resumes a killed run."""
@@ -87,7 +93,11 @@ class Trial:
         return self.start()
 
     def pids(self, started: Started, mark: str, without: str = "\0") -> list[int]:
-        return sorted(pid for pid, command in started.processes().items() if mark in command and without not in command)
+        return sorted(
+            pid
+            for pid, command in started.processes().items()
+            if mark in command and without not in command
+        )
 
     def workers(self, started: Started) -> list[int]:
         return self.pids(started, "infini_llama.tasks.train.worker", "tasks.train.torchrun")
@@ -107,12 +117,16 @@ class Trial:
             time.sleep(self.rng.uniform(0, 0.3))
         else:
             while not self.workers(started):
-                assert started.process.poll() is None, f"ended before a worker started:\n{started.log.read_text()}"
+                assert started.process.poll() is None, (
+                    f"ended before a worker started:\n{started.log.read_text()}"
+                )
                 time.sleep(0.01)
             time.sleep(self.rng.uniform(0, STARTING_SECONDS))
         time.sleep(self.rng.uniform(0, 0.05))
 
-    def send(self, number: signal.Signals, victim: Callable[["Trial", Started], int], started: Started) -> None:
+    def send(
+        self, number: signal.Signals, victim: Callable[["Trial", Started], int], started: Started
+    ) -> None:
         """What has ended by now cannot be struck, which the row says."""
         try:
             os.kill(victim(self, started), number)
@@ -131,7 +145,9 @@ def kill_all(started: Started) -> int:
     return code
 
 
-def signalled(number: signal.Signals, victim: Callable[[Trial, Started], int]) -> Callable[[Trial], Started]:
+def signalled(
+    number: signal.Signals, victim: Callable[[Trial, Started], int]
+) -> Callable[[Trial], Started]:
     def strike(trial: Trial) -> Started:
         started = trial.begin()
         trial.reach(started)
@@ -154,7 +170,9 @@ def during_save(trial: Trial) -> Started:
     """Everything at once, while a checkpoint is being written."""
     trial.at = min(trial.at, LAST_STEP - 15)
     started = trial.begin()
-    trial.lab.wait_for_step(trial.name, LAST_STEP - 5 if trial.phase == ENDING else trial.at + 1, started)
+    trial.lab.wait_for_step(
+        trial.name, LAST_STEP - 5 if trial.phase == ENDING else trial.at + 1, started
+    )
     while not any((trial.lab.run_dir(trial.name) / "checkpoints").glob(".step-*")):
         time.sleep(0.0005)
     time.sleep(trial.rng.uniform(0, 0.02))
@@ -188,8 +206,13 @@ def injected(module: str, body: str, **words: str) -> Callable[[Trial], Started]
         folder = Path(tempfile.mkdtemp(dir=trial.lab.home))
         if trial.phase == RESUME:
             trial.codes.append(kill_all(reached(trial)))
-        step = {START_UP: 1, ENDING: LAST_STEP, RESUME: 1}.get(trial.phase, trial.at)  # counted by each process
-        text = body.replace("AT", str(max(1, step // 10) if module == "infini_llama.tasks.storage.artifacts" else step))
+        step = {START_UP: 1, ENDING: LAST_STEP, RESUME: 1}.get(
+            trial.phase, trial.at
+        )  # counted by each process
+        text = body.replace(
+            "AT",
+            str(max(1, step // 10) if module == "infini_llama.tasks.storage.artifacts" else step),
+        )
         for name, value in words.items():
             text = text.replace(name, value)
         trial.overrides.append(inject(folder, module, text))
@@ -258,13 +281,23 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM command": Fault(signalled(signal.SIGTERM, command_of)),
     "SIGINT command": Fault(signalled(signal.SIGINT, command_of)),
     "raise": Fault(
-        injected("infini_llama.tasks.train.worker.trainer", RAISE, END='raise RuntimeError("the injected fault")')
+        injected(
+            "infini_llama.tasks.train.worker.trainer",
+            RAISE,
+            END='raise RuntimeError("the injected fault")',
+        )
     ),
     "exit": Fault(injected("infini_llama.tasks.train.worker.trainer", RAISE, END="os._exit(3)")),
     "kill before the rename": Fault(
-        injected("infini_llama.tasks.storage.artifacts", RENAME, BEFORE="os.kill(os.getpid(), signal.SIGKILL)")
+        injected(
+            "infini_llama.tasks.storage.artifacts",
+            RENAME,
+            BEFORE="os.kill(os.getpid(), signal.SIGKILL)",
+        )
     ),
-    "kill after the rename": Fault(injected("infini_llama.tasks.storage.artifacts", RENAME, BEFORE="pass")),
+    "kill after the rename": Fault(
+        injected("infini_llama.tasks.storage.artifacts", RENAME, BEFORE="pass")
+    ),
     "kill during save": Fault(during_save, (MID_RUN, ENDING, RESUME)),
     "kill during preprocess": Fault(during_preprocess, (START_UP, RESUME)),
     "disk full": Fault(disk_full, (MID_RUN, RESUME)),
@@ -277,7 +310,13 @@ FAULTS: dict[str, Fault] = {
 
 
 def run_trial(
-    lab: Laboratory, fault: str, attention: str, phase: str, seed: str, expected: dict, metrics: list[dict]
+    lab: Laboratory,
+    fault: str,
+    attention: str,
+    phase: str,
+    seed: str,
+    expected: dict,
+    metrics: list[dict],
 ) -> dict:
     """Strikes once and repeats the command until it ends well; the row of the table."""
     trial = Trial(lab, seed.replace(" ", "-"), attention, phase, random.Random(seed))
@@ -292,7 +331,9 @@ def run_trial(
     home = lab.home / trial.name if fault == "kill during preprocess" else lab.home
     run_dir = home / "runs" / trial.name
     summary = json.loads((run_dir / "summary.json").read_text()) if codes[-1] == 0 else {}
-    equal = all(summary.get(name) == expected[name] for name in ("weights_sha256", "optimizer_sha256"))
+    equal = all(
+        summary.get(name) == expected[name] for name in ("weights_sha256", "optimizer_sha256")
+    )
     equal = equal and exact_metrics(run_dir) == metrics
     return {
         "fault": fault,
@@ -311,16 +352,24 @@ def run_trial(
 def commit() -> str:
     """The commit of this tree, marked where files other than results differ from it."""
     git = ["git", "-C", str(RESULTS.parents[2])]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    differing = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False)
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    differing = subprocess.run(
+        [*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False
+    )
     return f"{head}-dirty" if differing.returncode else head
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="number of the first row, to repeat one of a seed")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first row, to repeat one of a seed"
+    )
     parser.add_argument("--only", choices=FAULTS, help="one fault instead of all in turn")
     parser.add_argument("--phase", choices=PHASES, help="one phase instead of all in turn")
     arguments = parser.parse_args()
@@ -343,7 +392,10 @@ def main() -> int:
             phase = arguments.phase or phases[(kind + turn) % len(phases)]
             if attention not in calm:
                 name = f"calm-{attention}"
-                overrides = (f"model.attention={attention}", f"environment.nproc_per_node={WORKERS}")
+                overrides = (
+                    f"model.attention={attention}",
+                    f"environment.nproc_per_node={WORKERS}",
+                )
                 calm[attention] = (lab.finish(name, *overrides), exact_metrics(lab.run_dir(name)))
             seed = f"{fault} {arguments.seed}-{number}"
             row = run_trial(lab, fault, attention, phase, seed, *calm[attention])
@@ -352,7 +404,9 @@ def main() -> int:
             with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row | {"machine": machine}) + "\n")
             codes = " ".join(map(str, row["exit_codes"]))
-            verdict = ("equal" if row["bitwise_equal"] else "DIFFERENT") + ("" if row["struck"] else " (ended before)")
+            verdict = ("equal" if row["bitwise_equal"] else "DIFFERENT") + (
+                "" if row["struck"] else " (ended before)"
+            )
             print(
                 f"{number:4} {fault:<24} {attention:<8} {phase:<9} at {row['moment']:<4} codes {codes:<10} attempts {row['attempts']} "
                 f"{row['seconds']:6.1f} s  orphans {row['orphans']}  {verdict}",

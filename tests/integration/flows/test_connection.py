@@ -34,7 +34,11 @@ REMOTE = "http://prefect.invalid:4200/api"
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("PREFECT_") or name.lower().endswith("_proxy")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("PREFECT_") or name.lower().endswith("_proxy")
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -72,7 +76,9 @@ def healthy(api) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("proxies", PROXIES)
-def test_a_server_on_this_machine_is_reached_without_a_proxy(healthy, monkeypatch, tmp_path, proxies):
+def test_a_server_on_this_machine_is_reached_without_a_proxy(
+    healthy, monkeypatch, tmp_path, proxies
+):
     for name, value in proxies.items() | {("NO_PROXY", "internal.example")}:
         monkeypatch.setenv(name, value)
     before = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
@@ -92,11 +98,15 @@ def test_a_server_on_this_machine_is_reached_without_a_proxy(healthy, monkeypatc
             assert client.api_healthcheck() is None
         asyncio.run(by_asynchronous_client())
         asyncio.run(by_websocket())
-    assert {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")} == before
+    assert {
+        name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")
+    } == before
 
 
 @pytest.mark.parametrize("proxies", PROXIES[:2])
-def test_an_unusable_proxy_is_named_where_the_server_is_on_another_machine(api, monkeypatch, tmp_path, proxies):
+def test_an_unusable_proxy_is_named_where_the_server_is_on_another_machine(
+    api, monkeypatch, tmp_path, proxies
+):
     ((name, value),) = proxies.items()
     monkeypatch.setenv(name, value.replace("127", "user:secret@127"))
     api(REMOTE)
@@ -120,7 +130,10 @@ def test_the_variable_of_a_proxy(monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "http://proxy:1")
     monkeypatch.setenv("no_proxy", "inside.example")
     assert proxy_variable(REMOTE) == "ALL_PROXY"
-    assert proxy_variable("http://127.0.0.1:4200/api") is None and proxy_variable("http://inside.example/api") is None
+    assert (
+        proxy_variable("http://127.0.0.1:4200/api") is None
+        and proxy_variable("http://inside.example/api") is None
+    )
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     assert proxy_variable("https://prefect.invalid/api") == "https_proxy"
 
@@ -140,7 +153,9 @@ with get_client(sync_client=True) as client:
 def test_a_run_waits_for_a_server_that_it_has_not_reached_yet():
     port = free_port()
     environment = os.environ | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
-    hasty = subprocess.run([sys.executable, "-c", PATIENT, "hasty"], env=environment, check=False, timeout=60)
+    hasty = subprocess.run(
+        [sys.executable, "-c", PATIENT, "hasty"], env=environment, check=False, timeout=60
+    )
     assert hasty.returncode == 1
     with subprocess.Popen(
         [sys.executable, "-c", PATIENT, "patient"], env=environment, stdout=subprocess.PIPE
@@ -158,6 +173,8 @@ def test_addresses_of_this_machine(host):
     assert is_local(f"http://{host}:4200/api")
 
 
-@pytest.mark.parametrize("address", [REMOTE, "http://192.0.2.1/api", "https://[2001:db8::1]:4200/api", "nonsense", ""])
+@pytest.mark.parametrize(
+    "address", [REMOTE, "http://192.0.2.1/api", "https://[2001:db8::1]:4200/api", "nonsense", ""]
+)
 def test_addresses_of_other_machines(address):
     assert not is_local(address)

@@ -9,8 +9,17 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.flows.form import SHORT, form, with_changes
 from infini_llama.flows.pretrain import pretrain
 
-CONFIG = parse_config({"data": {"source": "python-stdlib"}, "train": {"max_steps": 60, "warmup_steps": 5}})
-UNTOUCHED = {"name": "run", "files": [], "max_steps": 60, "attention": "softmax", "data": None, "train": None}
+CONFIG = parse_config(
+    {"data": {"source": "python-stdlib"}, "train": {"max_steps": 60, "warmup_steps": 5}}
+)
+UNTOUCHED = {
+    "name": "run",
+    "files": [],
+    "max_steps": 60,
+    "attention": "softmax",
+    "data": None,
+    "train": None,
+}
 
 
 def test_a_form_that_is_sent_untouched_changes_nothing():
@@ -18,16 +27,30 @@ def test_a_form_that_is_sent_untouched_changes_nothing():
 
 
 def test_the_first_section_and_an_opened_one_are_applied():
-    settings = with_changes(CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}})
-    assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_steps) == ("mine", 0.01, 7)
+    settings = with_changes(
+        CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}}
+    )
+    assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_steps) == (
+        "mine",
+        0.01,
+        7,
+    )
     assert settings.train.max_steps == 60, "keys that are not sent stay as deployed"
 
 
 def test_keys_of_a_section_within_a_section_that_are_not_sent_stay_as_deployed():
     tokenizer, passkey = {"vocab_size": 9000, "special_tokens": ["<x>"]}, {"documents": 7}
-    deployed = parse_config({"data": {"source": "passkey", "tokenizer": tokenizer, "passkey": passkey}})
-    data = with_changes(deployed, {"data": {"tokenizer": {"kind": "unigram"}, "passkey": {"form": "facts"}}}).data
-    assert (data.tokenizer.kind, data.tokenizer.vocab_size, data.tokenizer.special_tokens) == ("unigram", 9000, ["<x>"])
+    deployed = parse_config(
+        {"data": {"source": "passkey", "tokenizer": tokenizer, "passkey": passkey}}
+    )
+    data = with_changes(
+        deployed, {"data": {"tokenizer": {"kind": "unigram"}, "passkey": {"form": "facts"}}}
+    ).data
+    assert (data.tokenizer.kind, data.tokenizer.vocab_size, data.tokenizer.special_tokens) == (
+        "unigram",
+        9000,
+        ["<x>"],
+    )
     assert (data.passkey.form, data.passkey.documents) == ("facts", 7)
     with pytest.raises(ConfigError, match=r"data\.tokenizer"):
         with_changes(deployed, {"data": {"tokenizer": {"nope": 1}}})
@@ -39,19 +62,29 @@ def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     steps = with_changes(epochs, {"max_steps": 40})
     assert (steps.train.max_steps, steps.train.num_epochs) == (40, None)
     assert with_changes(CONFIG, {"files": ["*.txt"]}).data.source == "files"
-    hub = parse_config({"data": {"source": "huggingface", "dataset": "x", "validation_split": "test"}})
+    hub = parse_config(
+        {"data": {"source": "huggingface", "dataset": "x", "validation_split": "test"}}
+    )
     assert with_changes(hub, {"files": ["*.txt"]}).data.validation_split is None
 
 
 def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
     """As in a file: the server takes it, and it means the same."""
-    files = {"data": {"files": ["*.txt"]}, "train": {"max_steps": 40, "save_steps": 7}, "runtime": {"name": "mine"}}
+    files = {
+        "data": {"files": ["*.txt"]},
+        "train": {"max_steps": 40, "save_steps": 7},
+        "runtime": {"name": "mine"},
+    }
     first = {"files": ["*.txt"], "max_steps": 40, "train": {"save_steps": 7}, "name": "mine"}
     assert with_changes(CONFIG, files) == with_changes(CONFIG, first)
     assert with_changes(CONFIG, UNTOUCHED | files) == with_changes(CONFIG, first)
     validator = jsonschema.Draft202012Validator(form(CONFIG).model_dump())
-    assert validator.is_valid({"changes": files}) and not validator.is_valid({"changes": {"data": {"fils": []}}})
-    with pytest.raises(ConfigError, match=r"changes\.max_steps=30 and changes\.train\.max_steps=40"):
+    assert validator.is_valid({"changes": files}) and not validator.is_valid(
+        {"changes": {"data": {"fils": []}}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"changes\.max_steps=30 and changes\.train\.max_steps=40"
+    ):
         with_changes(CONFIG, files | {"max_steps": 30})
 
 
@@ -80,6 +113,13 @@ def test_prefects_own_deploy_command_has_the_same_form_without_values():
     properties = prefects["properties"]["changes"]["properties"]
     assert [*prefects["properties"]] == ["changes"] and not prefects["required"]
     assert [*properties] == [*ours["properties"]["changes"]["properties"]]
-    sections = [prefects["definitions"][name] for name in ("TrainingConfig", "DataConfig", "TokenizerConfig")]
-    fields = [field for one in sections for field in one["properties"].values()] + [*properties.values()]
-    assert not [field for field in fields if "default" in field], "they would be sent, and replace what is deployed"
+    sections = [
+        prefects["definitions"][name]
+        for name in ("TrainingConfig", "DataConfig", "TokenizerConfig")
+    ]
+    fields = [field for one in sections for field in one["properties"].values()] + [
+        *properties.values()
+    ]
+    assert not [field for field in fields if "default" in field], (
+        "they would be sent, and replace what is deployed"
+    )

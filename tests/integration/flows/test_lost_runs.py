@@ -14,7 +14,9 @@ from infini_llama.flows.lost_runs import flow_processes
 def test_the_process_of_a_run_is_found_until_it_ends():
     run, environment = uuid4(), {"MARK": "a"}
     environment |= os.environ | {"PREFECT__FLOW_RUN_ID": str(run)}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
+    ) as process:
         assert flow_processes("MARK=a") == {process.pid: run}
         assert run in flow_processes().values()
         assert run not in flow_processes("MARK=b").values()

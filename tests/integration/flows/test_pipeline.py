@@ -26,7 +26,9 @@ def begun(corpus, data, tmp_path):
     settings = data(files=[f"{text}/*.txt"])
     make_run(tmp_path / "home", preprocess(settings, tmp_path / "home"), settings, finished=False)
     config = {"data": settings, "runtime": {"name": "run", "home": str(tmp_path / "home")}}
-    return PipelineConfig.model_validate(config | {"train": {"max_steps": 60, "warmup_steps": 5}}), text
+    return PipelineConfig.model_validate(
+        config | {"train": {"max_steps": 60, "warmup_steps": 5}}
+    ), text
 
 
 def test_copied_text_is_the_text_that_a_run_began_with(begun, caplog):
@@ -47,7 +49,9 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     (text / "text-003.txt").write_bytes(content)
     preparation = pipeline.preparation_for(config)
     assert preparation.build().path == expected.path
-    assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (content == b"\xff")
+    assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (
+        content == b"\xff"
+    )
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
@@ -74,10 +78,21 @@ def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypat
     for number in range(24):
         words = f"Text {number}, of a few words, again and again.\n" * 20
         (tmp_path / "text" / f"{number}.txt").write_text(words, encoding="utf-8")
-    data = {"files": [f"{tmp_path}/text/*.txt"], "validation_fraction": 0.25, "sequence_length": 16, "device": "cpu"}
+    data = {
+        "files": [f"{tmp_path}/text/*.txt"],
+        "validation_fraction": 0.25,
+        "sequence_length": 16,
+        "device": "cpu",
+    }
     settings = {
         "data": data | {"tokenizer": {"vocab_size": 300}},
-        "runtime": {"name": "twice", "home": str(tmp_path), "resume": "never", "retries": 1, "retry_delay": 0},
+        "runtime": {
+            "name": "twice",
+            "home": str(tmp_path),
+            "resume": "never",
+            "retries": 1,
+            "retry_delay": 0,
+        },
         "environment": {"device": "cpu"},
     }
     folder = RunFolder(tmp_path / "runs" / "twice")
@@ -101,11 +116,15 @@ print([part.retries for part in (pretrain, evaluate, export, patch_environment, 
 def test_retries_that_a_user_has_set_for_all_flows_and_tasks_are_not_those_of_a_run():
     defaults = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_TASKS_DEFAULT_RETRIES": "2"}
     command = [sys.executable, "-c", RETRIES]
-    done = subprocess.run(command, env=os.environ | defaults, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=os.environ | defaults, check=True, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "[0, 0, 0, 0, 0]\n"
 
 
 def test_a_line_for_the_page_of_a_run_can_be_sent():
     """The name of a folder may be no UTF-8, and an error of a program may have colours."""
-    record = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, "a \udcff \0 \x1b[31mred", (), None)
+    record = logging.LogRecord(
+        "infini_llama.train", logging.INFO, "", 0, "a \udcff \0 \x1b[31mred", (), None
+    )
     assert ThrottledAPILogHandler().format(record) == r"a \udcff \x00 \x1b[31mred"

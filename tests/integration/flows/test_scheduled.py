@@ -41,14 +41,18 @@ def file(tmp_path):
     return tmp_path / "small.yaml"
 
 
-@pytest.mark.parametrize(("schedule", "overrides"), [("nightly", OVERRIDES), ("plain", []), (None, [])])
+@pytest.mark.parametrize(
+    ("schedule", "overrides"), [("nightly", OVERRIDES), ("plain", []), (None, [])]
+)
 def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, overrides):
     deployment = read_deployment(str(file))
     assert set(deployment.schedules) == {"nightly"}
     monkeypatch.setattr(scheduled, "_schedule", lambda: schedule and Schedule(schedule, "UTC"))
     without = {"deployment"}
     config = scheduled.with_schedule(deployment.config, deployment.schedules)
-    assert config.model_dump(exclude=without) == load_config(file, overrides).model_dump(exclude=without)
+    assert config.model_dump(exclude=without) == load_config(file, overrides).model_dump(
+        exclude=without
+    )
 
 
 @pytest.mark.parametrize("cron", ["30 2 * * *", "30 1 * * *", "15 0 * * *", "45 23 * * *"])
@@ -56,7 +60,9 @@ def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, over
     ("first", "days"), [("2027-03-26", 5), ("2027-10-29", 5)]
 )  # 28 March, 31 October: the clocks change
 @pytest.mark.parametrize("machine", ["UTC", "Asia/Tokyo", "America/Los_Angeles"])
-def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(monkeypatch, cron, first, days, machine):
+def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(
+    monkeypatch, cron, first, days, machine
+):
     start = datetime.fromisoformat(first).replace(tzinfo=ZoneInfo("Europe/Berlin"))
     schedule = CronSchedule(cron=cron, timezone="Europe/Berlin")
     dates = asyncio.run(schedule.get_dates(start=start, end=start + timedelta(days=days)))
@@ -65,7 +71,9 @@ def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(monkeypatc
     time.tzset()
     names = []
     for date in dates:
-        monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(scheduled_start_time=date.in_timezone("UTC")))
+        monkeypatch.setattr(
+            scheduled, "flow_run", SimpleNamespace(scheduled_start_time=date.in_timezone("UTC"))
+        )
         names.append(run_name("nightly-{date}", scheduled.due("nightly-{date}")))
     assert names == [f"nightly-{(start + timedelta(days=day)).date()}" for day in range(days)]
 
@@ -73,7 +81,9 @@ def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(monkeypatc
 def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatch):
     monkeypatch.setattr(scheduled, "_schedule", lambda: None)
     monkeypatch.setattr(
-        scheduled, "flow_run", SimpleNamespace(scheduled_start_time=datetime(2027, 3, 27, 23, 30, tzinfo=UTC))
+        scheduled,
+        "flow_run",
+        SimpleNamespace(scheduled_start_time=datetime(2027, 3, 27, 23, 30, tzinfo=UTC)),
     )
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
@@ -103,11 +113,21 @@ def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(fil
         SimpleNamespace(id=schedule.name, slug=schedule.name, active=True, schedule=None)
         for schedule in config.schedules
     ]
-    others = [SimpleNamespace(id=name, slug=slug) for name, slug in (("a", None), ("b", None), ("c", "old"))]
+    others = [
+        SimpleNamespace(id=name, slug=slug)
+        for name, slug in (("a", None), ("b", None), ("c", "old"))
+    ]
     client = Mock(read_deployment_schedules=Mock(return_value=[*kept, *others]))
     _write_schedules(client, uuid4(), config.schedules, keep_active=True)
-    assert [call.args[1] for call in client.delete_deployment_schedule.call_args_list] == ["a", "b", "c"]
-    assert [call.args[1] for call in client.update_deployment_schedule.call_args_list] == ["nightly", "plain"]
+    assert [call.args[1] for call in client.delete_deployment_schedule.call_args_list] == [
+        "a",
+        "b",
+        "c",
+    ]
+    assert [call.args[1] for call in client.update_deployment_schedule.call_args_list] == [
+        "nightly",
+        "plain",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path
 
 
 def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(no_prefect, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", f"/{'x' * 300}")  # as one of another user, whatever rights the tests have
+    monkeypatch.setenv(
+        "HOME", f"/{'x' * 300}"
+    )  # as one of another user, whatever rights the tests have
     prepare_client(tmp_path)
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
 
@@ -87,18 +89,26 @@ def servers_of(home: Path) -> list[psutil.Process]:
     servers = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("PREFECT_HOME") == str(home / "prefect") and "uvicorn" in process.cmdline():
+            if (
+                process.environ().get("PREFECT_HOME") == str(home / "prefect")
+                and "uvicorn" in process.cmdline()
+            ):
                 servers.append(process)
     return servers
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's"
+)
 def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     """By SIGKILL: test_flow.py. Its database is in its home, whose path has characters with a meaning in URLs."""
     home = tmp_path / "why? [1] 100%25 #ö" / "home"
     command = [sys.executable, "-c", HOLD, str(home)]
     environment = os.environ | {"ALL_PROXY": "socks://127.0.0.1:9", "NO_PROXY": "internal.example"}
-    environment |= {"PREFECT_SERVER_API_AUTH_STRING": "user:password", "PREFECT_API_AUTH_STRING": "of:another"}
+    environment |= {
+        "PREFECT_SERVER_API_AUTH_STRING": "user:password",
+        "PREFECT_API_AUTH_STRING": "of:another",
+    }
     environment |= {"PREFECT_SERVER_API_BASE_PATH": "/other", "PREFECT_CLIENT_MAX_RETRIES": ""}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -141,7 +151,10 @@ def test_own_api_is_used_and_nothing_started(no_prefect, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "machine.example"])
 def test_a_public_server_requires_an_auth_string(no_prefect, tmp_path, host):
-    with pytest.raises(ConfigError, match="PREFECT_SERVER_API_AUTH_STRING"), api_for_serve(tmp_path, host, 4200):
+    with (
+        pytest.raises(ConfigError, match="PREFECT_SERVER_API_AUTH_STRING"),
+        api_for_serve(tmp_path, host, 4200),
+    ):
         pass
 
 
@@ -151,7 +164,10 @@ def test_a_loopback_server_is_local(tmp_path, host):
 
 
 def test_a_taken_address_is_refused(no_prefect, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigError, match="--port"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ConfigError, match="--port"),
+    ):
         Server(tmp_path, "127.0.0.1", listener.getsockname()[1], {}).refuse_taken_address()
     with pytest.raises(ConfigError, match="--port"):
         Server(tmp_path, "127.0.0.1", 70_000, {}).refuse_taken_address()
@@ -169,7 +185,11 @@ def silent():
 def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, silent):
     monkeypatch.setattr("infini_llama.flows.server.ANSWER_SECONDS", 0.05)
     monkeypatch.setenv("PREFECT_API_URL", silent)
-    for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0), api_for_deploy(tmp_path)):
+    for api in (
+        api_for_run(tmp_path),
+        api_for_serve(tmp_path, "127.0.0.1", 0),
+        api_for_deploy(tmp_path),
+    ):
         with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
             raise AssertionError("it was taken for one that answers")
         assert raised.value.exit_code == 70
@@ -197,22 +217,37 @@ def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("status", "body", "code"),
-    [(200, "<html>", 64), (200, '"2.20.3"', 64), (401, "{}", 64), (403, "{}", 64), (404, "{}", 70), (500, "", 70)],
+    [
+        (200, "<html>", 64),
+        (200, '"2.20.3"', 64),
+        (401, "{}", 64),
+        (403, "{}", 64),
+        (404, "{}", 70),
+        (500, "", 70),
+    ],
 )
-def test_a_server_that_is_not_usable_is_reported(no_prefect, monkeypatch, tmp_path, status, body, code):
+def test_a_server_that_is_not_usable_is_reported(
+    no_prefect, monkeypatch, tmp_path, status, body, code
+):
     """A page, another major version of Prefect, a wrong password, another service, and a fault."""
 
     with answering(lambda _: (status, body)) as place:
         monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@{place}/api")
         refresh_global_settings_context()
-        for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0), api_for_deploy(tmp_path)):
+        for api in (
+            api_for_run(tmp_path),
+            api_for_serve(tmp_path, "127.0.0.1", 0),
+            api_for_deploy(tmp_path),
+        ):
             with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
                 raise AssertionError("it was taken for Prefect's API")
             assert raised.value.exit_code == code and "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("block", ["local-file-system/missing", "missing"])
-def test_a_result_storage_block_that_the_server_lacks_is_named(no_prefect, monkeypatch, tmp_path, block):
+def test_a_result_storage_block_that_the_server_lacks_is_named(
+    no_prefect, monkeypatch, tmp_path, block
+):
     def answer(path: str) -> tuple[int, str]:
         return (200, f'"{prefect.__version__}"') if path.endswith("/version") else (404, "{}")
 
@@ -221,7 +256,10 @@ def test_a_result_storage_block_that_the_server_lacks_is_named(no_prefect, monke
         monkeypatch.setenv("PREFECT_DEFAULT_RESULT_STORAGE_BLOCK", block)
         refresh_global_settings_context()
         for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0)):
-            with pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"), api:
+            with (
+                pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"),
+                api,
+            ):
                 raise AssertionError("every run would load the block")
 
 
@@ -250,7 +288,12 @@ except ConfigError as error:
 """
     command = [sys.executable, "-c", check]
     done = subprocess.run(
-        command, env=os.environ | environment, check=True, capture_output=True, text=True, timeout=120
+        command,
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert name.removeprefix("PREFECT_CLIENT_").lower() in done.stdout.lower(), done.stdout
 
@@ -261,7 +304,9 @@ def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path)
         raise RuntimeError("Failed to reach API at http://127.0.0.1:9/api/")
 
 
-def test_a_server_that_needs_too_long_is_reported_with_what_to_set(no_prefect, monkeypatch, tmp_path):
+def test_a_server_that_needs_too_long_is_reported_with_what_to_set(
+    no_prefect, monkeypatch, tmp_path
+):
     monkeypatch.setenv(START_TIMEOUT, "0")
     with pytest.raises(PipelineError, match=START_TIMEOUT) as raised, api_for_run(tmp_path):
         pass

@@ -13,7 +13,8 @@ from infini_llama.flows import worker
 
 
 @pytest.mark.parametrize(
-    ("command", "started"), [(None, f"{sys.executable} -m infini_llama.flows.engine"), ("own", "own")]
+    ("command", "started"),
+    [(None, f"{sys.executable} -m infini_llama.flows.engine"), ("own", "own")],
 )
 def test_prefects_command_starts_runs_by_our_engine(command, started):
     assert BaseWorker.get_worker_class_from_type("process") is worker.Worker
@@ -22,9 +23,13 @@ def test_prefects_command_starts_runs_by_our_engine(command, started):
     assert configuration.command == started
 
 
-@pytest.mark.parametrize(("error", "lines"), [(httpx.ConnectError("refused"), 1), (ValueError("a fault"), 4)])
+@pytest.mark.parametrize(
+    ("error", "lines"), [(httpx.ConnectError("refused"), 1), (ValueError("a fault"), 4)]
+)
 def test_a_lost_connection_is_logged_in_one_line(error, lines):
-    record = worker.BriefRecord("a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None))
+    record = worker.BriefRecord(
+        "a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None)
+    )
     text = logging.Formatter().format(record)
     assert text.startswith("it failed again") and str(error) in text
     assert ("\n" in text) == (lines > 1)

@@ -47,11 +47,15 @@ def test_compiled_losses_and_gradients_are_those_of_eager(kind, packed):
         edited = ids.clone()
         edited[0, 0] = (ids[0, 0] + 1) % 97
         compiled = torch.compile(model.forward, fullgraph=True)
-        changed = (compiled(ids[:, :-1], documents) != compiled(edited[:, :-1], documents)).any(dim=2)
+        changed = (compiled(ids[:, :-1], documents) != compiled(edited[:, :-1], documents)).any(
+            dim=2
+        )
         assert changed[0, 0] and not changed[0, 11:].any() and not changed[1].any()
 
 
-@pytest.mark.parametrize(("attention", "checkpointing"), [("softmax", "selective"), ("infini", "full")])
+@pytest.mark.parametrize(
+    ("attention", "checkpointing"), [("softmax", "selective"), ("infini", "full")]
+)
 def test_a_compiled_loss_in_chunks_is_that_of_eager(attention, checkpointing):
     """By the back end that generates no code: what chunks and recomputation ask of Dynamo and autograd is tested."""
     torch.compiler.reset()
@@ -66,4 +70,8 @@ def test_a_compiled_loss_in_chunks_is_that_of_eager(attention, checkpointing):
         total.backward()
         results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
     for eager, compiled in zip(*results, strict=True):
-        assert eager is not None and compiled is not None and torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
+        assert (
+            eager is not None
+            and compiled is not None
+            and torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
+        )

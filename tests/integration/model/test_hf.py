@@ -17,7 +17,11 @@ from support.models import small
         {},
         {"num_key_value_heads": 1, "rope_theta": 5e5, "tie_word_embeddings": True},
         {"head_dim": 16},
-        {"hidden_act": "gelu", "attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {
+            "hidden_act": "gelu",
+            "attention_dropout": 0.1,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
     ],
 )
 def test_export_and_import_round_trip(changes):
@@ -34,7 +38,9 @@ def test_transformers_reads_and_writes_the_same():
 
 
 def test_omitted_fields_have_hugging_faces_defaults():
-    sizes = {name: value for name, value in small().to_dict().items() if HF_FIELDS.get(name, 0) is None}
+    sizes = {
+        name: value for name, value in small().to_dict().items() if HF_FIELDS.get(name, 0) is None
+    }
     del sizes["num_key_value_heads"]
     ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
     for name in HF_FIELDS:
@@ -45,7 +51,9 @@ def test_omitted_fields_have_hugging_faces_defaults():
 def test_infini_attention_cannot_be_exported_as_plain_llama():
     with pytest.raises(ValueError, match="attention=infini"):
         hf.config_to_hf(small(attention="infini"))
-    assert hf.config_from_hf(hf.config_to_infini_llama(small(attention="infini"))) == small(attention="infini")
+    assert hf.config_from_hf(hf.config_to_infini_llama(small(attention="infini"))) == small(
+        attention="infini"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,9 @@ def test_tensors_are_checked_by_name_and_shape():
     found = hf.shapes(infini)
     assert "lm_head.weight" not in found and sum(map(hf.is_gate, found)) == 2
     hf.check_shapes(found, found, infini)
-    hf.check_shapes({name: shape for name, shape in found.items() if not hf.is_gate(name)}, found, infini)
+    hf.check_shapes(
+        {name: shape for name, shape in found.items() if not hf.is_gate(name)}, found, infini
+    )
     extra = {"lm_head.weight": (97, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}
     hf.check_shapes(found | extra, found, infini)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -104,10 +114,14 @@ def test_scaled_rotary_positions_in_the_styles_of_transformers_4_and_5(kind):
     if kind == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     values = hf.config_to_hf(small(rope_scaling=scaling, rope_theta=5e5, segment_length=64))
-    five = {name: value for name, value in values.items() if name not in ("rope_theta", "rope_scaling")}
+    five = {
+        name: value for name, value in values.items() if name not in ("rope_theta", "rope_scaling")
+    }
     four = {name: value for name, value in values.items() if name != "rope_parameters"}
     for style in (values, four, five):
         read = hf.config_from_hf(style)
         assert (read.rope_scaling, read.rope_theta) == (scaling, 5e5)
         parameters = TheirConfig(**deepcopy(style)).rope_parameters
-        assert parameters["rope_theta"] == 5e5 and all(parameters[key] == value for key, value in scaling.items())
+        assert parameters["rope_theta"] == 5e5 and all(
+            parameters[key] == value for key, value in scaling.items()
+        )

@@ -26,8 +26,12 @@ SHARED = (
 
 def theirs_of(config):
     fields = {name: getattr(config, name) for name in SHARED}
-    scaling = {"rope_type": "default", "rope_theta": config.rope_theta} | (config.rope_scaling or {})
-    theirs = LlamaForCausalLM(TheirConfig(**fields, rope_parameters=scaling, hidden_act=config.hidden_act))
+    scaling = {"rope_type": "default", "rope_theta": config.rope_theta} | (
+        config.rope_scaling or {}
+    )
+    theirs = LlamaForCausalLM(
+        TheirConfig(**fields, rope_parameters=scaling, hidden_act=config.hidden_act)
+    )
     theirs.set_attn_implementation("sdpa")
     return theirs
 
@@ -60,18 +64,40 @@ def assert_equal(ours, theirs, length, tolerance):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_equals_transformers(kv_heads, tied, dtype, tolerance):
-    settings = small(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_theta=500.0, initializer_range=0.1)
+    settings = small(
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=tied,
+        rope_theta=500.0,
+        initializer_range=0.1,
+    )
     assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
 
 
 SCALINGS = {
     "linear": {"factor": 4.0},
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-    "yarn of other ramps": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 2.0},
+    "yarn of other ramps": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+    },
     "yarn of a ramp before all frequencies": {"factor": 4.0, "original_max_position_embeddings": 1},
-    "yarn of a ramp after all frequencies": {"factor": 4.0, "original_max_position_embeddings": 10**8},
-    "yarn of a given scale": {"factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 0.7},
+    "yarn of a ramp after all frequencies": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 10**8,
+    },
+    "yarn of a given scale": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "attention_factor": 0.7,
+    },
 }
 
 
@@ -85,7 +111,11 @@ def test_scaled_positions_equal_transformers(name, dtype, tolerance):
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
 def test_other_activations_equal_transformers(hidden_act):
-    assert_equal(*pair(small(hidden_act=hidden_act, initializer_range=0.1), torch.float32), length=33, tolerance=1e-5)
+    assert_equal(
+        *pair(small(hidden_act=hidden_act, initializer_range=0.1), torch.float32),
+        length=33,
+        tolerance=1e-5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,8 +125,14 @@ def test_other_activations_equal_transformers(hidden_act):
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
         (SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0}, "low_freq_factor"),
-        (SCALINGS["yarn"] | {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 32}, r"beta_fast=1\.0.*beta_slow=32\.0"),
-        (SCALINGS["yarn"] | {"rope_type": "yarn", "attention_factor": [1]}, r"attention_factor=\[1\]"),
+        (
+            SCALINGS["yarn"] | {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 32},
+            r"beta_fast=1\.0.*beta_slow=32\.0",
+        ),
+        (
+            SCALINGS["yarn"] | {"rope_type": "yarn", "attention_factor": [1]},
+            r"attention_factor=\[1\]",
+        ),
         ({"rope_type": "linear", "factor": float("nan")}, "factor=nan"),
         ([1], r"rope_scaling=\[1\]"),
     ],
@@ -110,7 +146,9 @@ def test_equals_transformers_to_the_last_digits_of_fp64(monkeypatch):
     """Their norms and rotary tables are rounded to fp32; without that the two agree to fp64's precision."""
 
     def norm(self, x):
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (
+            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
 
     def tables(self, x, position_ids):
         base, size = self.config.rope_parameters["rope_theta"], self.config.hidden_size // 4

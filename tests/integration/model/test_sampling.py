@@ -31,11 +31,16 @@ def test_equals_transformers(seed):
     )(ids, logits.clone())[0]
     seen = torch.zeros(97, dtype=torch.bool)
     seen[ids[0]] = True
-    drawn = {choose(logits[0], seen, sampling, torch.Generator().manual_seed(number)) for number in range(3000)}
+    drawn = {
+        choose(logits[0], seen, sampling, torch.Generator().manual_seed(number))
+        for number in range(3000)
+    }
     likely = theirs.softmax(0)
     assert drawn <= set(theirs.isfinite().nonzero()[:, 0].tolist())
     assert {int(token) for token in (likely > 0.01).nonzero()} <= drawn
-    penalised = torch.where(seen, torch.where(logits[0] > 0, logits[0] / 1.3, logits[0] * 1.3), logits[0])
+    penalised = torch.where(
+        seen, torch.where(logits[0] > 0, logits[0] / 1.3, logits[0] * 1.3), logits[0]
+    )
     assert torch.allclose(keep_likely(penalised / 0.7, 40, 0.9, 0.05), theirs)
 
 
@@ -66,7 +71,9 @@ def test_choices_follow_the_probabilities():
     logits, seen = torch.tensor([0.5, 0.3, 0.2]).log(), torch.zeros(3, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
     hot = Sampling(temperature=1.0)
-    drawn = torch.tensor([choose(logits, seen, hot, generator) for _ in range(4000)]).bincount(minlength=3)
+    drawn = torch.tensor([choose(logits, seen, hot, generator) for _ in range(4000)]).bincount(
+        minlength=3
+    )
     assert (drawn / 4000 - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
     assert choose(logits, seen, Sampling(), generator) == 0
     assert {choose(logits, seen, Sampling(temperature=0.05), generator) for _ in range(50)} == {0}

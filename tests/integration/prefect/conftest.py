@@ -83,7 +83,11 @@ class House:
         return f"INFINI_TEST_HOUSE={self.port}"
 
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTEST_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT_", "PYTEST_"))
+        }
         name, value = self.marker.split("=")
         return kept | {
             name: value,
@@ -116,7 +120,9 @@ class House:
     def begin_server(self) -> None:
         python = (sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port))
         process = self.begin("server", *python)
-        self.wait(lambda: self._answers() or process.poll() is not None, "the server does not answer")
+        self.wait(
+            lambda: self._answers() or process.poll() is not None, "the server does not answer"
+        )
 
     def _answers(self) -> bool:
         try:
@@ -149,7 +155,12 @@ class House:
 
     def call(self, *command: str, folder: Path | None = None) -> str:
         """What a command prints in `folder`, by default home; it must exit with 0."""
-        options = {"env": self.environment(), "cwd": folder or self.home, "capture_output": True, "text": True}
+        options = {
+            "env": self.environment(),
+            "cwd": folder or self.home,
+            "capture_output": True,
+            "text": True,
+        }
         done = subprocess.run(command, timeout=180, check=False, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -190,7 +201,9 @@ class House:
             "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
             "related": [flow],
         }
-        httpx.post(f"{self.api}/events", json=[event], headers=self.headers(), timeout=60).raise_for_status()
+        httpx.post(
+            f"{self.api}/events", json=[event], headers=self.headers(), timeout=60
+        ).raise_for_status()
 
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""
@@ -199,7 +212,9 @@ class House:
 
     def create_run(self, deployment: str | None = None, **fields: object) -> str:
         """Id of a new run of a deployment, by default that of the configuration."""
-        return self.post(f"deployments/{deployment or self.deployment()['id']}/create_flow_run", **fields)["id"]
+        return self.post(
+            f"deployments/{deployment or self.deployment()['id']}/create_flow_run", **fields
+        )["id"]
 
     def get(self, run: str) -> dict:
         return httpx.get(f"{self.api}/flow_runs/{run}", timeout=30).json()
@@ -231,7 +246,10 @@ class House:
         return self.get(run)["state_type"]
 
     def wait_for(self, run: str, *states: str) -> dict:
-        self.wait(lambda: self.state(run) in states, f"the run never was {states}: {self.get(run)['state']}")
+        self.wait(
+            lambda: self.state(run) in states,
+            f"the run never was {states}: {self.get(run)['state']}",
+        )
         return self.get(run)
 
     def step(self, name: str) -> int:
@@ -245,7 +263,11 @@ class House:
         return read_attempts(RunFolder(self.home / "runs" / name))
 
     def processes_of_run(self, name: str) -> dict[int, str]:
-        return {pid: command for pid, command in processes_of(self.marker).items() if f"/runs/{name}/" in command}
+        return {
+            pid: command
+            for pid, command in processes_of(self.marker).items()
+            if f"/runs/{name}/" in command
+        }
 
     def page(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/{path}"
@@ -267,7 +289,8 @@ class Served(House):
         return {
             name: value
             for name, value in super().environment().items()
-            if not name.startswith("PREFECT_") or name in ("PREFECT_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
+            if not name.startswith("PREFECT_")
+            or name in ("PREFECT_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
         }
 
     def serve(self) -> None:
@@ -276,7 +299,9 @@ class Served(House):
     def headers(self) -> dict[str, str]:
         """With the token that the server asks for, as docs/prefect.md shows it."""
         self.wait(self._answers, "the server does not answer")
-        token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()["token"]
+        token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()[
+            "token"
+        ]
         return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
 
     def get(self, run: str) -> dict:
@@ -300,14 +325,20 @@ class Served(House):
     def kill(self, *parts: str) -> None:
         """SIGKILL."""
         commands = [PARTS[part] for part in parts]
-        killed = [pid for pid, line in processes_of(self.marker).items() if any(part in line for part in commands)]
+        killed = [
+            pid
+            for pid, line in processes_of(self.marker).items()
+            if any(part in line for part in commands)
+        ]
         assert killed
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def served_at(home: Path, settings: dict, environment: Mapping[str, str] | None = None) -> Iterator[Served]:
+def served_at(
+    home: Path, settings: dict, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
     """`serve` of a configuration small.yaml; nothing is left of it."""
     (home / "small.yaml").write_text(yaml.safe_dump(settings))
     house = Served(home, home / "small.yaml", free_port(), "", variables=dict(environment or {}))
@@ -326,7 +357,9 @@ def _database(kind: str, folder: Path) -> Iterator[str]:
     if kind == "sqlite":
         yield f"sqlite+aiosqlite:///{folder}/prefect.db"
     elif POSTGRES is None:
-        pytest.skip("Prefect's server is also tried on PostgreSQL: needs the server's programs on PATH")
+        pytest.skip(
+            "Prefect's server is also tried on PostgreSQL: needs the server's programs on PATH"
+        )
     else:
         with postgres("prefect", "secret", "postgres") as port:
             yield f"postgresql+asyncpg://prefect:secret@127.0.0.1:{port}/postgres"
@@ -356,7 +389,9 @@ def server(request, tmp_path_factory) -> Iterator[House]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("server")))
     (home / "text").mkdir()
     for number in range(40):
-        (home / "text" / f"{number}.txt").write_text(f"Text {number} is short, and said again and again. " * 20)
+        (home / "text" / f"{number}.txt").write_text(
+            f"Text {number} is short, and said again and again. " * 20
+        )
     data = {
         "files": ["text/*.txt"],
         "validation_fraction": 0.2,
@@ -384,7 +419,11 @@ def house(tmp_path_factory) -> Iterator[House]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("house")))
     settings = CONFIG | {"environment": CONFIG["environment"] | {"nproc_per_node": 2}}
     minute = {"name": "every-minute", "cron": "* * * * *", "active": False}
-    minute["overrides"] = ["runtime.name=by-cron-{date}-{time}", "train.max_steps=20", "train.warmup_steps=2"]
+    minute["overrides"] = [
+        "runtime.name=by-cron-{date}-{time}",
+        "train.max_steps=20",
+        "train.warmup_steps=2",
+    ]
     never = {"name": "leap-day", "cron": "0 0 29 2 *", "timezone": "Europe/Berlin"}
     settings["deployment"] = {"schedules": [minute, never], "concurrency_limit": 2}
     with server_at(home, settings) as house:
@@ -395,6 +434,8 @@ def house(tmp_path_factory) -> Iterator[House]:
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("the buttons of the page are pressed in a browser: needs Chromium or Chrome on PATH")
+        pytest.skip(
+            "the buttons of the page are pressed in a browser: needs Chromium or Chrome on PATH"
+        )
     with Browser() as browser:
         yield browser

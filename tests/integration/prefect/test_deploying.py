@@ -11,7 +11,9 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.flows.deployments import Deployment
 from infini_llama.flows.form import SHORT
 
-pytestmark = pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize(
+    "server", ["sqlite", "postgres"], indirect=True, scope="module"
+)
 ROOT = Path(__file__).parents[3]
 MOVED_BY_WORKERS = (
     "status",
@@ -49,10 +51,17 @@ def switch(server, name: str, active: bool) -> None:
 def overdue(server, days: int) -> list[str]:
     """Ids of runs of the schedules that should have started in the last days, the oldest first."""
     now = datetime.now(UTC)
-    span = {"start_time": (now - timedelta(days=days)).isoformat(), "end_time": now.isoformat(), "max_runs": 50}
+    span = {
+        "start_time": (now - timedelta(days=days)).isoformat(),
+        "end_time": now.isoformat(),
+        "max_runs": 50,
+    }
     server.post(f"deployments/{server.deployment()['id']}/schedule", **span, min_runs=50)
     late = server.runs(
-        flow_runs={"expected_start_time": {"before_": now.isoformat()}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+        flow_runs={
+            "expected_start_time": {"before_": now.isoformat()},
+            "state": {"type": {"any_": ["SCHEDULED"]}},
+        }
     )
     return [run["id"] for run in sorted(late, key=lambda run: run["expected_start_time"])]
 
@@ -60,14 +69,18 @@ def overdue(server, days: int) -> list[str]:
 def test_deploying_again_and_serving_again_change_nothing(server):
     server.ours("deploy", str(server.config), "--gpus", "2")
     switch(server, "nightly", False)
-    server.wait(lambda: len(server.runs()) >= 3, "the scheduler makes no runs of the weekly schedule")
+    server.wait(
+        lambda: len(server.runs()) >= 3, "the scheduler makes no runs of the weekly schedule"
+    )
     before = stored(server)
     server.ours("deploy", str(server.config), "--gpus", "2")
     assert stored(server) == before
     server.begin_worker()
     server.end("serve")
     assert stored(server) == before
-    assert "home" not in server.deployment()["parameters"]["config"]["runtime"], "it is that of the machine that runs"
+    assert "home" not in server.deployment()["parameters"]["config"]["runtime"], (
+        "it is that of the machine that runs"
+    )
 
 
 def test_a_waiting_run_survives_deploying_again(server):
@@ -89,14 +102,20 @@ def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     server.ours("deploy", str(server.config))
     nightly = schedules(server)["nightly"]
     assert server.deployment()["parameters"]["config"]["train"]["learning_rate"] == 0.002
-    assert server.deployment()["parameters"]["schedules"] == {"nightly": {"runtime": {"name": "nightly-{date}"}}}
+    assert server.deployment()["parameters"]["schedules"] == {
+        "nightly": {"runtime": {"name": "nightly-{date}"}}
+    }
     assert not nightly["active"]
 
     settings["deployment"]["schedules"][0]["cron"] = "0 4 * * *"
     server.config.write_text(yaml.safe_dump(settings))
     server.ours("deploy", str(server.config))
     changed = schedules(server)["nightly"]
-    assert changed["id"] == nightly["id"] and changed["schedule"]["cron"] == "0 4 * * *" and changed["active"]
+    assert (
+        changed["id"] == nightly["id"]
+        and changed["schedule"]["cron"] == "0 4 * * *"
+        and changed["active"]
+    )
 
 
 def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
@@ -105,11 +124,16 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
     late = overdue(server, 4)
     assert len(late) >= 3
     server.begin_worker()
-    final = {server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED")["id"]: run for run in late}
+    final = {
+        server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED")["id"]: run
+        for run in late
+    }
     assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + ["COMPLETED"]
     assert len(list((server.home / "runs").iterdir())) == 1, "only one of them has begun"
     messages = [server.get(run)["state"]["message"] for run in late[:-1]]
-    assert all(message.startswith("Skipped: the run of the same schedule") for message in messages), messages
+    assert all(
+        message.startswith("Skipped: the run of the same schedule") for message in messages
+    ), messages
 
 
 def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
@@ -121,7 +145,10 @@ def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
     ours = Deployment("pretrain", parse_config(settings)).to_prefect()
     assert stored["description"] == ours.description and set(stored["tags"]) == set(ours.tags)
     env = {name: value for name, value in ours.job_variables["env"].items() if name != "PYTHONPATH"}
-    assert stored["job_variables"] == {"env": env, "stream_output": ours.job_variables["stream_output"]}
+    assert stored["job_variables"] == {
+        "env": env,
+        "stream_output": ours.job_variables["stream_output"],
+    }
     sections = yaml.safe_load(server.config.read_text())
     del sections["deployment"]
     files = [str(server.home / "text" / "*.txt")]

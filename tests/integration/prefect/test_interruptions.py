@@ -19,9 +19,14 @@ FAULT = ONE_FAULT.format(before="")
 
 def crashed(house, name: str, folder) -> str:
     """Id of a run whose worker has failed at step 25 and which nobody has tried again."""
-    run = house.submit(name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.trainer", FAULT))
+    run = house.submit(
+        name, "runtime.retries=0", inject(folder, "infini_llama.tasks.train.worker.trainer", FAULT)
+    )
     assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
-    assert "the injected fault" in house.get(run)["state"]["message"] or house.attempts(name)[0].kind == "failed"
+    assert (
+        "the injected fault" in house.get(run)["state"]["message"]
+        or house.attempts(name)[0].kind == "failed"
+    )
     assert "training-small" in house.artifacts(run), "a failed run has its card too"
     return run
 
@@ -60,16 +65,24 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
         browser.open(house.page(f"runs/flow-run/{run}"))
         browser.click("button", "Cancel")
         browser.click("[role=dialog] button, .p-modal button", "Confirm")
-    assert house.wait_for(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"] == "CANCELLED"
+    assert (
+        house.wait_for(run, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"]
+        == "CANCELLED"
+    )
     assert not house.processes_of_run(name)
     (attempt,) = house.attempts(name)
-    assert attempt.kind == "preempted" and attempt.step == attempt.checkpoint_step == house.step(name)
+    assert attempt.kind == "preempted" and attempt.step == attempt.checkpoint_step == house.step(
+        name
+    )
 
 
 def assert_continues(house, run: str, name: str) -> None:
     """Resume a suspended run: its second attempt starts at the step of the first one's end. The run is then cancelled."""
     house.post(f"flow_runs/{run}/resume")
-    house.wait(lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2, "it does not go on")
+    house.wait(
+        lambda: len(list((house.home / f"runs/{name}/logs").glob("attempt-*"))) == 2,
+        "it does not go on",
+    )
     first = house.attempts(name)[0].step
     house.wait_for_step(name, first + 1)
     house.cli("flow-run", "cancel", run)
@@ -86,7 +99,17 @@ def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
     name = f"resumed-by-{by}"
     if by == "prefect":  # without a limit, as the files in deploy/ start it
         house.end("serve")
-        start = (sys.executable, "-m", "prefect", "worker", "start", "--pool", "infini-llama", "--type", "process")
+        start = (
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            "--pool",
+            "infini-llama",
+            "--type",
+            "process",
+        )
         house.begin("worker", *start)
         house.wait(lambda: workers(house), "no worker")
     before = workers(house)
@@ -94,7 +117,9 @@ def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
     house.wait_for_step(name, 20)
     house.suspend(run)
     house.wait(lambda: house.attempts(name), "training does not end")
-    assert [command for command in processes_of(house.marker).values() if ".engine" in command], "still ending"
+    assert [command for command in processes_of(house.marker).values() if ".engine" in command], (
+        "still ending"
+    )
     assert_continues(house, run, name)
     assert workers(house) == before, "a worker has exited"
     if by == "prefect":
@@ -122,9 +147,14 @@ def test_ctrl_c_ends_everything_cancels_runs_and_pauses_nothing(house):
     house.end("serve")
     assert house.state(run) == "CANCELLED"
     assert not house.processes_of_run("at-the-end")
-    assert not [command for command in processes_of(house.marker).values() if "worker start" in command]
+    assert not [
+        command for command in processes_of(house.marker).values() if "worker start" in command
+    ]
     deployment = house.deployment()
-    assert not deployment["paused"] and [one["active"] for one in deployment["schedules"]].count(True) == 1
+    assert (
+        not deployment["paused"]
+        and [one["active"] for one in deployment["schedules"]].count(True) == 1
+    )
     house.begin_worker()
 
 
@@ -145,19 +175,26 @@ def test_a_silent_run_is_marked_as_crashed(house):
     assert "No heartbeat" in json.dumps(ended["state"])
 
 
-@pytest.mark.parametrize("states", [("PENDING",), ("PENDING", "CANCELLING"), ("PENDING", "RUNNING", "CANCELLING")])
+@pytest.mark.parametrize(
+    "states", [("PENDING",), ("PENDING", "CANCELLING"), ("PENDING", "RUNNING", "CANCELLING")]
+)
 def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     """Its worker, on another machine, is gone: this machine has no process of it, and never had."""
     command = [sys.executable, "-c", DEPLOY, str(house.config), "35"]
     subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
     limit = "v2/concurrency_limits/filter"
     before = [one["active_slots"] for one in house.post(limit)]
-    run = house.create_run(state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}})
+    run = house.create_run(
+        state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
+    )
     for state in states:
         house.post(f"flow_runs/{run}/set_state", state={"type": state})
     if "RUNNING" in states:  # its process goes on with heartbeats while it is cancelled
         house.send_heartbeat(run)
-    assert house.state(run) == states[-1] and [one["active_slots"] for one in house.post(limit)] != before
+    assert (
+        house.state(run) == states[-1]
+        and [one["active_slots"] for one in house.post(limit)] != before
+    )
     ended = house.wait_for(run, "CRASHED", "CANCELLED")
     assert ended["state_type"] == ("CRASHED" if states == ("PENDING",) else "CANCELLED")
     assert [one["active_slots"] for one in house.post(limit)] == before

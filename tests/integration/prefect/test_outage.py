@@ -26,7 +26,9 @@ def limited(tmp_path_factory) -> Iterator[House]:
     environment = CONFIG["environment"] | {"env": {"PYTHONPATH": path}}
     train = CONFIG["train"] | {"max_steps": 6000, "save_steps": 20, "eval_steps": 3000}
     deployment = {"concurrency_limit": 1}
-    with server_at(home, CONFIG | {"train": train, "environment": environment, "deployment": deployment}) as house:
+    with server_at(
+        home, CONFIG | {"train": train, "environment": environment, "deployment": deployment}
+    ) as house:
         house.begin_worker()
         yield house
 
@@ -41,10 +43,15 @@ def test_a_run_trains_through_an_outage_and_keeps_its_slot(limited):
     next_run = limited.submit("next")
     time.sleep(120)  # in which the automation would act, and the worker take the next run
     assert limited.state(run) == "RUNNING" and limited.state(next_run) == "SCHEDULED"
-    assert limited.processes_of_run("through").keys() == processes and not limited.attempts("through")
+    assert limited.processes_of_run("through").keys() == processes and not limited.attempts(
+        "through"
+    )
     limited.wait_for_step("through", limited.step("through") + 20)
     limited.cli("flow-run", "cancel", run)
-    assert limited.wait_for(run, "CANCELLED", "FAILED", "CRASHED", "COMPLETED")["state_type"] == "CANCELLED"
+    assert (
+        limited.wait_for(run, "CANCELLED", "FAILED", "CRASHED", "COMPLETED")["state_type"]
+        == "CANCELLED"
+    )
     limited.wait_for(next_run, "RUNNING")
     limited.cli("flow-run", "cancel", next_run)
     limited.wait_for(next_run, "CANCELLED", "FAILED", "CRASHED", "COMPLETED")

@@ -20,7 +20,11 @@ from support.laboratory import CONFIG, inject
 
 from .conftest import DEPLOY, FINAL, SLOW, Served, served_at
 
-PROXIES = {"ALL_PROXY": "socks://127.0.0.1:9/", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "internal.example"}
+PROXIES = {
+    "ALL_PROXY": "socks://127.0.0.1:9/",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "internal.example",
+}
 SILENT_FOR = 100.0  # seconds, of the automation; a run sends a heartbeat every 30, and again when the server is back
 
 
@@ -31,10 +35,16 @@ def served(tmp_path_factory) -> Iterator[Served]:
     (home / "slow").mkdir()
     path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
     environment = CONFIG["environment"] | {"env": {"PYTHONPATH": path}}
-    settings = CONFIG | {"train": train, "environment": environment, "deployment": {"concurrency_limit": 1}}
+    settings = CONFIG | {
+        "train": train,
+        "environment": environment,
+        "deployment": {"concurrency_limit": 1},
+    }
     with served_at(home, settings, PROXIES) as house:
         command = [sys.executable, "-c", DEPLOY, str(house.config), str(SILENT_FOR)]
-        variables = {name: value for name, value in house.environment().items() if name not in PROXIES}
+        variables = {
+            name: value for name, value in house.environment().items() if name not in PROXIES
+        }
         variables["PREFECT_API_URL"] = house.api
         subprocess.run(command, env=variables, cwd=home, check=True, timeout=120)
         yield house
@@ -164,16 +174,26 @@ def test_a_pending_run_without_a_process_is_crashed_and_can_be_started_again(ser
 def test_a_lease_outlives_its_server_and_the_slot_is_free_once_it_expires(served):
     """As that of a GPU, whose run was killed together with the server."""
     served.post("v2/concurrency_limits/", name="test-slot", limit=1)
-    lease = served.post("v2/concurrency_limits/increment-with-lease", slots=1, names=["test-slot"], lease_duration=60)
+    lease = served.post(
+        "v2/concurrency_limits/increment-with-lease",
+        slots=1,
+        names=["test-slot"],
+        lease_duration=60,
+    )
     restart(served)
     served.post(f"v2/concurrency_limits/leases/{lease['lease_id']}/renew", lease_duration=60)
     restart(served)
 
     def occupied() -> int:
-        return httpx.get(f"{served.api}/v2/concurrency_limits/test-slot", timeout=30).json()["active_slots"]
+        return httpx.get(f"{served.api}/v2/concurrency_limits/test-slot", timeout=30).json()[
+            "active_slots"
+        ]
 
     assert occupied() == 1
     served.wait(lambda: occupied() == 0, "the slot of an expired lease is not free")
     httpx.request(
-        "DELETE", f"{served.api}/v2/concurrency_limits/test-slot", headers=served.headers(), timeout=30
+        "DELETE",
+        f"{served.api}/v2/concurrency_limits/test-slot",
+        headers=served.headers(),
+        timeout=30,
     ).raise_for_status()

@@ -15,11 +15,19 @@ BEYOND = """[...document.querySelectorAll('td, th, svg, pre')].filter(one => one
 @pytest.fixture
 def report(make_run):
     run = make_run(steps=40, finished=False)
-    message = f"rank 0: RuntimeError: the connection was closed (log: {run}/logs/attempt-03/rank-0.log)"
+    message = (
+        f"rank 0: RuntimeError: the connection was closed (log: {run}/logs/attempt-03/rank-0.log)"
+    )
     append_attempt(
         RunFolder(run),
         AttemptRecord(
-            attempt=3, kind="failed", code=70, from_step=20, checkpoint_step=40, seconds=3725.0, message=message
+            attempt=3,
+            kind="failed",
+            code=70,
+            from_step=20,
+            checkpoint_step=40,
+            seconds=3725.0,
+            message=message,
         ),
     )
     return write_report(run)[1]

@@ -8,7 +8,12 @@ from infini_llama.configs.deepspeed import engine_settings, read_json, refuse_co
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 
-OF_THE_RUN = {"global_batch_size": 64, "micro_batch_size": 4, "learning_rate": 1e-4, "weight_decay": 0.01}
+OF_THE_RUN = {
+    "global_batch_size": 64,
+    "micro_batch_size": 4,
+    "learning_rate": 1e-4,
+    "weight_decay": 0.01,
+}
 
 
 def run(content: dict | str | None = None, **changes) -> TrainingConfig:
@@ -40,7 +45,10 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 4,
         "gradient_clipping": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01, "betas": "auto"}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 1e-4, "weight_decay": 0.01, "betas": "auto"},
+        },
         "scheduler": "auto",
         "fp16": {"enabled": True, "loss_scale": "auto"},
         "bf16": {"enabled": False},
@@ -52,8 +60,12 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
     made = engine_settings(train, 4, workers=4)
     assert made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     assert made["gradient_accumulation_steps"] == 4
-    assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, "the run's own keys decide"
-    assert engine_settings(train, 2, workers=4)["train_micro_batch_size_per_gpu"] == 2, "after an out-of-memory error"
+    assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, (
+        "the run's own keys decide"
+    )
+    assert engine_settings(train, 2, workers=4)["train_micro_batch_size_per_gpu"] == 2, (
+        "after an out-of-memory error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,9 +74,18 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
         ({"train_batch_size": 32}, "train_batch_size=32, but train.global_batch_size is 64"),
         ({"gradient_accumulation_steps": 1}, "global batch / (micro-batch x workers) is 4"),
         ({"gradient_clipping": 0.5}, "train.max_grad_norm is 1.0"),
-        ({"optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb', but train.optimizer=adamw is 'AdamW'"),
-        ({"optimizer": {"params": {"lr": 1e-3}}}, "optimizer.params.lr=0.001, but train.learning_rate is 0.0001"),
-        ({"optimizer": {"params": {"freeze_step": 9}}}, "optimizer.params.freeze_step is not known"),
+        (
+            {"optimizer": {"type": "Lamb"}},
+            "optimizer.type='Lamb', but train.optimizer=adamw is 'AdamW'",
+        ),
+        (
+            {"optimizer": {"params": {"lr": 1e-3}}},
+            "optimizer.params.lr=0.001, but train.learning_rate is 0.0001",
+        ),
+        (
+            {"optimizer": {"params": {"freeze_step": 9}}},
+            "optimizer.params.freeze_step is not known",
+        ),
         ({"fp16": {"enabled": True}}, "fp16.enabled=True, but environment.precision=fp16 is False"),
         ({"fp16": {"initial_scale_power": 8, "enabled": False}}, "fp16.initial_scale_power"),
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type is not known"),

@@ -20,7 +20,9 @@ def write(tmp_path, text, name="run.yaml"):
     return path
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in Path(configs.__path__[0]).glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in Path(configs.__path__[0]).glob("*.yaml"))
+)
 def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no configs/ folder, the packaged one is meant
     assert load_config(f"configs/{name}.yaml").runtime.name == name
@@ -28,8 +30,15 @@ def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, 
 
 def test_overrides_win(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\ntrain: {max_steps: 200}\n")
-    config = load_config(path, ["train.max_steps=300", "environment.nproc_per_node=2", "data.tokenizer.vocab_size=500"])
-    assert (config.train.max_steps, config.environment.nproc_per_node, config.data.tokenizer.vocab_size) == (
+    config = load_config(
+        path,
+        ["train.max_steps=300", "environment.nproc_per_node=2", "data.tokenizer.vocab_size=500"],
+    )
+    assert (
+        config.train.max_steps,
+        config.environment.nproc_per_node,
+        config.data.tokenizer.vocab_size,
+    ) == (
         300,
         2,
         500,
@@ -64,12 +73,16 @@ def test_an_override_of_a_text_is_taken_as_written(tmp_path):
         ("", None),
     ],
 )
-def test_an_override_of_a_text_or_null_is_taken_as_written_unless_it_is_null(tmp_path, written, value):
+def test_an_override_of_a_text_or_null_is_taken_as_written_unless_it_is_null(
+    tmp_path, written, value
+):
     path = write(tmp_path, "data: {source: python-stdlib, tokenizer: {eos: </s>}}\n")
     keys = ["data.tokenizer.eos", "data.tokenizer.path", "data.dataset_config", "storage.mirror"]
     config = load_config(path, [f"{key}={written}" for key in keys])
     tokenizer = config.data.tokenizer
-    assert [tokenizer.eos, tokenizer.path, config.data.dataset_config, config.storage.mirror] == [value] * 4
+    assert [tokenizer.eos, tokenizer.path, config.data.dataset_config, config.storage.mirror] == [
+        value
+    ] * 4
 
 
 def test_an_override_changes_one_place_where_an_alias_shares_it(tmp_path):
@@ -99,7 +112,9 @@ def test_a_list_of_many_problems_is_cut(tmp_path):
 
 def test_a_bare_name_is_the_ready_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load_config("tiny").model.hidden_size == load_config("tiny.yaml").model.hidden_size == 192
+    assert (
+        load_config("tiny").model.hidden_size == load_config("tiny.yaml").model.hidden_size == 192
+    )
     write(tmp_path, "data: {source: python-stdlib}\nmodel: {hidden_size: 64}\n", "tiny.yaml")
     assert load_config("tiny.yaml").model.hidden_size == 64, "a file that is here comes first"
     with pytest.raises(ConfigError, match=r"tiny\.yaml"):
@@ -136,11 +151,13 @@ def test_numbers_that_would_overflow_are_refused(key, value):
 
 def test_plain_values_are_what_they_look_like(tmp_path):
     """YAML 1.1 would read a date, the octal 8, `False` and the text '1e-4' here."""
-    text = (
-        "data: {source: python-stdlib}\ntrain: {seed: 010, learning_rate: 1e-4, max_steps: 1e3}\nruntime: {name: no}\n"
-    )
+    text = "data: {source: python-stdlib}\ntrain: {seed: 010, learning_rate: 1e-4, max_steps: 1e3}\nruntime: {name: no}\n"
     config = load_config(write(tmp_path, text), ["data.text_column=2024-01-01"])
-    assert (config.train.seed, config.train.learning_rate, config.train.max_steps) == (10, 1e-4, 1000)
+    assert (config.train.seed, config.train.learning_rate, config.train.max_steps) == (
+        10,
+        1e-4,
+        1000,
+    )
     assert (config.runtime.name, config.data.text_column) == ("no", "2024-01-01")
 
 
@@ -150,5 +167,10 @@ def test_every_key_has_a_sentence_and_its_name_as_title():
     sections = {"": schema, **schema["$defs"]}
     for section, fields in sections.items():
         for name, field in fields["properties"].items():
-            described = field.get("description") or sections[field["$ref"].rsplit("/", 1)[-1]]["description"]
-            assert field.get("title", name) == name and described.endswith((".", ").")), f"{section}.{name}"
+            described = (
+                field.get("description")
+                or sections[field["$ref"].rsplit("/", 1)[-1]]["description"]
+            )
+            assert field.get("title", name) == name and described.endswith((".", ").")), (
+                f"{section}.{name}"
+            )

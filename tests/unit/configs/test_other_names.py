@@ -137,14 +137,19 @@ def test_each_name_of_the_field_is_a_key_or_suggests_one(section, key, meant):
     if not meant:
         assert f"{section}.{key}" in all_keys()
         return
-    _, problems = validate({"data": {"source": "python-stdlib"}} | {section: {"source": "python-stdlib", key: 1}})
+    _, problems = validate(
+        {"data": {"source": "python-stdlib"}} | {section: {"source": "python-stdlib", key: 1}}
+    )
     (line,) = [line for line in problems if line.startswith(f"{section}.{key}:")]
     assert line.endswith(f"did you mean {meant}?")
 
 
 @pytest.mark.parametrize(
     ("option", "value", "meant"),
-    [("--no-gpu", [], "data.device="), *((option, ["1"], meant) for option, meant in OPTIONS.items())],
+    [
+        ("--no-gpu", [], "data.device="),
+        *((option, ["1"], meant) for option, meant in OPTIONS.items()),
+    ],
 )
 def test_an_unknown_option_suggests_the_key(option, value, meant, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -183,11 +188,17 @@ def test_an_unrelated_word_has_no_suggestion(word):
 
 @pytest.mark.parametrize("key", other_names.DECIDED)
 def test_a_key_that_the_program_decides_is_answered_with_what_it_does(key):
-    config = {"data": {"source": "python-stdlib"}, "model": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}
+    config = {
+        "data": {"source": "python-stdlib"},
+        "model": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    }
     *parents, name = key.split(".")
     section = config
     for parent in parents:
         section = section.setdefault(parent, {})
     section[name] = "on"
     _, (line,) = validate(config)
-    assert line == f"{key}: unknown key; leave it out: {other_names.DECIDED[key]}" and key not in all_keys()
+    assert (
+        line == f"{key}: unknown key; leave it out: {other_names.DECIDED[key]}"
+        and key not in all_keys()
+    )

@@ -40,15 +40,30 @@ def test_a_wrong_value_is_named(section, wrong):
 
 def test_a_misspelt_key_does_not_hide_other_rules():
     lines = message({"data": {"file": ["a"]}, "train": {"global_batch_size": 9}}).splitlines()[1:]
-    assert [line.split(":")[0].split("=")[0].strip() for line in lines] == ["data.file", "train.global_batch_size"]
+    assert [line.split(":")[0].split("=")[0].strip() for line in lines] == [
+        "data.file",
+        "train.global_batch_size",
+    ]
 
 
 def test_no_rule_is_reported_about_a_value_that_was_not_given():
     # The default of a key that is wrong would break these rules; the user never wrote it.
-    assert len(message(GOOD | {"model": {"num_attention_heads": 0, "hidden_size": 190}}).splitlines()) == 1
-    assert len(message(GOOD | {"train": {"micro_batch_size": "x", "global_batch_size": 9}}).splitlines()) == 1
+    assert (
+        len(message(GOOD | {"model": {"num_attention_heads": 0, "hidden_size": 190}}).splitlines())
+        == 1
+    )
+    assert (
+        len(
+            message(
+                GOOD | {"train": {"micro_batch_size": "x", "global_batch_size": 9}}
+            ).splitlines()
+        )
+        == 1
+    )
     assert len(message({"data": {"source": "nowhere"}}).splitlines()) == 1
-    assert len(message({"data": {"file": ["a.txt"]}}).splitlines()) == 1, "data.file meant data.files"
+    assert len(message({"data": {"file": ["a.txt"]}}).splitlines()) == 1, (
+        "data.file meant data.files"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,9 +119,13 @@ def test_every_key_can_be_explained():
     for key in all_keys():
         steps, fields, allowed = place(tuple(key.split(".")))
         assert ".".join(steps) == key and steps == fields
-        assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), f"{key}: {words(allowed)}"
+        assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), (
+            f"{key}: {words(allowed)}"
+        )
     schema = f"{PipelineConfig.model_json_schema()} {DeploymentConfig.model_json_schema()}"
-    assert all(repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS)
+    assert all(
+        repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS
+    )
 
 
 def test_a_value_is_shown_short_and_on_one_line():
@@ -114,7 +133,8 @@ def test_a_value_is_shown_short_and_on_one_line():
     for _ in range(30):
         bomb = [bomb] * 9  # pyright: ignore[reportAssignmentType]
     assert all(
-        len(shown(value)) < 200 and "\n" not in shown(value) for value in (bomb, "a\nb" * 500, {"a": bomb}, 10**5000)
+        len(shown(value)) < 200 and "\n" not in shown(value)
+        for value in (bomb, "a\nb" * 500, {"a": bomb}, 10**5000)
     )
     loop: list = []
     loop.append(loop)
@@ -133,12 +153,21 @@ leaves = st.one_of(
 )
 anything = st.recursive(
     leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(leaves.filter(bool), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(leaves.filter(bool), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-KEYS = st.sampled_from([key.rpartition(".")[2] for key in all_keys()]) | st.text(max_size=4) | st.integers()
+KEYS = (
+    st.sampled_from([key.rpartition(".")[2] for key in all_keys()])
+    | st.text(max_size=4)
+    | st.integers()
+)
 section = st.one_of(
-    anything, st.dictionaries(KEYS, st.one_of(anything, st.dictionaries(KEYS, anything, max_size=2)), max_size=4)
+    anything,
+    st.dictionaries(
+        KEYS, st.one_of(anything, st.dictionaries(KEYS, anything, max_size=2)), max_size=4
+    ),
 )
 SECTIONS = [key for key in all_keys() if "." not in key]
 
@@ -158,7 +187,9 @@ def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
             assert "Input should" not in line and "valid dictionary" not in line, line
 
 
-@pytest.mark.parametrize("value", [{"DBPASSWORD": "hunter2\0"}, {"DBPASSWORD": ["hunter2"]}, {"9": "hunter2", "A": 1}])
+@pytest.mark.parametrize(
+    "value", [{"DBPASSWORD": "hunter2\0"}, {"DBPASSWORD": ["hunter2"]}, {"9": "hunter2", "A": 1}]
+)
 def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
     text = message(GOOD | {"environment": {"env": value}})
     assert "environment.env." in text and "hunter2" not in text
@@ -180,13 +211,18 @@ def test_a_nul_character_is_named_wherever_it_is(mapping, key):
 
 def test_an_empty_pattern_is_refused_and_not_the_working_directory():
     assert "data.files.0" in message({"data": {"files": [""]}})
-    assert "data.validation_files.1" in message(GOOD | {"data": {"files": ["a"], "validation_files": ["b", ""]}})
+    assert "data.validation_files.1" in message(
+        GOOD | {"data": {"files": ["a"], "validation_files": ["b", ""]}}
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "other"),
     [
-        ({"source": "huggingface", "dataset": "x", "validation_files": ["held.txt"]}, "or use validation_split"),
+        (
+            {"source": "huggingface", "dataset": "x", "validation_files": ["held.txt"]},
+            "or use validation_split",
+        ),
         ({"source": "passkey", "validation_files": ["held.txt"]}, "remove it"),
         ({"source": "passkey", "validation_split": "test"}, "remove it"),
         ({"files": ["a.txt"], "validation_split": "test"}, "or use validation_files"),
@@ -197,5 +233,8 @@ def test_held_out_text_that_the_source_does_not_read_is_refused(text, other):
     source = text.get("source", "files")
     for data in (text, {"sources": [text | {"name": "one"}]}):
         line = message({"data": data})
-        assert f"{key}=" in line and f"is not read with {'data.' if data is text else ''}source={source}; " in line
+        assert (
+            f"{key}=" in line
+            and f"is not read with {'data.' if data is text else ''}source={source}; " in line
+        )
         assert line.endswith(other)

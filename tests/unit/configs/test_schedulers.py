@@ -28,15 +28,35 @@ def place(variables: dict, **settings):
         ({}, {}, (1, "auto", "auto", "auto", "auto")),
         (TRAINJOB, {}, (4, 3, "run-node-0-0.run", 29400, 8)),
         (TRAINJOB | {"PET_NPROC_PER_NODE": "auto"}, {}, (4, 3, "run-node-0-0.run", 29400, "auto")),
-        (TRAINJOB, {"nproc_per_node": 2, "node_rank": 0, "master_port": 1234}, (4, 0, "run-node-0-0.run", 1234, 2)),
-        ({"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "x"}, {}, (1, "auto", "auto", "auto", "auto")),
+        (
+            TRAINJOB,
+            {"nproc_per_node": 2, "node_rank": 0, "master_port": 1234},
+            (4, 0, "run-node-0-0.run", 1234, 2),
+        ),
+        (
+            {"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "x"},
+            {},
+            (1, "auto", "auto", "auto", "auto"),
+        ),
         ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2}, (2, 1, "auto", "auto", "auto")),
         ({"JOB_COMPLETION_INDEX": "1"}, {}, (1, "auto", "auto", "auto", "auto")),
         ({"NODE_RANK": "1", "MASTER_ADDR": "head"}, {"nnodes": 2}, (2, 1, "head", "auto", "auto")),
         (STEP, {}, (2, 1, "auto", "auto", "auto")),
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, {}, (1, "auto", "auto", "auto", "auto")),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {"launcher": "srun"}, (2, "auto", "auto", "auto", "auto")),
-        (STEP | {"SLURM_JOB_NUM_NODES": "2"}, {"launcher": "srun"}, (2, "auto", "auto", "auto", "auto")),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"},
+            {},
+            (1, "auto", "auto", "auto", "auto"),
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"},
+            {"launcher": "srun"},
+            (2, "auto", "auto", "auto", "auto"),
+        ),
+        (
+            STEP | {"SLURM_JOB_NUM_NODES": "2"},
+            {"launcher": "srun"},
+            (2, "auto", "auto", "auto", "auto"),
+        ),
     ],
 )
 def test_a_node_has_the_place_that_its_scheduler_gave_it(variables, settings, expected):

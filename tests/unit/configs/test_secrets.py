@@ -21,7 +21,9 @@ SHOWN = [
 @pytest.mark.parametrize("name", SECRETS)
 def test_variables_outside_the_allow_list_are_masked(name):
     assert masked({name: "hunter2"}) == {name: "***"}
-    config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": {name: "hunter2"}}})
+    config = parse_config(
+        {"data": {"source": "python-stdlib"}, "environment": {"env": {name: "hunter2"}}}
+    )
     assert "hunter2" not in str(without_secrets(config))
 
 
@@ -37,7 +39,9 @@ def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
     config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
     with withheld(config) as shown:
         assert shown.environment.env == {"NCCL_DEBUG": "INFO"}
-        assert shown.model_copy(update={"environment": config.environment}) == config, "nothing else is changed"
+        assert shown.model_copy(update={"environment": config.environment}) == config, (
+            "nothing else is changed"
+        )
         assert restored(shown) == config
     assert restored(shown) == shown, "nothing is kept for the next run"
 
@@ -46,16 +50,28 @@ def test_a_run_without_its_secrets_is_refused_in_another_process():
     config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
     with pytest.raises(ConfigError) as refused:
         refuse_secrets(config)
-    assert "environment.env.DBPASSWORD" in str(refused.value) and "hunter2" not in str(refused.value)
-    refuse_secrets(parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": {"NCCL_DEBUG": "INFO"}}}))
+    assert "environment.env.DBPASSWORD" in str(refused.value) and "hunter2" not in str(
+        refused.value
+    )
+    refuse_secrets(
+        parse_config(
+            {"data": {"source": "python-stdlib"}, "environment": {"env": {"NCCL_DEBUG": "INFO"}}}
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "sections"),
     [
         ("data.files", {"data": {"files": ["a/*.txt", "ftp://me:hunter2@host/*.txt"]}}),
-        ("data.sources", {"data": {"sources": [{"name": "a", "files": ["sftp://me:hunter2@host:22/x"]}]}}),
-        ("storage.mirror", {"data": {"files": ["x"]}, "storage": {"mirror": "ftp://:hunter2@host/x"}}),
+        (
+            "data.sources",
+            {"data": {"sources": [{"name": "a", "files": ["sftp://me:hunter2@host:22/x"]}]}},
+        ),
+        (
+            "storage.mirror",
+            {"data": {"files": ["x"]}, "storage": {"mirror": "ftp://:hunter2@host/x"}},
+        ),
     ],
 )
 def test_passwords_in_urls_are_refused_where_prefect_would_store_them(key, sections):
@@ -64,6 +80,8 @@ def test_passwords_in_urls_are_refused_where_prefect_would_store_them(key, secti
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://me@host/x.txt", "https://host:8080/a@b.txt?sig=x", "s3://bucket/x:y@z.txt"])
+@pytest.mark.parametrize(
+    "url", ["ftp://me@host/x.txt", "https://host:8080/a@b.txt?sig=x", "s3://bucket/x:y@z.txt"]
+)
 def test_urls_without_a_password_are_not_refused(url):
     refuse_secrets(parse_config({"data": {"files": [url]}}))

@@ -25,20 +25,29 @@ def home(request, tmp_path):
 
 def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home"):
-        config_of_run(parse_config({"data": {"source": "python-stdlib"}, "runtime": {"home": home}}))
+        config_of_run(
+            parse_config({"data": {"source": "python-stdlib"}, "runtime": {"home": home}})
+        )
     monkeypatch.setenv("INFINI_LLAMA_HOME", home)
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
         home_folder()
 
 
 @pytest.mark.parametrize("place", ["units", "datasets", "locks"])
-def test_a_broken_link_or_a_file_in_the_place_of_a_folder_is_a_wrong_setting(place, tmp_path, capsys):
+def test_a_broken_link_or_a_file_in_the_place_of_a_folder_is_a_wrong_setting(
+    place, tmp_path, capsys
+):
     """As where the disk that a link leads to is not mounted."""
     (tmp_path / "text.txt").write_text("one two three\n" * 50)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / place).symlink_to(tmp_path / "not" / "mounted")
     (tmp_path / "my.yaml").write_text(f"data: {{files: [{tmp_path / 'text.txt'}]}}")
-    assert main(["preprocess", str(tmp_path / "my.yaml"), f"runtime.home={tmp_path / 'home'}", "--json"]) == 64
+    assert (
+        main(
+            ["preprocess", str(tmp_path / "my.yaml"), f"runtime.home={tmp_path / 'home'}", "--json"]
+        )
+        == 64
+    )
     assert str(tmp_path / "home" / place) in capsys.readouterr().err
 
 
@@ -68,7 +77,9 @@ def test_a_run_name_contains_the_time_in_the_zone_of_the_schedule():
     assert run_name("plain", due) == "plain"
 
 
-def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(tmp_path, monkeypatch, capsys):
+def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(
+    tmp_path, monkeypatch, capsys
+):
     class Clock(datetime):
         """Each look is a second later."""
 
@@ -84,7 +95,10 @@ def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(tmp_pa
 
     monkeypatch.setattr(naming, "datetime", Clock)
     monkeypatch.setattr(pipeline, "refuse_blocks", refuse)
-    config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{time}", "home": str(tmp_path)}}
+    config = {
+        "data": {"source": "python-stdlib"},
+        "runtime": {"name": "a-{time}", "home": str(tmp_path)},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["run", str(tmp_path / "config.json"), "--no-prefect"]) == ConfigError.exit_code
     assert "the run is a-120001" in capsys.readouterr().err
@@ -95,17 +109,24 @@ def test_the_settings_of_a_run_hold_no_deployment_and_absolute_paths(tmp_path, m
     config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
     offered = {"deployment": {"concurrency_limit": 2}}
     settings = config_of_run(parse_config(config | offered), datetime(2026, 1, 2, 12))
-    assert (settings.runtime.name, settings.runtime.home) == ("a-2026-01-02", Path(tmp_path, "here"))
+    assert (settings.runtime.name, settings.runtime.home) == (
+        "a-2026-01-02",
+        Path(tmp_path, "here"),
+    )
     assert settings.deployment == DeploymentConfig()
     for resume, absolute in (("best", "best"), ("a/latest", str(tmp_path / "a/latest"))):
-        followed = parse_config({"data": config["data"], "runtime": {"home": "here", "resume": resume}})
+        followed = parse_config(
+            {"data": config["data"], "runtime": {"home": "here", "resume": resume}}
+        )
         assert config_of_run(followed).runtime.resume == absolute
 
 
 def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     data = {"data": {"source": "python-stdlib"}}
-    runtime = config_of_run(parse_config(data | {"runtime": {"home": "~/mine", "resume": "~/checkpoint"}})).runtime
+    runtime = config_of_run(
+        parse_config(data | {"runtime": {"home": "~/mine", "resume": "~/checkpoint"}})
+    ).runtime
     assert (runtime.home, runtime.resume) == (tmp_path / "mine", str(tmp_path / "checkpoint"))
     monkeypatch.setenv("INFINI_LLAMA_HOME", "~/other")
     assert home_folder() == config_of_run(parse_config(data)).runtime.home == tmp_path / "other"
@@ -114,11 +135,23 @@ def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
         home_folder()
 
 
-@pytest.mark.parametrize(("variables", "refused"), [({"JOB_COMPLETION_INDEX": "1"}, True), ({}, False)])
-def test_a_name_with_the_time_is_refused_where_each_node_runs_the_command(monkeypatch, variables, refused):
+@pytest.mark.parametrize(
+    ("variables", "refused"), [({"JOB_COMPLETION_INDEX": "1"}, True), ({}, False)]
+)
+def test_a_name_with_the_time_is_refused_where_each_node_runs_the_command(
+    monkeypatch, variables, refused
+):
     """By hand, the others join by the name that node 0 prints."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    sections = {"data": {"source": "python-stdlib"}, "environment": {"nnodes": 2}, "runtime": {"name": "run-{date}"}}
-    with pytest.raises(ConfigError, match=r"runtime\.name=run-\{date\}") if refused else nullcontext():
+    sections = {
+        "data": {"source": "python-stdlib"},
+        "environment": {"nnodes": 2},
+        "runtime": {"name": "run-{date}"},
+    }
+    with (
+        pytest.raises(ConfigError, match=r"runtime\.name=run-\{date\}")
+        if refused
+        else nullcontext()
+    ):
         config_of_run(parse_config(sections))

@@ -109,7 +109,10 @@ def test_attention_dropout_applies_in_training_only():
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_residual_dropout_applies_in_training_only(attention):
-    model, ids = Llama(small(attention=attention, hidden_dropout=0.5)), torch.randint(0, 97, (1, 45))
+    model, ids = (
+        Llama(small(attention=attention, hidden_dropout=0.5)),
+        torch.randint(0, 97, (1, 45)),
+    )
     assert not torch.equal(model.train()(ids), model(ids))
     torch.manual_seed(5)
     first = model(ids)
@@ -125,7 +128,8 @@ def test_residual_dropout_applies_in_training_only(attention):
 def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
     """With weights that are kept, and that are computed again."""
     q, k, v = (
-        torch.randn(2, h, length, 16, dtype=torch.float64, requires_grad=True) for h in (heads, kv_heads, kv_heads)
+        torch.randn(2, h, length, 16, dtype=torch.float64, requires_grad=True)
+        for h in (heads, kv_heads, kv_heads)
     )
     third = [0] * (length // 3)
     rows = [third + [1] * 3 + [2] * (length - len(third) - 3), [5] * (length - 1) + [PADDING]]
@@ -134,7 +138,9 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
     found = causal_attention(q, k, v, documents, "blocked", keep_weights=keep)
     expected = causal_attention(q, k, v, documents)
     assert largest(found, expected) < 1e-12
-    gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)]
+    gradients = [
+        torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)
+    ]
     for gradient, other in zip(*gradients, strict=True):
         assert largest(gradient, other) < 1e-11
 
@@ -147,7 +153,12 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
 def test_kept_weights_have_room_for_the_alignment_of_each_document(heads, rows):
     documents = torch.tensor(rows)
     q = torch.randn(len(rows), heads, documents.shape[1], 8, requires_grad=True)
-    assert relative(causal_attention(q, q, q, documents, "blocked"), causal_attention(q, q, q, documents)) < 1e-6
+    assert (
+        relative(
+            causal_attention(q, q, q, documents, "blocked"), causal_attention(q, q, q, documents)
+        )
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -155,18 +166,25 @@ def test_blocks_of_queries_have_the_same_bits_every_time(packed):
     """Whether their weights are kept for the backward pass, or computed again."""
     q, k, v, weights = (torch.randn(2, h, 301, 32, requires_grad=True) for h in (4, 2, 2, 4))
     documents = torch.tensor([[0] * 200 + [1] * 101, [2] * 301]) if packed else None
-    outputs = [causal_attention(q, k, v, documents, "blocked", keep_weights=keep) for keep in (True, True, False)]
+    outputs = [
+        causal_attention(q, k, v, documents, "blocked", keep_weights=keep)
+        for keep in (True, True, False)
+    ]
     gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in outputs]
     with torch.no_grad():
         outputs.append(causal_attention(q, k, v, documents, "blocked"))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
     assert all(
-        torch.equal(one, other) for again in gradients[1:] for one, other in zip(gradients[0], again, strict=True)
+        torch.equal(one, other)
+        for again in gradients[1:]
+        for one, other in zip(gradients[0], again, strict=True)
     )
     exact = causal_attention(q.double(), k.double(), v.double(), documents)
     expected = torch.autograd.grad((exact * weights).sum(), (q, k, v))
     assert relative(outputs[0], exact) < 1e-6
-    assert all(relative(one, other) < 1e-6 for one, other in zip(gradients[0], expected, strict=True))
+    assert all(
+        relative(one, other) < 1e-6 for one, other in zip(gradients[0], expected, strict=True)
+    )
 
 
 def test_blocks_of_queries_are_operators_that_can_be_compiled():
@@ -178,10 +196,14 @@ def test_blocks_of_queries_are_operators_that_can_be_compiled():
     documents = torch.zeros(2, 140).long()
     torch.library.opcheck(blocked.attend, (q, k, v, documents, False), test_utils=checks)
     torch.library.opcheck(blocked.gradients, (q, q, k, v, None, weights), test_utils=checks)
-    torch.library.opcheck(blocked.gradients, (q, q, k, v, documents, weights[:0]), test_utils=checks)
+    torch.library.opcheck(
+        blocked.gradients, (q, q, k, v, documents, weights[:0]), test_utils=checks
+    )
 
 
-@pytest.mark.parametrize(("module", "operators"), [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))])
+@pytest.mark.parametrize(
+    ("module", "operators"), [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))]
+)
 def test_a_copy_of_the_code_does_not_replace_the_operators(module, operators):
     """As the code that an exported model carries: torch frees an operator whose name is defined again, while it is still called."""
     spec = importlib.util.spec_from_file_location("transformers_modules.out.copy", module.__file__)
@@ -190,23 +212,34 @@ def test_a_copy_of_the_code_does_not_replace_the_operators(module, operators):
     spec.loader.exec_module(copy)
     for name in operators:
         original, other = (str(getattr(one, name)._opoverload) for one in (module, copy))
-        assert original.startswith("infini_llama_model_") and other.startswith("transformers_modules_out_copy.")
+        assert original.startswith("infini_llama_model_") and other.startswith(
+            "transformers_modules_out_copy."
+        )
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blocked"])
 def test_autocast_casts_queries_and_keys_that_are_wider_than_values(backend):
     """As `qk_norm` leaves them."""
-    q, k, v = torch.randn(1, 4, 140, 16), torch.randn(1, 4, 140, 16), torch.randn(1, 4, 140, 16).bfloat16()
+    q, k, v = (
+        torch.randn(1, 4, 140, 16),
+        torch.randn(1, 4, 140, 16),
+        torch.randn(1, 4, 140, 16).bfloat16(),
+    )
     with torch.autocast("cpu", torch.bfloat16):
         found = causal_attention(q, k, v, backend=backend)
-    assert found.dtype == torch.bfloat16 and relative(found, causal_attention(q, k, v.float())) < 2e-2
+    assert (
+        found.dtype == torch.bfloat16 and relative(found, causal_attention(q, k, v.float())) < 2e-2
+    )
 
 
 def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
     q, k, v = (torch.randn(2, 4, 200, 32) for _ in range(3))
     exact = causal_attention(q.double(), k.double(), v.double())
     halves = [x.bfloat16() for x in (q, k, v)]
-    errors = [relative(causal_attention(*halves, backend=backend), exact) for backend in ("blocked", "sdpa")]
+    errors = [
+        relative(causal_attention(*halves, backend=backend), exact)
+        for backend in ("blocked", "sdpa")
+    ]
     assert errors[0] < 2 * errors[1] < 2e-2  # its scores are rounded to the type of its inputs
 
 
@@ -216,13 +249,18 @@ def test_document_boundaries_are_computed_once_per_forward(kind, monkeypatch):
 
     def attend(q, k, v, boundaries, *_, **options):
         stretches = zip(boundaries.tolist(), boundaries.tolist()[1:], strict=False)
-        single = [tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches]
+        single = [
+            tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches
+        ]
         return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in single])
 
     found, real = [], layout.boundaries
     monkeypatch.setattr(backends, "flash_attention", lambda: attend)
     monkeypatch.setattr(layout, "boundaries", lambda *given: found.append(1) or real(*given))
-    ours, other = model_of(kind), Llama(small(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2")
+    ours, other = (
+        model_of(kind),
+        Llama(small(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2"),
+    )
     other.double().load_state_dict(ours.state_dict())
     ids, documents = torch.randint(0, 97, (2, 45)), torch.tensor([ROW, ROW[::-1]])
     assert largest(other(ids, documents), ours(ids, documents)) < 1e-12

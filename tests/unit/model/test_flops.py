@@ -25,7 +25,9 @@ MATRICES = 2 * (32 * 32 + 32 * 16 + 32 * 16 + 32 * 32 + 3 * 32 * 48) + 97 * 32
 
 def test_softmax_by_hand():
     pairs = 1 + 2 + 3 + 4 + 5
-    attention = 4 * 2 * 2 * 8 * pairs  # four heads; Q K^T and A V; two operations for each of 8 elements
+    attention = (
+        4 * 2 * 2 * 8 * pairs
+    )  # four heads; Q K^T and A V; two operations for each of 8 elements
     assert matrix_parameters(small()) == MATRICES
     assert attention_flops(small(), 5) == 2 * attention
     assert flops_per_token(small(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
@@ -60,11 +62,14 @@ def test_infini_by_hand(length, pairs, readers, writers):
     writing = 2 * writers * 2 * 8 * 8  # sigma(K)^T V, two key-value heads
     both = small(attention="infini", segment_length=3)
     assert attention_flops(both, length) == 2 * (local + reading + writing)
-    assert attention_flops(replace(both, memory_layers=(1,)), length) == 2 * local + reading + writing
+    assert (
+        attention_flops(replace(both, memory_layers=(1,)), length) == 2 * local + reading + writing
+    )
 
 
 @pytest.mark.parametrize(
-    ("chunk", "targets", "without_logits"), [(0, 3, 0), (8, 32, 0), (8, 25, 0), (8, 3, 29), (8, 0, 32)]
+    ("chunk", "targets", "without_logits"),
+    [(0, 3, 0), (8, 32, 0), (8, 25, 0), (8, 3, 29), (8, 0, 32)],
 )
 @pytest.mark.parametrize(
     ("attention", "frozen", "changes"),
@@ -74,14 +79,20 @@ def test_infini_by_hand(length, pairs, readers, writers):
         ("infini", 2, {"num_hidden_layers": 3}),
         ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
         ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [1, 2]}),
-        ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [0, 2], "qk_norm": True}),
+        (
+            "infini",
+            "all_but_memory",
+            {"num_hidden_layers": 4, "memory_layers": [0, 2], "qk_norm": True},
+        ),
     ],
 )
 def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, without_logits):
     settings = small(attention=attention, segment_length=8, **changes)
     model, length = Llama(settings), 32
     model.freeze(frozen)
-    assert trained_parameters(settings, frozen) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained_parameters(settings, frozen) == sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )
     model.loss_chunk = chunk
     ids = torch.randint(0, 97, (1, length))
     labels = ids.masked_fill(torch.arange(length) >= targets, IGNORE_INDEX)
@@ -90,7 +101,9 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
     window = 8 if attention == "infini" else length
     causal = 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)  # of a layer
     layers, below = settings.num_hidden_layers, first_trained_layer(settings, frozen)
-    expected = flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
+    expected = (
+        flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
+    )
     assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
 
 
@@ -103,7 +116,12 @@ def test_local_attention_has_no_memory():
 @pytest.mark.parametrize("update", ["delta", "delta_bounded"])
 def test_a_delta_update_by_hand(update):
     """Four segments of 3, of which the second and the third take out what the memory holds."""
-    linear, delta = (small(attention="infini", segment_length=3, memory_update=kind) for kind in ("linear", update))
-    taken_out = 2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3  # shares and A for each token, A M for each segment
+    linear, delta = (
+        small(attention="infini", segment_length=3, memory_update=kind)
+        for kind in ("linear", update)
+    )
+    taken_out = (
+        2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3
+    )  # shares and A for each token, A M for each segment
     assert attention_flops(delta, 12) - attention_flops(linear, 12) == 2 * taken_out
     assert attention_flops(delta, 6) == attention_flops(linear, 6)

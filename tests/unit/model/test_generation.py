@@ -56,19 +56,28 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
     model, read = model_of("infini", **fields), list[int]()
     model.use_memory(uses_memory)
     monkeypatch.setattr("infini_llama.model.llama.PIECE", 4 * N)
-    model.model.embed_tokens.register_forward_hook(lambda _module, ids, _output: read.append(ids[0].numel() // 2))
+    model.model.embed_tokens.register_forward_hook(
+        lambda _module, ids, _output: read.append(ids[0].numel() // 2)
+    )
     ids = torch.randint(0, 97, (2, 30 * N + 3))
     logits, states = model.prefill(ids, capacity=0)
     assert max(read) <= 4 * N and sum(read) == (30 * N + 3 if uses_memory else 3)
     assert relative(logits, model(ids)[:, -1]) < 1e-5
     longer = torch.cat((ids, torch.randint(0, 97, (2, N))), dim=1)
-    assert relative(model.read(longer[:, ids.shape[1] :], states), model.hidden(longer)[:, ids.shape[1] :]) < 1e-5
+    assert (
+        relative(
+            model.read(longer[:, ids.shape[1] :], states), model.hidden(longer)[:, ids.shape[1] :]
+        )
+        < 1e-5
+    )
 
 
 def test_prompts_of_several_lengths_are_read_in_pieces_and_without_padding(monkeypatch):
     model, read = model_of("infini"), list[int]()
     monkeypatch.setattr("infini_llama.model.llama.PIECE", 4 * N)
-    model.model.embed_tokens.register_forward_hook(lambda _module, ids, _output: read.append(ids[0].numel()))
+    model.model.embed_tokens.register_forward_hook(
+        lambda _module, ids, _output: read.append(ids[0].numel())
+    )
     lengths = (30 * N + 3, 1, 2 * N)
     next(generate_batch(model, [[1] * length for length in lengths], 1, Sampling()))
     assert max(read) <= 4 * N and sum(read) == sum(lengths)
@@ -82,7 +91,9 @@ def test_padded_rows_equal_the_rows_by_themselves(kind):
     ids = torch.randint(0, 97, (len(lengths), 6 * N))
     full, longest, rows = model(ids), max(lengths), torch.arange(len(lengths))
     states = model.new_states(len(lengths), 6 * N)
-    logits = model.logits(model.read(ids[:, :longest], states, lengths)[rows, torch.tensor(lengths) - 1])
+    logits = model.logits(
+        model.read(ids[:, :longest], states, lengths)[rows, torch.tensor(lengths) - 1]
+    )
     for step in range(2 * N + 1):
         places = torch.tensor(lengths) + step
         assert relative(logits, full[rows, places - 1]) < 1e-5, step
@@ -95,7 +106,10 @@ def test_a_text_read_in_pieces_is_read_as_a_whole(kind):
     model = model_of(**MODELS[kind])
     ids = torch.randint(0, 97, (2, 80))
     states = model.new_states(2, capacity=80)
-    pieces = [model.read(piece, states) for piece in ids.split([3, 5, 1, 20, N, 2 * N, 11, 80 - 40 - 3 * N], dim=1)]
+    pieces = [
+        model.read(piece, states)
+        for piece in ids.split([3, 5, 1, 20, N, 2 * N, 11, 80 - 40 - 3 * N], dim=1)
+    ]
     assert relative(torch.cat(pieces, dim=1), model.hidden(ids)) < 1e-5
 
 
@@ -122,7 +136,9 @@ def test_the_state_of_infini_does_not_grow():
             model.decode(torch.tensor([3]), states)
             storages.add(_storage_of(states))
     heads, size = 2, 8
-    per_layer = 4 * heads * (3 * N * size + size * size + size)  # keys, rotated and not, and values; M, z
+    per_layer = (
+        4 * heads * (3 * N * size + size * size + size)
+    )  # keys, rotated and not, and values; M, z
     assert storages == {2 * per_layer}  # and no view that keeps a larger tensor alive
 
 
@@ -147,10 +163,14 @@ def test_decoding_in_bf16_keeps_the_memory_in_fp32():
         _, states = model.prefill(ids[:, :3], capacity=ids.shape[1])
         for position in range(3, ids.shape[1]):
             model.decode(ids[:, position], states)
-        _, k, v = layer.project(model.model.layers[0].get_submodule("input_layernorm")(model.model.embed_tokens(ids)))
+        _, k, v = layer.project(
+            model.model.layers[0].get_submodule("input_layernorm")(model.model.embed_tokens(ids))
+        )
     assert isinstance(state := states.layers[0], InfiniState)
     features = torch.nn.functional.elu(k.double()) + 1
-    assert k.dtype == torch.bfloat16 and state.memory.M.dtype == state.memory.z.dtype == torch.float32
+    assert (
+        k.dtype == torch.bfloat16 and state.memory.M.dtype == state.memory.z.dtype == torch.float32
+    )
     assert relative(state.memory.M, features.transpose(-1, -2) @ v.double()) < 1e-5
     assert relative(state.memory.z, features.sum(dim=2)) < 1e-5
 
@@ -168,7 +188,9 @@ def _storage(value):
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_greedy_text_is_what_the_full_forward_would_choose(attention):
     model = model_of(attention)
-    prompt = torch.randint(0, 97, (3 * N + 2,)).tolist()  # longer than a segment: all of it must be read
+    prompt = torch.randint(
+        0, 97, (3 * N + 2,)
+    ).tolist()  # longer than a segment: all of it must be read
     text = list(prompt)
     for _ in range(2 * N):
         text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
@@ -181,7 +203,9 @@ def test_greedy_text_is_what_the_full_forward_would_choose(attention):
 
 def test_a_seed_decides_the_text():
     model = model_of("infini")
-    texts = [generate(model, [1, 2], 30, Sampling(temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
+    texts = [
+        generate(model, [1, 2], 30, Sampling(temperature=1.0, seed=seed)) for seed in (5, 5, 6)
+    ]
     assert texts[0] == texts[1] != texts[2]
     state = torch.get_rng_state()
     generate(model, [1, 2], 3, Sampling(temperature=1.0))
@@ -216,7 +240,9 @@ def test_each_row_ends_independently():
         [False, True, False],
         [False, True, False],
     ]
-    assert [token for step in steps for token in step if token is not None] == [token for _, token in calls]
+    assert [token for step in steps for token in step if token is not None] == [
+        token for _, token in calls
+    ]
 
 
 def test_samples_of_a_prompt_differ_and_the_first_is_that_of_one():
@@ -230,7 +256,9 @@ def test_samples_of_a_prompt_differ_and_the_first_is_that_of_one():
 def test_generation_records_no_graph_and_leaves_the_mode_as_it_was():
     model = model_of("softmax")
     recorded = []
-    model.lm_head.register_forward_hook(lambda _module, _inputs, logits: recorded.append(logits.requires_grad))
+    model.lm_head.register_forward_hook(
+        lambda _module, _inputs, logits: recorded.append(logits.requires_grad)
+    )
     tokens = generate_batch(model, [[1]], 3, Sampling())
     next(tokens)
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()

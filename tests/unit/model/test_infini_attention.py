@@ -41,13 +41,18 @@ def assert_literal(layer, x, rows, **options):
     assert largest(output, literal) < 1e-9
     for gradient, other in zip(gradients, expected, strict=True):
         zero = torch.zeros(())
-        assert largest(zero if gradient is None else gradient, zero if other is None else other) < 1e-9
+        assert (
+            largest(zero if gradient is None else gradient, zero if other is None else other) < 1e-9
+        )
 
 
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize(
     ("kv_heads", "length"),
-    [*((2, length) for length in (N - 1, N, N + 1, 2 * N, 7 * N)), *((n, 4 * N + 3) for n in (4, 2, 1))],
+    [
+        *((2, length) for length in (N - 1, N, N + 1, 2 * N, 7 * N)),
+        *((n, 4 * N + 3) for n in (4, 2, 1)),
+    ],
 )
 def test_equals_the_paper_literally(update, kv_heads, length):
     layer = attention(num_key_value_heads=kv_heads, memory_update=update)
@@ -69,7 +74,9 @@ def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(update)
     assert factors.min() < 2 < 8 < factors.max()
     scaled = Segments(layout(x).rotary, writes=factors.expand(-1, -1, N))
     q, k, v = plain.project(x)
-    assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6  # the range is in fp32
+    assert (
+        largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6
+    )  # the range is in fp32
     assert largest(found, plain(x, layout(x))) > 1e-3
 
 
@@ -125,7 +132,9 @@ def test_one_segment_is_plain_causal_attention_bit_for_bit(length):
     plain.loss(ids, labels)[0].backward()
     for name, parameter in plain.named_parameters():
         gradient, expected = infini.get_parameter(name).grad, parameter.grad
-        assert gradient is not None and expected is not None and torch.equal(gradient, expected), name
+        assert gradient is not None and expected is not None and torch.equal(gradient, expected), (
+            name
+        )
 
 
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
@@ -161,7 +170,9 @@ def test_a_head_is_a_slice_of_the_projection_at_its_own_token():
     """Not [B, T, H d] seen as [B, H, T, d], which mixes tokens."""
     layer = attention()
     x = torch.randn(2, 5, 32, dtype=torch.float64)
-    for heads, linear in zip(layer.project(x), (layer.q_proj, layer.k_proj, layer.v_proj), strict=True):
+    for heads, linear in zip(
+        layer.project(x), (layer.q_proj, layer.k_proj, layer.v_proj), strict=True
+    ):
         for head in range(heads.shape[1]):
             for t in range(5):
                 row = linear.weight[8 * head : 8 * head + 8]
@@ -170,19 +181,28 @@ def test_a_head_is_a_slice_of_the_projection_at_its_own_token():
 
 def test_the_feature_map_is_exact_in_value_and_gradient():
     """ELU(x) + 1 in fp32 has no digit left below -17; large x must not overflow in the branch that is not taken."""
-    x = torch.tensor([-80.0, -60.0, -30.0, -17.5, -13.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 100.0, 3e38], requires_grad=True)
+    x = torch.tensor(
+        [-80.0, -60.0, -30.0, -17.5, -13.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 100.0, 3e38],
+        requires_grad=True,
+    )
     y = sigma(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     wide = x.detach().double()
     expected = torch.where(wide > 0, wide + 1, wide.exp())
     assert ((y.double() - expected) / expected).abs().max() < 3e-7
-    assert ((gradient.double() - wide.clamp(max=0).exp()) / wide.clamp(max=0).exp()).abs().max() < 3e-7
-    assert torch.autograd.gradcheck(sigma, torch.linspace(-5, 5, 20, dtype=torch.float64, requires_grad=True))
+    assert (
+        (gradient.double() - wide.clamp(max=0).exp()) / wide.clamp(max=0).exp()
+    ).abs().max() < 3e-7
+    assert torch.autograd.gradcheck(
+        sigma, torch.linspace(-5, 5, 20, dtype=torch.float64, requires_grad=True)
+    )
 
 
 def test_infini_without_memory_equals_local_attention():
     infini, local = (Llama(small(attention=kind, segment_length=N)) for kind in ("infini", "local"))
-    local.load_state_dict({name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")})
+    local.load_state_dict(
+        {name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")}
+    )
     ids = torch.randint(0, 97, (2, 4 * N + 3))
     with torch.inference_mode():
         with_memory = infini(ids)
@@ -199,7 +219,10 @@ def test_infini_without_memory_equals_local_attention():
 
 def test_layers_without_a_memory_equal_closed_gates():
     """Exactly, in value and gradient; and a layer below the first memory does not depend on earlier segments."""
-    every, one = (Llama(small(attention="infini", segment_length=N, memory_layers=layers)) for layers in (None, [1]))
+    every, one = (
+        Llama(small(attention="infini", segment_length=N, memory_layers=layers))
+        for layers in (None, [1])
+    )
     every.set_gates([float("-inf"), [0.3, -1.0, 0.0, 2.0]])
     state = every.state_dict()
     one.load_state_dict({name: state[name] for name in one.state_dict()})
@@ -209,11 +232,16 @@ def test_layers_without_a_memory_equal_closed_gates():
         model.loss(ids, ids)[0].backward()
     assert torch.equal(every(ids), one(ids))
     expected = dict(every.named_parameters())
-    assert all(torch.equal(parameter.grad, expected[name].grad) for name, parameter in one.named_parameters())
+    assert all(
+        torch.equal(parameter.grad, expected[name].grad)
+        for name, parameter in one.named_parameters()
+    )
 
 
 def test_local_attention_sees_its_own_segment_only():
     model = Llama(small(attention="local", segment_length=N)).double()
     ids = torch.randint(0, 97, (1, 3 * N))
     for s in range(3):
-        assert largest(model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])) < 1e-12
+        assert (
+            largest(model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])) < 1e-12
+        )

@@ -46,7 +46,9 @@ def test_a_model_built_on_meta_is_the_same(attention, tied):
     torch.manual_seed(7)
     direct = Llama(settings)
     assert model.state_dict().keys() == direct.state_dict().keys()
-    assert all(torch.equal(value, direct.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, direct.state_dict()[name]) for name, value in model.state_dict().items()
+    )
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert not list(model.buffers())
     assert torch.equal(model(torch.tensor([[1, 2, 3]])), direct(torch.tensor([[1, 2, 3]])))
@@ -65,9 +67,15 @@ def test_initial_weights():
         if name.endswith("norm.weight"):
             assert (parameter == 1).all()
         elif name.endswith(".gate"):
-            assert (parameter == 0).all() and parameter.dtype == torch.float32 and parameter.shape == (4,)
+            assert (
+                (parameter == 0).all()
+                and parameter.dtype == torch.float32
+                and parameter.shape == (4,)
+            )
         else:
-            assert abs(parameter.std().item() - 0.02) < 0.001 and abs(parameter.mean().item()) < 0.001
+            assert (
+                abs(parameter.std().item() - 0.02) < 0.001 and abs(parameter.mean().item()) < 0.001
+            )
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -79,9 +87,15 @@ def test_parameter_groups(tied):
     assert [len(group["params"]) for group in groups.values()] == [len(of[key]) for key in groups]
     assert of["decay"] | of["no_decay"] | of["gates"] == set(names.values())
     assert of["gates"] == {f"model.layers.{i}.self_attn.gate" for i in range(2)}
-    assert of["no_decay"] == {name for name in names.values() if "norm" in name} | {"model.embed_tokens.weight"}
+    assert of["no_decay"] == {name for name in names.values() if "norm" in name} | {
+        "model.embed_tokens.weight"
+    }
     assert ("lm_head.weight" in of["decay"]) == (not tied)
-    assert {key: group["weight_decay"] for key, group in groups.items()} == {"decay": 0.1, "no_decay": 0, "gates": 0}
+    assert {key: group["weight_decay"] for key, group in groups.items()} == {
+        "decay": 0.1,
+        "no_decay": 0,
+        "gates": 0,
+    }
 
 
 def test_loss_is_a_sum_over_targets_in_fp32():
@@ -90,11 +104,16 @@ def test_loss_is_a_sum_over_targets_in_fp32():
     labels[0, 3:] = -100
     total, count = cross_entropy_sum(logits, labels)
     expected = -sum(
-        logits[b, t].double().log_softmax(0)[labels[b, t]] for b in range(2) for t in range(5) if labels[b, t] >= 0
+        logits[b, t].double().log_softmax(0)[labels[b, t]]
+        for b in range(2)
+        for t in range(5)
+        if labels[b, t] >= 0
     )
     assert count == 8 and abs(total - expected) < 1e-4
     assert cross_entropy_sum(logits.bfloat16(), labels)[0].dtype == torch.float32
-    torch_sum = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    torch_sum = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="sum"
+    )
     assert torch.equal(total, torch_sum)
     nothing, none = cross_entropy_sum(logits, torch.full((2, 5), -100))
     assert nothing == 0 and none == 0

@@ -36,7 +36,9 @@ def test_chunks_equal_the_plain_loss(chunk, z_loss):
 
 def test_chunks_in_half_precision_are_as_exact_as_the_plain_loss():
     hidden, weight, labels = batch(torch.float32)
-    exact = torch.autograd.grad(cross_entropy_sum(hidden.double() @ weight.double().T, labels)[0], (hidden, weight))
+    exact = torch.autograd.grad(
+        cross_entropy_sum(hidden.double() @ weight.double().T, labels)[0], (hidden, weight)
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = cross_entropy_sum(torch.nn.functional.linear(hidden, weight), labels)[0]
         chunked = chunked_cross_entropy_sum(hidden, weight, labels, 4)[0]
@@ -66,7 +68,12 @@ def test_z_loss_is_in_the_gradient_and_not_in_the_value():
     plain = cross_entropy_sum(logits, labels)[0]
     with_z = cross_entropy_sum(logits, labels, 0.01)[0]
     assert torch.equal(plain, with_z)
-    penalty = sum(0.01 * logits[b, t].exp().sum().log() ** 2 for b in range(3) for t in range(7) if labels[b, t] >= 0)
+    penalty = sum(
+        0.01 * logits[b, t].exp().sum().log() ** 2
+        for b in range(3)
+        for t in range(7)
+        if labels[b, t] >= 0
+    )
     expected = torch.autograd.grad(plain + penalty, hidden, retain_graph=True)[0]
     assert largest(torch.autograd.grad(with_z, hidden)[0], expected) < 1e-12
 
@@ -75,7 +82,9 @@ def test_without_gradients_no_memory_is_taken_for_them():
     hidden, weight, labels = batch()
     with torch.no_grad():
         total, _ = chunked_cross_entropy_sum(hidden, weight, labels, 4)
-    assert not total.requires_grad and torch.allclose(total, cross_entropy_sum(hidden @ weight.T, labels)[0])
+    assert not total.requires_grad and torch.allclose(
+        total, cross_entropy_sum(hidden @ weight.T, labels)[0]
+    )
     frozen, _ = chunked_cross_entropy_sum(hidden, weight.detach(), labels, 4)
     plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
     assert largest(*(torch.autograd.grad(sum_, hidden)[0] for sum_ in (frozen, plain))) < 1e-10
@@ -87,7 +96,9 @@ def test_tokens_without_a_target_have_no_logits(targets):
     hidden, weight, _ = batch()
     labels = torch.full((3, 7), IGNORE_INDEX)
     labels.view(-1)[5 : 5 + targets] = 2
-    broken = hidden.detach().masked_fill((labels == IGNORE_INDEX)[..., None], torch.nan).requires_grad_()
+    broken = (
+        hidden.detach().masked_fill((labels == IGNORE_INDEX)[..., None], torch.nan).requires_grad_()
+    )
     found, count = chunked_cross_entropy_sum(broken, weight, labels, 4)
     plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
     assert count == targets and abs(found - plain) < 1e-11
@@ -124,7 +135,9 @@ def test_recomputed_activations_change_no_bit(attention, dropout, kind):
         model.zero_grad()
         torch.manual_seed(3)
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x
+        ):
             total, _ = model.loss(ids[:, :-1], ids[:, 1:])
         total.backward()
         results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
@@ -148,12 +161,16 @@ fused_dropout.register_autograd(
 
 
 @pytest.mark.parametrize("jitter", [False, True])
-def test_selective_checkpointing_draws_the_same_numbers_after_attention_with_dropout(jitter, monkeypatch):
+def test_selective_checkpointing_draws_the_same_numbers_after_attention_with_dropout(
+    jitter, monkeypatch
+):
     model = Llama(small(attention="infini", hidden_dropout=0.0 if jitter else 0.3))
     if jitter:
         model.set_write_jitter(8.0)
     real = softmax_attention.causal_attention
-    monkeypatch.setattr(softmax_attention, "causal_attention", lambda *given: fused_dropout(real(*given), 0.3))
+    monkeypatch.setattr(
+        softmax_attention, "causal_attention", lambda *given: fused_dropout(real(*given), 0.3)
+    )
     monkeypatch.setattr(layers, "EXPENSIVE", layers.EXPENSIVE | {fused_dropout._opoverload})
     ids = torch.randint(0, 97, (2, 30))
     gradients: list[list[torch.Tensor | None]] = []

@@ -29,7 +29,9 @@ def test_the_initial_weights_are_those_without_padding(tied):
         assert not state[name][len(tensor) :].any()
     assert state["lm_head.weight"].shape[0] == PADDED
     assert parameters(padded.config) == sum(parameter.numel() for parameter in padded.parameters())
-    assert flops_per_token(padded.config, 32) == flops_per_token(plain.config, 32), "padding is no work that counts"
+    assert flops_per_token(padded.config, 32) == flops_per_token(plain.config, 32), (
+        "padding is no work that counts"
+    )
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
@@ -43,7 +45,9 @@ def test_loss_and_gradients_are_those_without_padding(tied, chunk, z_loss):
         model.loss_chunk, model.z_loss = chunk, z_loss
         total, _ = model.loss(ids[:, :-1], ids[:, 1:])
         total.backward()
-        results.append((total.detach(), {name: value.grad for name, value in model.named_parameters()}))
+        results.append(
+            (total.detach(), {name: value.grad for name, value in model.named_parameters()})
+        )
     (loss, expected), (padded_loss, found) = results
     assert relative(padded_loss, loss) < 1e-12
     for name, gradient in expected.items():

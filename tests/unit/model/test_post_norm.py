@@ -21,8 +21,14 @@ def literal_attention(x, weights, config):
     q, k, v = (x @ weights[f"self_attn.{name}_proj.weight"].T for name in "qkv")
     heads = []
     for head in range(config.num_attention_heads):
-        mine, shared = (slice(number * size, (number + 1) * size) for number in (head, head // group))
-        scores = turned(q[:, mine], config.rope_theta) @ turned(k[:, shared], config.rope_theta).T / math.sqrt(size)
+        mine, shared = (
+            slice(number * size, (number + 1) * size) for number in (head, head // group)
+        )
+        scores = (
+            turned(q[:, mine], config.rope_theta)
+            @ turned(k[:, shared], config.rope_theta).T
+            / math.sqrt(size)
+        )
         later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
         heads.append(scores.masked_fill(later, -math.inf).softmax(dim=1) @ v[:, shared])
     return torch.cat(heads, dim=1) @ weights["self_attn.o_proj.weight"].T
@@ -40,11 +46,20 @@ def literal_logits(model, row):
     x = state["model.embed_tokens.weight"][row]
     for number in range(config.num_hidden_layers):
         prefix = f"model.layers.{number}."
-        weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        first, second = weights["input_layernorm.weight"], weights["post_attention_layernorm.weight"]
+        weights = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
+        first, second = (
+            weights["input_layernorm.weight"],
+            weights["post_attention_layernorm.weight"],
+        )
         x = literal_norm(x + literal_attention(x, weights, config), first, config.rms_norm_eps)
         x = literal_norm(x + literal_mlp(x, weights), second, config.rms_norm_eps)
-    return literal_norm(x, state["model.norm.weight"], config.rms_norm_eps) @ state["lm_head.weight"].T
+    return (
+        literal_norm(x, state["model.norm.weight"], config.rms_norm_eps) @ state["lm_head.weight"].T
+    )
 
 
 @pytest.fixture

@@ -29,7 +29,10 @@ def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
     config = load_config(f"configs/{name}.yaml")
     fields = config.model.model_dump()
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    sizes = {"vocab_size": config.data.tokenizer.vocab_size, "max_position_embeddings": config.data.sequence_length}
+    sizes = {
+        "vocab_size": config.data.tokenizer.vocab_size,
+        "max_position_embeddings": config.data.sequence_length,
+    }
     with torch.device("meta"):
         model = Llama(LlamaConfig(**(fields | sizes)))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters

@@ -22,10 +22,14 @@ def test_equals_a_loop(length, product):
     weights = torch.randn_like(expected) / scale
     for inputs in (A, B):
         gradients = [
-            torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True, allow_unused=True)[0]
+            torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True, allow_unused=True)[
+                0
+            ]
             for y in (found, expected)
         ]
         if gradients[0] is None:  # one step: A stands before nothing
             assert length == 1 and not gradients[1].any()
             continue
-        assert largest(gradients[0], gradients[1]) < 1e-12 * max(1.0, gradients[1].abs().max().item())
+        assert largest(gradients[0], gradients[1]) < 1e-12 * max(
+            1.0, gradients[1].abs().max().item()
+        )

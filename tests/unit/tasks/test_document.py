@@ -46,7 +46,9 @@ HOSTILE = (
 def test_a_cell_shows_its_text_as_it_is_everywhere(text, read_page):
     document = Document("t", (facts({"name": text}), table([{"name": text, "n": 1}]), cell(text)))
     shown = read_page(page(document))
-    assert shown.text.count(text) == 3 and not {"img", "script", "em", "strong", "code", "a"} & set(shown.elements)
+    assert shown.text.count(text) == 3 and not {"img", "script", "em", "strong", "code", "a"} & set(
+        shown.elements
+    )
     assert shown.elements.count("td") == 4
     assert terminal(markdown(document)).count(text) == 3
 
@@ -77,7 +79,10 @@ def test_details_and_charts_are_on_the_page_only(read_page):
     assert markdown(document) == "# t\n\n## Kept\n\nx\n"
     assert markdown(document, "![p](data:)") == "# t\n\n## Curves\n\n![p](data:)\n\n## Kept\n\nx\n"
     shown = read_page(page(document))
-    assert shown.elements.count("svg") == shown.elements.count("details") == 1 and "Gone" not in shown.text
+    assert (
+        shown.elements.count("svg") == shown.elements.count("details") == 1
+        and "Gone" not in shown.text
+    )
 
 
 def test_a_key_has_small_letters_digits_and_dashes_only():

@@ -21,7 +21,10 @@ from infini_llama.tasks.train.worker.initial_model import load_pretrained
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import reseal
 
-NOT_READ = ("state.json", "dataset_info.json")  # written for the `datasets` library, which reads them as JSON
+NOT_READ = (
+    "state.json",
+    "dataset_info.json",
+)  # written for the `datasets` library, which reads them as JSON
 
 
 class Malicious:
@@ -69,7 +72,11 @@ def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, pois
                 read_manifest(row_table, "chunks").digest,
             )
             with nullcontext() if name.endswith(NOT_READ) else pytest.raises(DataError):
-                verify(changed(reference, digest=digest, row_table_digest=row_table_digest), home, "deep")
+                verify(
+                    changed(reference, digest=digest, row_table_digest=row_table_digest),
+                    home,
+                    "deep",
+                )
         assert not mark.exists(), name
     verify(reference, home, "deep")
 

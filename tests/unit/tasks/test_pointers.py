@@ -25,8 +25,18 @@ POINTERS = {
     "annex": (KEY + b"\n", "git annex get"),
     "annex link in a file": (b"../../.git/annex/objects/xK/9p/KEY/KEY", "git annex get"),
 }
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32}
-LLAMA |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 257, "max_position_embeddings": 64}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+}
+LLAMA |= {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 257,
+    "max_position_embeddings": 64,
+}
 TEXTS = {
     "about pointers": b"A pointer begins with:\n" + LFS,
     "longer": LFS + b"x" * 1024,
@@ -47,12 +57,18 @@ def test_text_about_pointers_is_text(name):
 
 
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
-@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow", "jsonl.gz", "txt.zst"])
-def test_a_text_that_is_one_is_refused_also_where_damaged_ones_are_skipped(data, tmp_path, ending, on_bad_input):
+@pytest.mark.parametrize(
+    "ending", ["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow", "jsonl.gz", "txt.zst"]
+)
+def test_a_text_that_is_one_is_refused_also_where_damaged_ones_are_skipped(
+    data, tmp_path, ending, on_bad_input
+):
     for name in ("held", "text"):
         (tmp_path / f"{name}.txt").write_text(f"good {name} " * 100)
     given = {"files": [f"{tmp_path}/text.txt"], "validation_files": [f"{tmp_path}/held.txt"]}
-    given["files" if on_bad_input == "skip" else "validation_files"].append(str(tmp_path / f"a.{ending}"))
+    given["files" if on_bad_input == "skip" else "validation_files"].append(
+        str(tmp_path / f"a.{ending}")
+    )
     (tmp_path / f"a.{ending}").write_bytes(LFS)
     with pytest.raises(DataError, match=r"git lfs pull") as refused:
         survey(data(**given, on_bad_input=on_bad_input))
@@ -80,7 +96,14 @@ def test_a_compressed_pointer_and_a_link_without_its_file_are_refused(data, tmp_
 
 @pytest.mark.parametrize("annexed", [False, True])
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"]
+    "name",
+    [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "added_tokens.json",
+    ],
 )
 def test_a_model_folder_and_a_tokenizer_with_one_are_refused(tmp_path, name, annexed):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

@@ -83,7 +83,9 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
     """How many of the `representative_rows` have `tokens` targets between them; all of them if they have fewer."""
     rows = representative_rows(reader, len(reader))
     for number in range(1, len(rows)):
-        tokens -= reader.count_targets(rows[number - 1 : number])  # masks of many rows at once may not fit into memory
+        tokens -= reader.count_targets(
+            rows[number - 1 : number]
+        )  # masks of many rows at once may not fit into memory
         if tokens <= 0:
             return number
     return len(rows)
@@ -93,7 +95,9 @@ def validation_set(
     reader: TokenReader, token_bytes: np.ndarray, train: TrainingConfig, micro_batch: int
 ) -> ValidationSet:
     """The rows that `train.eval_tokens` names."""
-    sequences = SEQUENCES if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
+    sequences = (
+        SEQUENCES if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
+    )
     return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_masking)
 
 
@@ -117,7 +121,12 @@ class Evaluation(Callback):
         metrics: StepMetrics,
         heartbeat: Heartbeat,
     ) -> None:
-        self.strategy, self.validation, self.train, self.max_steps = strategy, validation, train, max_steps
+        self.strategy, self.validation, self.train, self.max_steps = (
+            strategy,
+            validation,
+            train,
+            max_steps,
+        )
         self.ranks, self.metrics, self.heartbeat = ranks, metrics, heartbeat
         self.interval, self.last_step = Interval(train.eval_steps, ranks), -1
 
@@ -126,7 +135,9 @@ class Evaluation(Callback):
             self.max_steps, self.train.early_stopping_patience
         ):
             # An earlier attempt may have measured it.
-            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation(state.step)
+            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation(
+                state.step
+            )
             if not self.ranks.sum(float(is_measured))[0]:
                 self._measure(state.step)
         self.interval.start(state)

@@ -30,7 +30,11 @@ def gate_shares(model: Llama) -> tuple[tuple[float, ...], ...]:
         layer: tuple(full_tensor(attention.gate.detach()).sigmoid().tolist())
         for layer, attention in model.memory_layers().items()
     }
-    return tuple(shares.get(layer, ()) for layer in range(model.config.num_hidden_layers)) if shares else ()
+    return (
+        tuple(shares.get(layer, ()) for layer in range(model.config.num_hidden_layers))
+        if shares
+        else ()
+    )
 
 
 class MemoryNorms:
@@ -50,14 +54,18 @@ class MemoryNorms:
         """Observe the model's layers inside."""
         layers = model.memory_layers()
         for number, attention in layers.items():
-            attention.observer = lambda local, retrieved, M, number=number: self._add(number, local, retrieved, M)
+            attention.observer = lambda local, retrieved, M, number=number: self._add(
+                number, local, retrieved, M
+            )
         try:
             yield
         finally:
             for attention in layers.values():
                 attention.observer = None
 
-    def _add(self, layer: int, local: torch.Tensor, retrieved: torch.Tensor, M: torch.Tensor) -> None:
+    def _add(
+        self, layer: int, local: torch.Tensor, retrieved: torch.Tensor, M: torch.Tensor
+    ) -> None:
         values = (
             retrieved.float().square().mean(),
             local.float().square().mean(),
@@ -70,12 +78,17 @@ class MemoryNorms:
     @property
     def reads(self) -> tuple[float | None, ...]:
         return self._by_layer(
-            {layer: (read / max(local, 1e-30)) ** 0.5 for layer, (read, local, _, _) in self.sums.items()}
+            {
+                layer: (read / max(local, 1e-30)) ** 0.5
+                for layer, (read, local, _, _) in self.sums.items()
+            }
         )
 
     @property
     def writes(self) -> tuple[float | None, ...]:
-        return self._by_layer({layer: norm / count for layer, (_, _, norm, count) in self.sums.items()})
+        return self._by_layer(
+            {layer: norm / count for layer, (_, _, norm, count) in self.sums.items()}
+        )
 
     def _by_layer(self, values: dict[int, float]) -> tuple[float | None, ...]:
         return tuple(values.get(layer) for layer in range(self.layers))
@@ -117,7 +130,11 @@ class GateWarnings:
 
     def observe(self, step: int, shares: Sequence[Sequence[float]]) -> None:
         """After a step before the last one; `shares` of `gate_shares`."""
-        saturated = {place: share for place, share in _saturated(shares).items() if place not in self.saturated}
+        saturated = {
+            place: share
+            for place, share in _saturated(shares).items()
+            if place not in self.saturated
+        }
         if not saturated or step >= self.max_steps:
             return
         self.saturated |= saturated.keys()

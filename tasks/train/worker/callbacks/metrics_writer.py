@@ -20,7 +20,13 @@ from torch.utils.tensorboard import SummaryWriter
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed, dotted
 from infini_llama.tasks.formatting import best_effort
-from infini_llama.tasks.records.metrics import SampleLine, StepLine, StepTimeSpread, TrainLine, ValidationLine
+from infini_llama.tasks.records.metrics import (
+    SampleLine,
+    StepLine,
+    StepTimeSpread,
+    TrainLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.files import write_atomic
@@ -85,7 +91,9 @@ class TensorBoard:
     def close(self, final: dict[str, float]) -> None:
         if final:
             self.board.add_hparams(
-                self.settings, {f"final/{name}": value for name, value in final.items()}, run_name="."
+                self.settings,
+                {f"final/{name}": value for name, value in final.items()},
+                run_name=".",
             )
         self.board.close()
 
@@ -106,7 +114,9 @@ class WeightsAndBiases:
             ) from error
         self.file = RunFolder(run_dir).wandb
         text = self.file.read_bytes() if self.file.exists() else None
-        self.sent = WandbRecord.model_validate_json(text) if text else WandbRecord(id=uuid.uuid4().hex[:8])
+        self.sent = (
+            WandbRecord.model_validate_json(text) if text else WandbRecord(id=uuid.uuid4().hex[:8])
+        )
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
         write_atomic(self.file, self.sent.model_dump_json())
         try:
@@ -162,7 +172,9 @@ class WeightsAndBiases:
         self.waiting |= values
 
 
-def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject) -> list[Reporter]:
+def reporters(
+    names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject
+) -> list[Reporter]:
     """The reporters that `train.report_to` names. One that cannot start is refused when the run begins; a resumed run continues without it.
 
     Raises:
@@ -172,7 +184,11 @@ def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Json
     with nullcontext() if first_step == 0 else best_effort("reporting to TensorBoard", REPORTING):
         if "tensorboard" in names:
             active.append(TensorBoard(run_dir, first_step, config))
-    with nullcontext() if first_step == 0 else best_effort("reporting to Weights & Biases", REPORTING):
+    with (
+        nullcontext()
+        if first_step == 0
+        else best_effort("reporting to Weights & Biases", REPORTING)
+    ):
         if "wandb" in names:
             active.append(WeightsAndBiases(run_dir, config))
     return active
@@ -181,7 +197,10 @@ def reporters(names: Sequence[str], run_dir: Path, first_step: int, config: Json
 def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
     """The settings by dotted keys; what is not a number becomes text."""
     settings = dotted(config).items()
-    return {key: value if isinstance(value, bool | int | float | str) else json.dumps(value) for key, value in settings}
+    return {
+        key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        for key, value in settings
+    }
 
 
 class MetricsWriter:
@@ -191,13 +210,20 @@ class MetricsWriter:
         self.run = RunFolder(run_dir)
         self.metrics = self.run.metrics.open("a", encoding="utf-8")
         self.texts = self.run.samples.open("a", encoding="utf-8")
-        self.logging_steps, self.reporters, self.run_id = logging_steps, reporters, self.run.read_id()
+        self.logging_steps, self.reporters, self.run_id = (
+            logging_steps,
+            reporters,
+            self.run.read_id(),
+        )
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
     def has_validation(self, step: int) -> bool:
         """Whether metrics.jsonl has the validation after `step`; reads all of it."""
-        return any(isinstance(line, ValidationLine) and line.step == step for line in read_metrics(self.run))
+        return any(
+            isinstance(line, ValidationLine) and line.step == step
+            for line in read_metrics(self.run)
+        )
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)
@@ -213,16 +239,27 @@ class MetricsWriter:
         curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
         if sum(map(len, line.gates)) <= MOST_HEADS:
             for layer, heads in enumerate(line.gates):
-                curves += [(f"gate-heads/layer-{layer}-head-{head}", gate) for head, gate in enumerate(heads)]
+                curves += [
+                    (f"gate-heads/layer-{layer}-head-{head}", gate)
+                    for head, gate in enumerate(heads)
+                ]
         curves += [(f"custom/{name}", value) for name, value in line.custom.items()]
         self._report(curves, line.step)
 
     def validation(self, line: ValidationLine) -> None:
         self._append(self.metrics, line)
         self.last_validation = self._report(_group("validation", line, VALIDATION), line.step)
-        curves = [(f"memory-reads/layer-{layer}", size) for layer, size in enumerate(line.memory_reads)]
+        curves = [
+            (f"memory-reads/layer-{layer}", size) for layer, size in enumerate(line.memory_reads)
+        ]
         self._report(
-            [*curves, *((f"memory-norms/layer-{layer}", size) for layer, size in enumerate(line.memory_norms))],
+            [
+                *curves,
+                *(
+                    (f"memory-norms/layer-{layer}", size)
+                    for layer, size in enumerate(line.memory_norms)
+                ),
+            ],
             line.step,
         )
 
@@ -230,7 +267,11 @@ class MetricsWriter:
         for prompt, text in samples:
             self._append(self.texts, SampleLine(step=step, prompt=prompt, text=text))
         if samples:
-            self._each(lambda reporter: reporter.texts("samples", [sample.text for sample in samples], step))
+            self._each(
+                lambda reporter: reporter.texts(
+                    "samples", [sample.text for sample in samples], step
+                )
+            )
 
     def sync(self) -> None:
         """Flush every line so far to disk: a checkpoint must not survive the metrics that led to it."""
@@ -246,7 +287,9 @@ class MetricsWriter:
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
         """Those that are finite, once they are reported."""
-        drawn = {name: value for name, value in curves if value is not None and math.isfinite(value)}
+        drawn = {
+            name: value for name, value in curves if value is not None and math.isfinite(value)
+        }
         self._each(lambda reporter: reporter.scalars(drawn, step))
         return drawn
 

@@ -29,7 +29,11 @@ class Profiler(Callback):
         self.running: profile | None = None
 
     def on_step_start(self, state: TrainState) -> None:
-        if self.span is not None and self.running is None and self.span[0] <= state.step + 1 <= self.span[1]:
+        if (
+            self.span is not None
+            and self.running is None
+            and self.span[0] <= state.step + 1 <= self.span[1]
+        ):
             span, self.span = self.span, None  # of a profiler that fails
             with best_effort("the profile", ADVICE):
                 gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
@@ -79,7 +83,9 @@ def memory() -> dict[str, int]:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name in ("VmRSS", "VmHWM"):
-                sizes["resident" if name == "VmRSS" else "most_resident"] = int(value.split()[0]) * 1024
+                sizes["resident" if name == "VmRSS" else "most_resident"] = (
+                    int(value.split()[0]) * 1024
+                )
     except OSError:
         pass  # not Linux
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -34,7 +34,12 @@ class Samples(Callback):
     """
 
     def __init__(
-        self, attempt: AttemptPlan, strategy: Strategy, ranks: Ranks, evaluation: Evaluation, metrics: StepMetrics
+        self,
+        attempt: AttemptPlan,
+        strategy: Strategy,
+        ranks: Ranks,
+        evaluation: Evaluation,
+        metrics: StepMetrics,
     ) -> None:
         self.attempt, self.strategy, self.ranks = attempt, strategy, ranks
         self.evaluation, self.metrics = evaluation, metrics
@@ -48,16 +53,25 @@ class Samples(Callback):
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
             with best_effort(WHAT, ADVICE, repeated=True):
-                self.metrics.writer.samples(state.step, samples_in_time(model, self.attempt, self.ranks.device))
+                self.metrics.writer.samples(
+                    state.step, samples_in_time(model, self.attempt, self.ranks.device)
+                )
         self.strategy.model.train()
         self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
 def samples_in_time(model: Llama, attempt: AttemptPlan, device: torch.device) -> list[Sample]:
     """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent."""
-    timeouts = attempt.config.environment.communication_timeout, UNKNOWN * attempt.config.runtime.hang_timeout
+    timeouts = (
+        attempt.config.environment.communication_timeout,
+        UNKNOWN * attempt.config.runtime.hang_timeout,
+    )
     return sample_texts(
-        model.to(device), attempt.dataset_path, attempt.config.train, attempt.lineage.conversation, min(timeouts) / 2
+        model.to(device),
+        attempt.dataset_path,
+        attempt.config.train,
+        attempt.lineage.conversation,
+        min(timeouts) / 2,
     )
 
 
@@ -80,8 +94,16 @@ def sample_texts(
     if train.sample_prompts == []:
         return []
     tokenizer, end_of_text = read_tokenizer(dataset), verified_manifest(dataset).content.eos_id
-    prompts = [held_out_prompt(dataset, tokenizer)] if train.sample_prompts is None else list(train.sample_prompts)
+    prompts = (
+        [held_out_prompt(dataset, tokenizer)]
+        if train.sample_prompts is None
+        else list(train.sample_prompts)
+    )
     writer = Writer(model.eval(), tokenizer, prompts, conversation.ends_with(end_of_text))
-    for _ in writer.write(train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed), seconds):
+    for _ in writer.write(
+        train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed), seconds
+    ):
         pass
-    return [Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)]
+    return [
+        Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)
+    ]

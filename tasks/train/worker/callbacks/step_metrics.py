@@ -46,9 +46,20 @@ class StepMetrics(Callback):
     """
 
     def __init__(
-        self, attempt: AttemptPlan, strategy: Strategy, batches: TrainBatches, ranks: Ranks, ledger: Ledger | None
+        self,
+        attempt: AttemptPlan,
+        strategy: Strategy,
+        batches: TrainBatches,
+        ranks: Ranks,
+        ledger: Ledger | None,
     ) -> None:
-        self.attempt, self.strategy, self.batches, self.ranks, self.ledger = attempt, strategy, batches, ranks, ledger
+        self.attempt, self.strategy, self.batches, self.ranks, self.ledger = (
+            attempt,
+            strategy,
+            batches,
+            ranks,
+            ledger,
+        )
         self.hook = load_hook(attempt.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
         self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
@@ -97,7 +108,11 @@ class StepMetrics(Callback):
             self.writer.sync()
 
     def _line(
-        self, state: TrainState, result: StepResult, norm: float | None, gates: tuple[tuple[float, ...], ...]
+        self,
+        state: TrainState,
+        result: StepResult,
+        norm: float | None,
+        gates: tuple[tuple[float, ...], ...],
     ) -> TrainLine:
         update, times = result.update, result.times
         length = self.batches.stage(result.samples).reader.sequence_length
@@ -141,7 +156,9 @@ class StepMetrics(Callback):
 
 def parameter_norm(model: nn.Module) -> float:
     """2-norm of all parameters as one vector. A collective call."""
-    return full_tensor(nn.utils.get_total_norm([value.detach() for value in model.parameters()])).item()
+    return full_tensor(
+        nn.utils.get_total_norm([value.detach() for value in model.parameters()])
+    ).item()
 
 
 def utilization(flops: float, peak: float) -> float | None:
@@ -155,7 +172,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     Measured rather than read from a data sheet, so that it exists for every processor and reflects its threads, clock and other load.
     """
     size = SIZE[device.type]
-    generator = torch.Generator(device).manual_seed(0)  # leaves the generators of the training alone
+    generator = torch.Generator(device).manual_seed(
+        0
+    )  # leaves the generators of the training alone
     a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     best, spent, product = float("inf"), 0.0, a @ b
     while spent < SECONDS:
@@ -202,6 +221,11 @@ def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str,
     """
     numbers = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
     try:
-        return {key: float(value) for key, value in NUMBERS.validate_python(numbers, strict=True).items()}
+        return {
+            key: float(value)
+            for key, value in NUMBERS.validate_python(numbers, strict=True).items()
+        }
     except ValidationError:
-        raise ConfigError(f"train.metrics_hook={name} returned {numbers!r}; it must return numbers by name.") from None
+        raise ConfigError(
+            f"train.metrics_hook={name} returned {numbers!r}; it must return numbers by name."
+        ) from None

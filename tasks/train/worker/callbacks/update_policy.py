@@ -110,7 +110,9 @@ class UpdatePolicy(Callback):
         saw_no_targets: a step of this attempt had a batch without a target, which is logged once.
     """
 
-    def __init__(self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]) -> None:
+    def __init__(
+        self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]
+    ) -> None:
         self.limit, self.rows = train.max_skips, rows
         self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
         self.skips: list[int] = []

@@ -23,11 +23,16 @@ from infini_llama.tasks.train.worker.data.order import (
     weighted_sources,
 )
 
-Batch = tuple[torch.Tensor, ...]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
+Batch = tuple[
+    torch.Tensor, ...
+]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
 
 
 def to_batch(
-    tokens: np.ndarray, targets: np.ndarray | None, device: torch.device, documents: np.ndarray | None = None
+    tokens: np.ndarray,
+    targets: np.ndarray | None,
+    device: torch.device,
+    documents: np.ndarray | None = None,
 ) -> Batch:
     """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead.
 
@@ -39,7 +44,11 @@ def to_batch(
     labels = rows[:, 1:]
     if targets is not None:
         labels = labels.masked_fill(~to_device(targets, device), IGNORE_INDEX)
-    return (rows[:, :-1], labels) if documents is None else (rows[:, :-1], labels, to_device(documents, device))
+    return (
+        (rows[:, :-1], labels)
+        if documents is None
+        else (rows[:, :-1], labels, to_device(documents, device))
+    )
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -69,7 +78,9 @@ class CurriculumStage:
 
 
 def curriculum_stages(
-    reader: TokenReader, shorter: Sequence[tuple[TokenReader, int]] = (), weights: dict[str, float] | None = None
+    reader: TokenReader,
+    shorter: Sequence[tuple[TokenReader, int]] = (),
+    weights: dict[str, float] | None = None,
 ) -> list[CurriculumStage]:
     """The samples of a run, in order.
 
@@ -78,11 +89,16 @@ def curriculum_stages(
             Their length divides the reader's; a sample is as many of them as it has tokens.
         weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
     """
-    readers, firsts = [*(table for table, _ in shorter), reader], [0, *(until for _, until in shorter)]
+    readers, firsts = (
+        [*(table for table, _ in shorter), reader],
+        [0, *(until for _, until in shorter)],
+    )
     stages: list[CurriculumStage] = []
     for table, first in zip(readers, firsts, strict=True):
         sources = weighted_sources(table.sources, weights) if weights else ()
-        stages.append(CurriculumStage(table, first, reader.sequence_length // table.sequence_length, sources))
+        stages.append(
+            CurriculumStage(table, first, reader.sequence_length // table.sequence_length, sources)
+        )
     return stages
 
 
@@ -90,7 +106,9 @@ def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
     """`curriculum_stages` with the dataset and the settings of a run."""
 
     def reader(row_table: str) -> TokenReader:
-        return TokenReader(attempt.dataset_path, row_table, "train", verify_on_read=attempt.verify_on_read)
+        return TokenReader(
+            attempt.dataset_path, row_table, "train", verify_on_read=attempt.verify_on_read
+        )
 
     return curriculum_stages(
         reader(attempt.dataset.row_table),
@@ -198,23 +216,41 @@ class Prefetch:
     """
 
     def __init__(
-        self, batches: TrainBatches, device: torch.device, following: Callable[[int], int], workers: int
+        self,
+        batches: TrainBatches,
+        device: torch.device,
+        following: Callable[[int], int],
+        workers: int,
     ) -> None:
-        self.batches, self.device, self.following, self.workers = batches, device, following, workers
+        self.batches, self.device, self.following, self.workers = (
+            batches,
+            device,
+            following,
+            workers,
+        )
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
         self.ahead: dict[int, Future[GlobalBatch]] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """The batch of the step that follows `samples` samples, on the device."""
         if self.threads is None:
-            return GlobalBatch(list(self.batches.micro_batches(samples, self.device)), self.batches.targets(samples))
+            return GlobalBatch(
+                list(self.batches.micro_batches(samples, self.device)),
+                self.batches.targets(samples),
+            )
         needed = [samples]
         while len(needed) <= self.workers:
             needed.append(self.following(needed[-1]))
         # A batch built for a position that is never reached is dropped.
-        self.ahead = {first: self.ahead.get(first) or self.threads.submit(self._build, first) for first in needed}
+        self.ahead = {
+            first: self.ahead.get(first) or self.threads.submit(self._build, first)
+            for first in needed
+        }
         built = self.ahead.pop(samples).result()
-        on_device = [tuple(part.to(self.device, non_blocking=True) for part in batch) for batch in built.micro_batches]
+        on_device = [
+            tuple(part.to(self.device, non_blocking=True) for part in batch)
+            for batch in built.micro_batches
+        ]
         return GlobalBatch(on_device, built.targets)
 
     def _build(self, samples: int) -> GlobalBatch:

@@ -103,7 +103,9 @@ class WeightedSource:
     weight: int  # its share is weight / sum of weights
 
 
-def weighted_sources(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[WeightedSource, ...]:
+def weighted_sources(
+    sources: Sequence[SourceRows], weights: dict[str, float]
+) -> tuple[WeightedSource, ...]:
     """The sources of a row table with their weights, in the order of their rows.
 
     Raises:
@@ -111,13 +113,17 @@ def weighted_sources(sources: Sequence[SourceRows], weights: dict[str, float]) -
     """
     if {source.name for source in sources} != weights.keys():
         names = ", ".join(source.name for source in sources) or "one without a name"
-        raise ConfigError(f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {names}.")
+        raise ConfigError(
+            f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {names}."
+        )
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     weighted: list[WeightedSource] = []
     first = 0
     for source in sources:
-        weighted.append(WeightedSource(source.name, first, source.rows, int(exact[source.name] * scale)))
+        weighted.append(
+            WeightedSource(source.name, first, source.rows, int(exact[source.name] * scale))
+        )
         first += source.rows
     return tuple(weighted)
 
@@ -141,7 +147,9 @@ def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: 
         counts = ((remainder + steps * source.weight) // left).astype(np.int64)
         chosen = np.diff(counts) == 1
         numbers = before + counts[:-1][chosen]
-        rows[places[chosen]] = source.first + _rows_of(numbers, source.rows, _derived(seed, source.name))
+        rows[places[chosen]] = source.first + _rows_of(
+            numbers, source.rows, _derived(seed, source.name)
+        )
         places, begin, left = places[~chosen], begin - before, left - source.weight
     return rows
 
@@ -154,9 +162,16 @@ def representative_rows(reader: TokenReader, number: int) -> np.ndarray:
     if not reader.sources:
         return rows_of_samples(0, number, len(reader), seed=0)
     sources = [source for source in reader.sources if source.rows]
-    return mixed_rows(0, number, weighted_sources(sources, {source.name: source.rows for source in sources}), seed=0)
+    return mixed_rows(
+        0,
+        number,
+        weighted_sources(sources, {source.name: source.rows for source in sources}),
+        seed=0,
+    )
 
 
 def _derived(seed: int, name: str) -> int:
     """A seed of its own for each source, by name: adding one changes no other's order."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little"
+    )

@@ -90,11 +90,15 @@ def compile_if_it_agrees(
     reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
     seconds = time.perf_counter() - began
     if ranks.is_rank0:
-        record = CompileRecord(compile=what, reason=reason, seconds=seconds, torch=torch.__version__)
+        record = CompileRecord(
+            compile=what, reason=reason, seconds=seconds, torch=torch.__version__
+        )
         run.write(run.compile, record)
     if reason:
         compiled.switch_off()
-        log.warning("train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason)
+        log.warning(
+            "train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason
+        )
         if before and not before.reason:
             log.warning(
                 "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."
@@ -104,7 +108,11 @@ def compile_if_it_agrees(
 
 
 def disagreement(
-    module: nn.Module, compiled: Compiled, first_batch: Callable[[], float], ranks: Ranks, tolerance: float
+    module: nn.Module,
+    compiled: Compiled,
+    first_batch: Callable[[], float],
+    ranks: Ranks,
+    tolerance: float,
 ) -> str:
     """Why compiled code cannot be used, empty where it can; leaves it switched on."""
     eager_loss = first_batch()
@@ -126,12 +134,19 @@ def disagreement(
     ]
     module.zero_grad(set_to_none=True)
     difference, size, losses, loss_difference = ranks.sum(
-        sum(pair[0] for pair in squares), sum(pair[1] for pair in squares), eager_loss, abs(loss - eager_loss)
+        sum(pair[0] for pair in squares),
+        sum(pair[1] for pair in squares),
+        eager_loss,
+        abs(loss - eager_loss),
     )
     if not losses:
         return "no label of the training rows counts, so there is nothing to compare"
     gradients = (difference / size) ** 0.5 if size else difference
-    log.info("compiled against eager: loss differs by %.2g, gradients by %.2g", loss_difference / losses, gradients)
+    log.info(
+        "compiled against eager: loss differs by %.2g, gradients by %.2g",
+        loss_difference / losses,
+        gradients,
+    )
     if loss_difference <= tolerance * losses and gradients <= tolerance:
         return ""
     return (
@@ -142,4 +157,8 @@ def disagreement(
 
 def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """This rank's part of every gradient, by parameter name."""
-    return [(name, local_shard(value.grad)) for name, value in module.named_parameters() if value.grad is not None]
+    return [
+        (name, local_shard(value.grad))
+        for name, value in module.named_parameters()
+        if value.grad is not None
+    ]

@@ -23,7 +23,11 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
 from infini_llama.tasks.train.worker.data.loader import Batch
-from infini_llama.tasks.train.worker.strategies.native import LossModule, init_optimizer_state, plain_model
+from infini_llama.tasks.train.worker.strategies.native import (
+    LossModule,
+    init_optimizer_state,
+    plain_model,
+)
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -86,17 +90,23 @@ class DeepSpeed:
             dist_init_required=False,
         )[0]
         self.module: nn.Module = self.engine
-        init_optimizer_state(optimizer)  # the engine finds the moments of all groups when it has updated the first one
+        init_optimizer_state(
+            optimizer
+        )  # the engine finds the moments of all groups when it has updated the first one
         self.stage: int = self.engine.zero_optimization_stage()
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
-    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+    def accumulate(
+        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+    ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
             loss = self.engine(*batch)
             # The engine averages over the ranks, whose number is multiplied in beforehand.
             self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-            self.engine.backward(loss * (self.ranks.world_size / targets * scale), scale_wrt_gas=False)
+            self.engine.backward(
+                loss * (self.ranks.world_size / targets * scale), scale_wrt_gas=False
+            )
             total += loss.detach()
         return total
 
@@ -132,7 +142,9 @@ class DeepSpeed:
         for name, parameter in self.parameters_by_name.items():
             state[f"model.{name}"] = self._rows(utils.safe_get_full_fp32_param(parameter))
             for moment in MOMENTS:
-                state[f"optimizer.{name}.{moment}"] = self._rows(utils.safe_get_full_optimizer_state(parameter, moment))
+                state[f"optimizer.{name}.{moment}"] = self._rows(
+                    utils.safe_get_full_optimizer_state(parameter, moment)
+                )
             state[f"optimizer.{name}.step"] = self._updates()[0].clone()
         return state
 
@@ -145,7 +157,9 @@ class DeepSpeed:
             weights = full_tensor(tensors[f"model.{name}"])
             with self._gathered([parameter], modified=True):
                 parameter.copy_(weights)
-            moments = {moment: full_tensor(tensors[f"optimizer.{name}.{moment}"]) for moment in MOMENTS}
+            moments = {
+                moment: full_tensor(tensors[f"optimizer.{name}.{moment}"]) for moment in MOMENTS
+            }
             if self.stage < 3:
                 utils.safe_set_full_fp32_param(parameter, weights)
                 for moment, value in moments.items():
@@ -153,17 +167,23 @@ class DeepSpeed:
             else:
                 utils.safe_set_local_fp32_param(parameter, self._partition(parameter, weights))
                 for moment, value in moments.items():
-                    utils.safe_set_local_optimizer_state(parameter, self._partition(parameter, value), moment)
+                    utils.safe_set_local_optimizer_state(
+                        parameter, self._partition(parameter, value), moment
+                    )
         for updates in self._updates():
             updates.copy_(tensors[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return self._gathered(list(self.parameters_by_name.values()))
 
-    def _gathered(self, parameters: list[nn.Parameter], modified: bool = False) -> AbstractContextManager[None]:
+    def _gathered(
+        self, parameters: list[nn.Parameter], modified: bool = False
+    ) -> AbstractContextManager[None]:
         """Inside, these parameters are whole on every rank; stage 3 alone splits them."""
         first = 0 if modified else None
-        return self.deepspeed.zero.GatheredParameters(parameters, modifier_rank=first, enabled=self.stage == 3)
+        return self.deepspeed.zero.GatheredParameters(
+            parameters, modifier_rank=first, enabled=self.stage == 3
+        )
 
     def to_plain_model(self) -> Llama | None:
         if self.stage < 3:

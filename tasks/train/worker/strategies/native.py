@@ -16,7 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.storage.tensors import full_tensor, load_tensors, model_tensors, tensor_names
+from infini_llama.tasks.storage.tensors import (
+    full_tensor,
+    load_tensors,
+    model_tensors,
+    tensor_names,
+)
 from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -31,7 +36,9 @@ class LossModule(nn.Module):
     once they are summed over the ranks, whatever part each of them had.
     """
 
-    def __init__(self, model: Llama, context: Context | None = None, autocast: torch.autocast | None = None) -> None:
+    def __init__(
+        self, model: Llama, context: Context | None = None, autocast: torch.autocast | None = None
+    ) -> None:
         super().__init__()
         self.model, self.context, self.autocast = model, context, autocast or nullcontext()
 
@@ -52,10 +59,14 @@ class LossModule(nn.Module):
 class NativeStrategy:
     """The model on one rank, and what DDP and FSDP add to; see `Strategy` for the methods."""
 
-    def __init__(self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast) -> None:
+    def __init__(
+        self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast
+    ) -> None:
         self.model, self.train, self.ranks = model, train, ranks
         self.module: nn.Module = LossModule(model, ranks.context, autocast)
-        self.wrapped = self._wrap(model, self.module)  # before the optimizer, which is given the sharded parameters
+        self.wrapped = self._wrap(
+            model, self.module
+        )  # before the optimizer, which is given the sharded parameters
         self.optimizer = build_optimizer(model, train)
         init_optimizer_state(self.optimizer)
         self.norm = torch.zeros(())
@@ -67,7 +78,9 @@ class NativeStrategy:
         """Backward passes inside reduce gradients over the ranks only where this is the `last` one of a step."""
         return nullcontext()
 
-    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+    def accumulate(
+        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+    ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
             with self._gradient_sync(last=number == len(micro_batches) - 1):
@@ -78,7 +91,9 @@ class NativeStrategy:
         return total
 
     def clip_gradients(self, scale: float = 1.0) -> None:
-        parameters = [parameter for parameter in self.wrapped.parameters() if parameter.grad is not None]
+        parameters = [
+            parameter for parameter in self.wrapped.parameters() if parameter.grad is not None
+        ]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if scale != 1.0:
             for gradient in gradients:
@@ -98,10 +113,16 @@ class NativeStrategy:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = model_tensors(self.model)
-        trained = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        trained = {
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        }
         for name, parameter in self.model.named_parameters():
-            assert parameter in trained or not parameter.requires_grad, f"the optimizer does not know {name}"
-            for key, value in self.optimizer.state.get(parameter, {}).items():  # a frozen one has none
+            assert parameter in trained or not parameter.requires_grad, (
+                f"the optimizer does not know {name}"
+            )
+            for key, value in self.optimizer.state.get(
+                parameter, {}
+            ).items():  # a frozen one has none
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
@@ -117,7 +138,9 @@ class NativeStrategy:
                 len(anew),
                 min(anew),
             )
-        load_tensors(checkpoint, {name: value for name, value in tensors.items() if name not in anew})
+        load_tensors(
+            checkpoint, {name: value for name, value in tensors.items() if name not in anew}
+        )
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

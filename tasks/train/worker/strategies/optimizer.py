@@ -19,7 +19,9 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     """
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
-        group["peak_lr"] = train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
+        group["peak_lr"] = (
+            train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
+        )
     rate = train.learning_rate
     adam: dict[str, Any] = {
         "lr": rate,
@@ -37,7 +39,9 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
         case "muon":
             matrices, others = _split_matrices(model, groups)
             # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
-            muon = torch.optim.Muon([matrices], lr=rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+            muon = torch.optim.Muon(
+                [matrices], lr=rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
+            )
             return Both(muon, torch.optim.AdamW(others, **adam))
 
 
@@ -58,12 +62,19 @@ def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Grou
     """The layers' matrices, which Muon is for (Jordan et al. 2024), and the rest of the groups: norms, gates, embedding, head."""
     inner = {id(parameter) for parameter in model.model.layers.parameters() if parameter.ndim == 2}
     decay = next(group for group in groups if group["name"] == "decay")
-    matrices = decay | {"name": "matrices", "params": [p for p in decay["params"] if id(p) in inner]}
-    others = [group | {"params": [p for p in group["params"] if id(p) not in inner]} for group in groups]
+    matrices = decay | {
+        "name": "matrices",
+        "params": [p for p in decay["params"] if id(p) in inner],
+    }
+    others = [
+        group | {"params": [p for p in group["params"] if id(p) not in inner]} for group in groups
+    ]
     return matrices, [group for group in others if group["params"]]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, train: TrainingConfig, max_steps: int, step: int) -> float:
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, train: TrainingConfig, max_steps: int, step: int
+) -> float:
     """Set every group's rate for the step that follows `step` completed ones; return the first group's."""
     share = factor(train, max_steps, step)
     for group in optimizer.param_groups:

@@ -20,17 +20,23 @@ class Ranks:
         store: of `preflight.preflight`, by which the ranks have found each other; None: they do it here.
     """
 
-    def __init__(self, device: str, backend: str, timeout_seconds: float = 600.0, store: Store | None = None) -> None:
+    def __init__(
+        self, device: str, backend: str, timeout_seconds: float = 600.0, store: Store | None = None
+    ) -> None:
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        self.device = torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
+        )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
         if store is not None:
             store.set_timeout(timeout)
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        )
         # Checkpoints are written beside the training steps, so their collective calls need a group of their own.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.timeout, self.context = timeout, cast(Context | None, None)

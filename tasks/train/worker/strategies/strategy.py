@@ -31,7 +31,9 @@ class Strategy(Protocol):
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def accumulate(self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0) -> torch.Tensor:
+    def accumulate(
+        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+    ) -> torch.Tensor:
         """Forward and backward: add to every gradient that of the mean loss over all `targets` of the step, on all ranks.
 
         Dividing the *sum* of losses by the step's number of targets makes the result independent of how the batch is split.

@@ -35,21 +35,32 @@ def begin_on(tmp_path):
             (folder / f"texts/{number}.txt").write_text(f"a sentence of {number} words. " * 400)
         machine = lay_out(folder, gpus=gpus)
         output = folder / f"{name}.yaml"
-        record = write_new(output, [str(folder / "texts")], "softmax", folder / "home", Overrides(**overrides), machine)
+        record = write_new(
+            output,
+            [str(folder / "texts")],
+            "softmax",
+            folder / "home",
+            Overrides(**overrides),
+            machine,
+        )
         config = load_config(output)
         return record, config, plan_environment(config, probe(folder / "home", config, machine))
 
     return write
 
 
-@pytest.mark.parametrize("name", ["emo 😀", "next\x85line", 'quoted "\\'], ids=["emoji", "next line", "quotes"])
+@pytest.mark.parametrize(
+    "name", ["emo 😀", "next\x85line", 'quoted "\\'], ids=["emoji", "next line", "quotes"]
+)
 def test_every_path_can_be_read_back(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     for number in range(3):
         (folder / f"{number}.txt").write_text(f"a sentence of {number} words. " * 400)
     output = tmp_path / "my.yaml"
-    write_new(output, [str(folder)], "softmax", tmp_path / "home", Overrides(), lay_out(tmp_path, gpus=[]))
+    write_new(
+        output, [str(folder)], "softmax", tmp_path / "home", Overrides(), lay_out(tmp_path, gpus=[])
+    )
     data = load_config(output).data
     assert [path for path in (*data.files, *data.validation_files) if str(folder) not in path] == []
 
@@ -71,12 +82,16 @@ def test_every_gpu_has_work_and_the_model_fits(begin_on, kind, count, tokens):
 
 
 def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
-    few, many = (begin_on([H100] * 8, name, tokens=tokens)[0] for name, tokens in (("few", 10**8), ("many", 10**11)))
+    few, many = (
+        begin_on([H100] * 8, name, tokens=tokens)[0]
+        for name, tokens in (("few", 10**8), ("many", 10**11))
+    )
     assert few.parameters < many.parameters
     small = {**T4, "memory": 3 * GIB, "free": 3 * GIB}
     assert begin_on([small], "small", tokens=10**11)[0].parameters < many.parameters
     hour, week = (
-        begin_on([T4], name, tokens=10**11, hours=hours)[0] for name, hours in (("hour", 1.0), ("week", 168.0))
+        begin_on([T4], name, tokens=10**11, hours=hours)[0]
+        for name, hours in (("hour", 1.0), ("week", 168.0))
     )
     assert hour.parameters < week.parameters
     asked = begin_on([H100], "asked", parameters=100_000_000)[0]
@@ -84,7 +99,9 @@ def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
 
 
 def test_a_setting_that_saves_memory_is_in_the_file(begin_on):
-    config = begin_on([{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}], parameters=130_000_000)[1]
+    config = begin_on(
+        [{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}], parameters=130_000_000
+    )[1]
     assert config.train.activation_checkpointing == "full"
 
 
@@ -100,7 +117,9 @@ def test_the_training_of_a_llama_is_continued_on_every_gpu(tmp_path, count):
         (tmp_path / f"texts/{number}.txt").write_text(f"a sentence of {number} words. " * 400)
     folder, machine = write_llama(tmp_path / "theirs"), lay_out(tmp_path, gpus=[H100] * count)
     output, home = tmp_path / "my.yaml", tmp_path / "home"
-    record = write_continuation(output, [str(tmp_path / "texts")], str(folder), None, home, Overrides(), machine)
+    record = write_continuation(
+        output, [str(tmp_path / "texts")], str(folder), None, home, Overrides(), machine
+    )
     config = load_config(output)
     plan = plan_environment(config, probe(home, config, machine))
     assert plan.nproc_per_node == record.workers == max(1, count)
@@ -117,7 +136,14 @@ def test_a_llama_that_fits_nowhere_is_named(tmp_path):
     machine = lay_out(tmp_path, gpus=[{**T4, "memory": 2 * GIB, "free": GIB // 4}])
     folder, output = write_llama(tmp_path / "theirs"), tmp_path / "my.yaml"
     with pytest.raises(ConfigError, match="does not fit"):
-        write_continuation(output, [str(tmp_path / "my.txt")], str(folder), None, tmp_path / "home", machine=machine)
+        write_continuation(
+            output,
+            [str(tmp_path / "my.txt")],
+            str(folder),
+            None,
+            tmp_path / "home",
+            machine=machine,
+        )
     assert not output.exists()
 
 
@@ -125,7 +151,9 @@ def test_an_output_that_exists_is_refused_before_the_model_is_fetched(tmp_path):
     output = tmp_path / "my.yaml"
     output.write_text("kept")
     with pytest.raises(ConfigError, match=str(output)):
-        write_continuation(output, ["x.txt"], "nobody/nothing", None, tmp_path / "home", Overrides())
+        write_continuation(
+            output, ["x.txt"], "nobody/nothing", None, tmp_path / "home", Overrides()
+        )
     assert output.read_text() == "kept"
 
 
@@ -141,9 +169,15 @@ def begin(tmp_path):
 
 
 def test_comments_are_aligned(begin):
-    output, record = begin(*(f"a sentence of {n} words. " * 1000 for n in range(20)), attention="infini")
+    output, record = begin(
+        *(f"a sentence of {n} words. " * 1000 for n in range(20)), attention="infini"
+    )
     lines = output.read_text().splitlines()
-    assert {line.index(" # ") for line in lines if re.match(r" *\w+:.* # ", line) and "files" not in line} == {31}
+    assert {
+        line.index(" # ")
+        for line in lines
+        if re.match(r" *\w+:.* # ", line) and "files" not in line
+    } == {31}
     assert sum(" # " in line for line in lines) > 10
     config = load_config(output)
     assert f"max_steps: {record.steps}" in output.read_text()
@@ -193,6 +227,7 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     (tmp_path / "plain.txt").write_text(text)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     plain, packed = (
-        sampled_tokens(files_of(TextConfig(files=[str(tmp_path / name)]))[0]) for name in ("plain.txt", "packed.txt.gz")
+        sampled_tokens(files_of(TextConfig(files=[str(tmp_path / name)]))[0])
+        for name in ("plain.txt", "packed.txt.gz")
     )
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

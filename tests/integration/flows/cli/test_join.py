@@ -25,7 +25,9 @@ def home(tmp_path, monkeypatch):
 
 def end(home, code: int) -> None:
     kind = "done" if code == 0 else "failed"
-    append_attempt(RunFolder(home / "runs" / "mine"), AttemptRecord(attempt=1, kind=kind, code=code))
+    append_attempt(
+        RunFolder(home / "runs" / "mine"), AttemptRecord(attempt=1, kind=kind, code=code)
+    )
 
 
 @pytest.mark.parametrize("code", [0, 64, 75])
@@ -64,7 +66,12 @@ def test_a_run_without_a_supervisor_is_refused(home, capsys):
     "variables",
     [
         {"JOB_COMPLETION_INDEX": "1"},
-        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "29500"},
+        {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": "1",
+            "PET_MASTER_ADDR": "head",
+            "PET_MASTER_PORT": "29500",
+        },
         {"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"},
     ],
 )
@@ -73,7 +80,9 @@ def test_a_later_node_joins(home, capsys, monkeypatch, command, variables):
         monkeypatch.setenv(name, value)
     end(home, 0)
     config = home / "mine.yaml"
-    config.write_text(yaml.safe_dump({"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}}))
+    config.write_text(
+        yaml.safe_dump({"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}})
+    )
     name, *options = command
     assert main([name, str(config), "environment.nnodes=2", *options]) == 0
     assert f"joined      {home / 'runs' / 'mine'}: it has ended" in capsys.readouterr().out

@@ -36,10 +36,16 @@ def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwri
     def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run([COMMAND, *arguments], env=own_environment(tmp_path), **streams)
 
-    assert run("train", str(tmp_path / "missing.yaml"), "--verbose", stderr=unwritable).returncode == 64
+    assert (
+        run("train", str(tmp_path / "missing.yaml"), "--verbose", stderr=unwritable).returncode
+        == 64
+    )
     refused = run("report", "nothing", "--json", stderr=unwritable, stdout=subprocess.PIPE)
     assert (refused.returncode, json.loads(refused.stdout)["exit_code"]) == (64, 64)
-    assert run("report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable).returncode == 64
+    assert (
+        run("report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable).returncode
+        == 64
+    )
     listed = run("runs", "--json", stderr=unwritable, stdout=subprocess.PIPE)
     assert (listed.returncode, json.loads(listed.stdout)["runs"]) == (0, [])
 
@@ -47,7 +53,9 @@ def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwri
 def test_a_folder_that_was_removed_is_named(tmp_path):
     (tmp_path / "gone").mkdir()
     command = f"cd {tmp_path / 'gone'} && rmdir ../gone && exec {COMMAND} runs"
-    ended = subprocess.run(["sh", "-c", command], env=own_environment(tmp_path), capture_output=True, text=True)
+    ended = subprocess.run(
+        ["sh", "-c", command], env=own_environment(tmp_path), capture_output=True, text=True
+    )
     assert ended.returncode == 64 and "folder" in ended.stderr and "Traceback" not in ended.stderr
 
 
@@ -59,5 +67,7 @@ def test_charts_are_drawn_whatever_the_backend_for_windows(backend, kept):
         "print(os.environ['MPLBACKEND'], matplotlib.rcParams._get_backend_or_none())"
     )
     environment = os.environ | {"MPLBACKEND": backend}
-    drawn = subprocess.run([sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True)
+    drawn = subprocess.run(
+        [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
+    )
     assert drawn.stdout.split() == [backend, kept]

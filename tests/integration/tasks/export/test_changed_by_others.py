@@ -5,7 +5,13 @@ import os
 import pytest
 import torch
 from accelerate import infer_auto_device_map
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+)
 
 from infini_llama.tasks.storage.hf_folder import open_folder
 
@@ -26,7 +32,9 @@ def test_a_resized_vocabulary_is_saved_and_loaded(folder, tmp_path):
     model.save_pretrained(tmp_path / "resized")
     again = opened(tmp_path / "resized")
     assert (
-        again.get_input_embeddings().weight.shape[0] == size + 3 == open_folder(tmp_path / "resized").config.vocab_size
+        again.get_input_embeddings().weight.shape[0]
+        == size + 3
+        == open_folder(tmp_path / "resized").config.vocab_size
     )
     ids = torch.randint(0, size, (2, 20))
     with torch.no_grad():
@@ -51,7 +59,9 @@ def test_a_device_map_keeps_the_layers_together(folder):
     model = opened(folder)
     size = sum(parameter.nbytes for parameter in model.parameters())
     memory = {0: size // 2, 1: 2 * size}
-    devices = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=model._no_split_modules)
+    devices = infer_auto_device_map(
+        model, max_memory=memory, no_split_module_classes=model._no_split_modules
+    )
     assert set(devices.values()) == {1}
 
 
@@ -76,4 +86,6 @@ def test_the_documented_padding_hides_no_end_of_text(folder):
 
 def test_a_plain_card_has_no_infini_keys(export_of):
     card = (export_of()[0] / "README.md").read_text()
-    assert "| hidden_size |" in card and not [name for name in ("segment_length", "memory_") if f"| {name}" in card]
+    assert "| hidden_size |" in card and not [
+        name for name in ("segment_length", "memory_") if f"| {name}" in card
+    ]

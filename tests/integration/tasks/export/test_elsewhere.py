@@ -44,14 +44,27 @@ def bits_per_byte(model: Llama, tokenizer: Tokenizer, texts: list[str]) -> float
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'")
+@pytest.mark.skipif(
+    find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'"
+)
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
     folder, model = export_of(attention=attention)
     tokenizer, texts = Tokenizer.from_file(str(folder / "tokenizer.json")), tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (tmp_path / "ours.yaml").write_text(TASK.format(texts=texts))
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--tasks", "ours"]
+    command = [
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "hf",
+        "--device",
+        "cpu",
+        "--tasks",
+        "ours",
+    ]
     command += ["--model_args", f"pretrained={folder},trust_remote_code=True,max_length=512"]
     command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "results.json")]
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
@@ -63,16 +76,30 @@ def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("LLAMA_CPP" not in os.environ, reason="needs llama.cpp's sources: LLAMA_CPP=its folder")
+@pytest.mark.skipif(
+    "LLAMA_CPP" not in os.environ, reason="needs llama.cpp's sources: LLAMA_CPP=its folder"
+)
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "rope_scaling": LLAMA3}])
 def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, changes):
     """By the program that stands on the page."""
     folder, model = export_of(**changes)
     script, place = tmp_path / "convert.py", Path(os.environ["LLAMA_CPP"])
-    (program,) = re.findall(r"^```python\n(# convert\.py.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(
+        r"^```python\n(# convert\.py.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     script.write_text(program)
-    command = [sys.executable, str(script), str(place), str(folder), "--outtype", "f32", "--outfile"]
-    done = subprocess.run([*command, str(tmp_path / "x.gguf")], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        str(script),
+        str(place),
+        str(folder),
+        "--outtype",
+        "f32",
+        "--outfile",
+    ]
+    done = subprocess.run(
+        [*command, str(tmp_path / "x.gguf")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     read = "import sys, json; from gguf import GGUFReader; r = GGUFReader(sys.argv[1]); " \
            "print(json.dumps({t.name: t.data.reshape(-1)[:8].tolist() for t in r.tensors})); " \
@@ -86,13 +113,18 @@ def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, c
         "token_embd.weight": "model.embed_tokens.weight",
         "blk.1.ffn_down.weight": "model.layers.1.mlp.down_proj.weight",
     }
-    for theirs, ours in (pairs | {"blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight"}).items():
+    for theirs, ours in (
+        pairs | {"blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight"}
+    ).items():
         assert tensors[theirs] == state[ours].reshape(-1)[:8].tolist()
     assert ("output.weight" in tensors) == (not model.config.tie_word_embeddings)
     plain, ours = (scaled_frequencies(replace(model.config, rope_scaling=scaling), torch.device("cpu"), torch.float32)[0]
                    for scaling in (None, model.config.rope_scaling))  # fmt: skip
-    torch.testing.assert_close(torch.tensor(tensors.get("rope_freqs.weight", [1.0] * len(plain))), plain / ours)
+    torch.testing.assert_close(
+        torch.tensor(tensors.get("rope_freqs.weight", [1.0] * len(plain))), plain / ours
+    )
     assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
     assert (
-        fields["tokenizer.ggml.eos_token_id"] == 0 and len(fields["tokenizer.ggml.tokens"]) == model.config.vocab_size
+        fields["tokenizer.ggml.eos_token_id"] == 0
+        and len(fields["tokenizer.ggml.tokens"]) == model.config.vocab_size
     )

@@ -26,7 +26,11 @@ their_logging.disable_progress_bar()
 
 
 def exported(run, output, **changes):
-    return export(run, output, **({"checkpoint": "latest", "dtype": "float32", "max_shard_size": "5GB"} | changes))
+    return export(
+        run,
+        output,
+        **({"checkpoint": "latest", "dtype": "float32", "max_shard_size": "5GB"} | changes),
+    )
 
 
 def opened(folder, **more):
@@ -36,7 +40,9 @@ def opened(folder, **more):
 
 
 def greedy(model, prompt, length):
-    made = model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False)[0].tolist()
+    made = model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False)[
+        0
+    ].tolist()
     assert made[: len(prompt)] == prompt
     return made[len(prompt) :]
 
@@ -72,7 +78,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_path, changes):
     run, model = run_of(**changes)
-    assert exported(run, tmp_path / "out").custom_code == () and not list((tmp_path / "out").glob("*.py"))
+    assert exported(run, tmp_path / "out").custom_code == () and not list(
+        (tmp_path / "out").glob("*.py")
+    )
     theirs = opened(tmp_path / "out")
     assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
     ids = torch.randint(0, 300, (2, 100))
@@ -97,7 +105,9 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
     assert exported(run, tmp_path / "out").custom_code
     theirs = opened(tmp_path / "out", trust_remote_code=True)
     assert type(theirs).__module__.startswith("transformers_modules.")
-    assert theirs._llama.__module__.startswith("transformers_modules."), "the code of the folder, not the installed one"
+    assert theirs._llama.__module__.startswith("transformers_modules."), (
+        "the code of the folder, not the installed one"
+    )
     assert theirs.state_dict().keys() == model.state_dict().keys()
     ids = torch.randint(0, 300, (2, 100))
     with torch.no_grad():
@@ -107,14 +117,18 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
-@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}]
+)
 def test_every_generated_token_has_the_logits_of_a_full_forward_pass(export_of, changes):
     folder, _ = export_of(**changes)
     theirs = opened(folder, trust_remote_code=True)
     ids = torch.randint(1, 300, (2, 37))
     options = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     for more in ({}, {"prefill_chunk_size": 5}):
-        made = theirs.generate(ids, return_dict_in_generate=True, output_logits=True, **options, **more)
+        made = theirs.generate(
+            ids, return_dict_in_generate=True, output_logits=True, **options, **more
+        )
         with torch.no_grad():
             expected = theirs(made.sequences).logits[:, 36:-1]
         torch.testing.assert_close(torch.stack(made.logits, 1), expected, rtol=0, atol=1e-5)
@@ -128,7 +142,9 @@ def test_generation_of_a_padded_batch_and_of_beams(export_of, changes):
     ids, mask = torch.zeros(3, 20, dtype=torch.long), torch.zeros(3, 20, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, -len(prompt) :], mask[row, -len(prompt) :] = torch.tensor(prompt), 1
-    made = theirs.generate(ids, attention_mask=mask, max_new_tokens=25, do_sample=False, pad_token_id=0)
+    made = theirs.generate(
+        ids, attention_mask=mask, max_new_tokens=25, do_sample=False, pad_token_id=0
+    )
     for row, prompt in enumerate(prompts):
         single = ours(model, prompt, 25)
         assert made[row, 20:].tolist()[: len(single)] == single
@@ -209,7 +225,11 @@ def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
         ids = ours.encode(text, add_special_tokens=False).ids
         assert theirs(text)["input_ids"] == ids
         assert theirs.decode(ids) == text
-    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == ("<|endoftext|>", 0, ours.get_vocab_size())
+    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == (
+        "<|endoftext|>",
+        0,
+        ours.get_vocab_size(),
+    )
     assert AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == 0
 
 
@@ -238,7 +258,9 @@ def test_the_same_run_gives_the_same_bytes(run_of, tmp_path):
     run, _ = run_of(attention="infini")
     for name in ("a", "b"):
         exported(run, tmp_path / name)
-    first, second = ({p.name: file_checksum(p) for p in (tmp_path / n).iterdir()} for n in ("a", "b"))
+    first, second = (
+        {p.name: file_checksum(p) for p in (tmp_path / n).iterdir()} for n in ("a", "b")
+    )
     assert first == second and "modeling_infini_llama.py" in first
 
 
@@ -293,10 +315,14 @@ def test_a_checkpoint_under_another_number_is_not_exported(run_of, tmp_path):
     assert exported(run, tmp_path / "latest").step == 7
 
 
-def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a_whole(run_of, tmp_path):
+def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a_whole(
+    run_of, tmp_path
+):
     run, model = run_of(attention="infini")
     folder = export_trained(run)
-    assert folder == run / "export" and has_all_files(folder, "export", committed(run / "checkpoints")[0].digest)
+    assert folder == run / "export" and has_all_files(
+        folder, "export", committed(run / "checkpoints")[0].digest
+    )
     theirs = opened(folder, trust_remote_code=True)
     ids = torch.randint(0, 300, (1, 30))
     assert torch.equal(theirs(ids).logits, model(ids))

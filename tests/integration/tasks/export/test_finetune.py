@@ -8,12 +8,20 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.export.modeling_infini_llama import CACHE, InfiniLlamaConfig, InfiniLlamaForCausalLM
+from infini_llama.tasks.export.modeling_infini_llama import (
+    CACHE,
+    InfiniLlamaConfig,
+    InfiniLlamaForCausalLM,
+)
 
 # Models that keep the keys of the whole text, trained at fewer tokens than the tests read.
 SHORT = [
     {"qk_norm": True, "max_position_embeddings": 8},
-    {"pre_norm": False, "max_position_embeddings": 8, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {
+        "pre_norm": False,
+        "max_position_embeddings": 8,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
 ]
 PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
 
@@ -21,7 +29,12 @@ PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
 def wrapped(**changes):
     """The class around the model, with random weights."""
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 8}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "segment_length": 8,
+    }
     config = LlamaConfig(**(sizes | heads | {"initializer_range": 0.2} | changes))
     return InfiniLlamaForCausalLM(InfiniLlamaConfig(config.to_dict())).eval()
 
@@ -64,7 +77,9 @@ def test_the_trainer_accumulates_the_gradient_of_one_batch(export_of, tmp_path):
         trainer.train()
         logged = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
         assert logged == pytest.approx(expected, rel=1e-3)
-        found[accumulation] = {name: value.detach().clone() for name, value in model.named_parameters()}
+        found[accumulation] = {
+            name: value.detach().clone() for name, value in model.named_parameters()
+        }
     for name, value in found[1].items():
         torch.testing.assert_close(found[4][name], value, rtol=0, atol=1e-5)
 
@@ -81,7 +96,9 @@ def test_gradient_checkpointing_changes_memory_and_not_gradients(export_of):
             assert model.is_gradient_checkpointing
         model.train().zero_grad()
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x
+        ):
             loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         kept.append(sum(sizes))
@@ -108,7 +125,9 @@ def test_embeddings_in_place_of_ids(changes):
             model(**wrong)
 
 
-@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}]
+)
 def test_position_ids_that_start_anew_begin_documents(changes):
     model, ids = wrapped(**changes), torch.randint(0, 97, (2, 40))
     logits = model(ids, position_ids=PACKED).logits
@@ -118,19 +137,25 @@ def test_position_ids_that_start_anew_begin_documents(changes):
     edited[:, 8] = (ids[:, 8] + 1) % 97
     changed = (model(edited, position_ids=PACKED).logits != logits).any(dim=2)
     assert changed[0, 8] and not changed[0, 9:].any() and changed[1, 9:].any()
-    assert torch.equal(model(ids, position_ids=PACKED[1:]).logits, model(ids).logits), "one document, for both rows"
+    assert torch.equal(model(ids, position_ids=PACKED[1:]).logits, model(ids).logits), (
+        "one document, for both rows"
+    )
 
 
 def test_padded_and_packed_rows():
     model, ids = wrapped(qk_norm=True), torch.randint(0, 97, (1, 40))
     positions = torch.cat([torch.ones(1, 6, dtype=torch.long), PACKED[:1, :34]], dim=1)
-    mask = torch.cat([torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 34, dtype=torch.long)], dim=1)
+    mask = torch.cat(
+        [torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 34, dtype=torch.long)], dim=1
+    )
     logits = model(ids, position_ids=positions, attention_mask=mask).logits
     torch.testing.assert_close(logits[:, 6:15], model(ids[:, 6:15]).logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits[:, 15:35], model(ids[:, 15:35]).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}, *SHORT])
+@pytest.mark.parametrize(
+    "changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}, *SHORT]
+)
 @torch.no_grad()
 def test_a_cache_continues_where_it_was(changes):
     model, ids = wrapped(**changes), torch.randint(0, 97, (2, 40))
@@ -141,32 +166,48 @@ def test_a_cache_continues_where_it_was(changes):
         for start in range(20, 40, 5):
             output = model(ids[:, start : start + 5], use_cache=True, **{name: past})
             assert output.past_key_values is past and past.get_seq_length() == start + 5
-            torch.testing.assert_close(output.logits, whole.logits[:, start : start + 5], rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                output.logits, whole.logits[:, start : start + 5], rtol=0, atol=1e-5
+            )
     with pytest.raises(ValueError, match="cache"):
         model(ids, past_key_values=past, cache=past)
 
 
 @pytest.mark.parametrize(
-    ("changes", "padding"), [({"attention": "infini"}, 0), ({"attention": "local"}, 0), (SHORT[0], 0), (SHORT[1], 3)]
+    ("changes", "padding"),
+    [({"attention": "infini"}, 0), ({"attention": "local"}, 0), (SHORT[0], 0), (SHORT[1], 3)],
 )
 def test_each_turn_of_a_conversation_continues_from_the_cache_of_the_last(changes, padding):
     model, text = wrapped(**changes), torch.randint(0, 97, (2, 7))
     mask = torch.ones_like(text)
     mask[0, :padding] = 0
-    options, past = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}, {}
+    options, past = (
+        {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0},
+        {},
+    )
     for _ in range(3):
         options |= {"attention_mask": mask, "return_dict_in_generate": True}
         made = model.generate(text, **options, **past)
-        assert torch.equal(made.sequences, model.generate(text, use_cache=False, **options).sequences)
+        assert torch.equal(
+            made.sequences, model.generate(text, use_cache=False, **options).sequences
+        )
         past = {CACHE: made[CACHE]}
         text = torch.cat([made.sequences, torch.randint(0, 97, (2, 1))], dim=1)
         mask = torch.cat([mask, torch.ones(2, 10, dtype=torch.long)], dim=1)
 
 
-@pytest.mark.parametrize(("changes", "padding"), [({"attention": "infini"}, 0), ({"qk_norm": True}, 2)])
+@pytest.mark.parametrize(
+    ("changes", "padding"), [({"attention": "infini"}, 0), ({"qk_norm": True}, 2)]
+)
 @torch.no_grad()
-def test_tokens_that_a_mask_leaves_out_after_the_first_input_are_refused_with_a_cache(changes, padding):
-    model, text, mask = wrapped(**changes), torch.randint(0, 97, (2, 13)), torch.ones(2, 13, dtype=torch.long)
+def test_tokens_that_a_mask_leaves_out_after_the_first_input_are_refused_with_a_cache(
+    changes, padding
+):
+    model, text, mask = (
+        wrapped(**changes),
+        torch.randint(0, 97, (2, 13)),
+        torch.ones(2, 13, dtype=torch.long),
+    )
     mask[0, :padding] = 0
     past = model(text[:, :7], attention_mask=mask[:, :7], use_cache=True)[CACHE]
     model(text[:, 7:10], attention_mask=mask[:, :10], past_key_values=past)
@@ -178,21 +219,39 @@ def test_tokens_that_a_mask_leaves_out_after_the_first_input_are_refused_with_a_
 @torch.no_grad()
 def test_hidden_states_are_those_of_their_llama():
     ours = wrapped()
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    names = (*names, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")
-    theirs = LlamaForCausalLM(TheirConfig(**{name: ours.config.infini_llama[name] for name in names})).eval()
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    names = (
+        *names,
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    )
+    theirs = LlamaForCausalLM(
+        TheirConfig(**{name: ours.config.infini_llama[name] for name in names})
+    ).eval()
     theirs.load_state_dict(ours.state_dict())
     ids, mask = torch.randint(0, 97, (2, 20)), torch.ones(2, 20, dtype=torch.long)
     mask[0, 15:] = 0
     for more in ({}, {"use_cache": True}, {"attention_mask": mask}):
-        pair = [model(ids, output_hidden_states=True, **more).hidden_states for model in (ours, theirs)]
+        pair = [
+            model(ids, output_hidden_states=True, **more).hidden_states for model in (ours, theirs)
+        ]
         assert len(pair[0]) == len(pair[1]) == 4
         for a, b in zip(*pair, strict=True):
             torch.testing.assert_close(a[0, :15], b[0, :15], rtol=0, atol=1e-5)
             torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-5)
     assert ours(ids).hidden_states is None
     positions = torch.tensor([3, 7])
-    torch.testing.assert_close(ours(ids, logits_to_keep=positions).logits, theirs(ids, logits_to_keep=positions).logits)
+    torch.testing.assert_close(
+        ours(ids, logits_to_keep=positions).logits, theirs(ids, logits_to_keep=positions).logits
+    )
     assert torch.equal(ours(ids, return_dict=False)[0], ours(ids).logits)
 
 

@@ -34,17 +34,27 @@ def test_an_induction_head_is_found():
     """Layer 0, head 1 copies the token before into the stream; layer 1, head 2 looks for the current one among those."""
     size = 64
     model = Llama(
-        small(num_hidden_layers=2, hidden_size=4 * size, num_key_value_heads=4, vocab_size=4000, rope_theta=1e30)
+        small(
+            num_hidden_layers=2,
+            hidden_size=4 * size,
+            num_key_value_heads=4,
+            vocab_size=4000,
+            rope_theta=1e30,
+        )
     )
     for layer in model.model.layers:
         for parameter in layer.parameters():
             parameter.zero_()
         layer.input_layernorm.weight.fill_(1.0)
     first, second = (layer.self_attn for layer in model.model.layers)
-    vectors = torch.nn.functional.normalize(torch.randn(4000, size)) * 8  # of one length, so that norms change none
+    vectors = (
+        torch.nn.functional.normalize(torch.randn(4000, size)) * 8
+    )  # of one length, so that norms change none
     model.model.embed_tokens.weight.zero_()
     model.model.embed_tokens.weight[:, :size] = vectors
-    model.model.embed_tokens.weight[:, -1] = 8.0  # the same in every token: what positions are compared by
+    model.model.embed_tokens.weight[:, -1] = (
+        8.0  # the same in every token: what positions are compared by
+    )
     head_1, head_2 = slice(size, 2 * size), slice(2 * size, 3 * size)
     angles = 1e30 ** (-2 * torch.arange(size // 2) / size)
     # of the constant: a key as it is, and a query that is turned back by one position
@@ -71,11 +81,18 @@ def scores(**changes):
 
 
 def test_the_keys_follow_from_heads_that_retrieve_and_repeat():
-    assert scores().retrieving == [(1, 0), (3, 0), (1, 1), (3, 1)] and scores().for_memory == [(3, 0), (3, 1)]
+    assert scores().retrieving == [(1, 0), (3, 0), (1, 1), (3, 1)] and scores().for_memory == [
+        (3, 0),
+        (3, 1),
+    ]
     one = scores(induction=((0.0, 0.0), (0.0, 0.9), (0.0, 0.0), (0.9, 0.0)))
-    assert one.keys() == MemoryKeys(memory_layers=(1, 3), init_gate=((-5.0, 1.0), (1.0, -5.0)), frozen_layers=1)
+    assert one.keys() == MemoryKeys(
+        memory_layers=(1, 3), init_gate=((-5.0, 1.0), (1.0, -5.0)), frozen_layers=1
+    )
 
 
-@pytest.mark.parametrize("changes", [{"found": 1}, {"retrieval": ((0.2, 0.2),) * 4}, {"induction": ((0.2, 0.2),) * 4}])
+@pytest.mark.parametrize(
+    "changes", [{"found": 1}, {"retrieval": ((0.2, 0.2),) * 4}, {"induction": ((0.2, 0.2),) * 4}]
+)
 def test_no_keys_without_such_heads(changes):
     assert scores(**changes).keys() is None

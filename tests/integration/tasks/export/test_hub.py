@@ -37,7 +37,9 @@ def answering(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         real = hub.snapshot_download
-        monkeypatch.setattr(hub, "snapshot_download", lambda *a, **k: real(*a, cache_dir=tmp_path / "cache", **k))
+        monkeypatch.setattr(
+            hub, "snapshot_download", lambda *a, **k: real(*a, cache_dir=tmp_path / "cache", **k)
+        )
 
     yield start
     for server in servers:

@@ -32,7 +32,12 @@ from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
 from support.records import make_plan
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture
@@ -42,7 +47,11 @@ def theirs(built, tmp_path):
 
     def make(name="theirs", shard="5GB", **changes):
         torch.manual_seed(1)
-        fields = {"vocab_size": reference.vocab_size + 12, "num_key_value_heads": 2, "initializer_range": 0.2}
+        fields = {
+            "vocab_size": reference.vocab_size + 12,
+            "num_key_value_heads": 2,
+            "initializer_range": 0.2,
+        }
         model = LlamaForCausalLM(TheirConfig(**(SIZES | fields | changes))).eval()
         model.save_pretrained(tmp_path / name, max_shard_size=shard)
         shutil.copy(home / reference.path / "tokenizer.json", tmp_path / name)
@@ -81,11 +90,15 @@ def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, g
     infini = imported(path, gate, attention="infini", segment_length=16)
     ids = torch.randint(0, 300, (2, 40))
     with torch.no_grad():
-        torch.testing.assert_close(infini(ids[:, :16]), model(ids[:, :16]).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            infini(ids[:, :16]), model(ids[:, :16]).logits, rtol=0, atol=1e-5
+        )
         assert torch.equal(infini(ids[:, :16]), imported(path)(ids[:, :16]))
         assert not torch.allclose(infini(ids)[:, 17:], imported(path)(ids)[:, 17:])
     gates = gate if isinstance(gate, list) else [-2.0 if gate is None else gate] * 2
-    assert [layer.self_attn.gate.tolist() for layer in infini.model.layers] == [[value] * 4 for value in gates]
+    assert [layer.self_attn.gate.tolist() for layer in infini.model.layers] == [
+        [value] * 4 for value in gates
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +111,12 @@ def test_infini_attention_in_its_place_leaves_short_texts_as_they_were(theirs, g
     ],
 )
 def test_random_weights_have_the_gates_that_are_set(gate, expected):
-    fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
+    fields = {
+        "vocab_size": 50,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "segment_length": 16,
+    }
     model = Llama(LlamaConfig(**(SIZES | fields), attention="infini"))
     init_gates(model, TrainingConfig(init_gate=gate))
     assert [layer.self_attn.gate.tolist() for layer in model.model.layers] == expected
@@ -106,7 +124,12 @@ def test_random_weights_have_the_gates_that_are_set(gate, expected):
 
 @pytest.mark.parametrize("attention", ["softmax", "local"])
 def test_gates_of_a_configuration_whose_attention_has_no_memory_are_not_set(attention):
-    fields = {"vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64, "segment_length": 16}
+    fields = {
+        "vocab_size": 50,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "segment_length": 16,
+    }
     model = Llama(LlamaConfig(**(SIZES | fields), attention=attention))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     init_gates(model, TrainingConfig(init_gate=[-3.0, 1.0]))
@@ -119,7 +142,9 @@ def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path, la
     export(run, tmp_path / "out", "latest", "float32", "20KB")
     back = imported(tmp_path / "out")
     assert back.config == model.config
-    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items()
+    )
     other = imported(tmp_path / "out", -1.0, memory_layers=others)  # free to differ
     gates = {number: attention.gate.tolist() for number, attention in other.memory_layers().items()}
     kept = {number: attention.gate.tolist() for number, attention in model.memory_layers().items()}
@@ -127,10 +152,15 @@ def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path, la
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(theirs, run_of, tmp_path, tied):
+def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(
+    theirs, run_of, tmp_path, tied
+):
     path, model = theirs(tie_word_embeddings=tied)
     padded = imported(path, pad_vocab_to_multiple_of=128)
-    assert len(padded.lm_head.weight) % 128 == 0 and not padded.lm_head.weight[padded.config.vocab_size :].any()
+    assert (
+        len(padded.lm_head.weight) % 128 == 0
+        and not padded.lm_head.weight[padded.config.vocab_size :].any()
+    )
     ids = torch.randint(0, 300, (2, 50))
     with torch.no_grad():
         torch.testing.assert_close(padded(ids), model(ids).logits, rtol=0, atol=2e-5)
@@ -150,12 +180,16 @@ def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(theirs, 
 
 
 def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
-    path, model = theirs(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    path, model = theirs(
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    )
     record = write_configuration(open_model(path), tmp_path / "run.yaml")
     assert record.parameters == sum(parameter.numel() for parameter in model.parameters())
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
     assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
-    fields = ModelConfig(**config["model"]).architecture(initial_weights(config["train"]["init_from"]).vocab_size, 2048)
+    fields = ModelConfig(**config["model"]).architecture(
+        initial_weights(config["train"]["init_from"]).vocab_size, 2048
+    )
     assert LlamaConfig(**fields) == open_folder(path).config
     again = write_configuration(open_model(path), tmp_path / "infini.yaml", "infini", 128)
     assert again.digest == record.digest
@@ -196,7 +230,9 @@ def damaged(path, how):
         (path / "config.json").unlink()
 
 
-@pytest.mark.parametrize("weight_map", [[], ["model.safetensors"], None, "x", {"model.norm.weight": ["x"]}, {"a": 1}])
+@pytest.mark.parametrize(
+    "weight_map", [[], ["model.safetensors"], None, "x", {"model.norm.weight": ["x"]}, {"a": 1}]
+)
 def test_a_malformed_index_is_named(theirs, weight_map):
     path, _ = theirs()
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -271,12 +307,19 @@ def starting(theirs, built, data):
     path, _ = theirs()
     model = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
     config = load_config("tiny").model_dump(mode="json")
-    config |= {"data": data(), "model": config["model"] | model, "train": config["train"] | {"init_from": str(path)}}
+    config |= {
+        "data": data(),
+        "model": config["model"] | model,
+        "train": config["train"] | {"init_from": str(path)},
+    }
     config["runtime"] |= {"home": str(home), "name": "started"}
     run = RunFolder(home / "runs" / "started")
 
     def begin(**changes):
-        now = config | {"model": config["model"] | changes.pop("model", {}), "train": config["train"] | changes}
+        now = config | {
+            "model": config["model"] | changes.pop("model", {}),
+            "train": config["train"] | changes,
+        }
         return bind_run(PipelineConfig.model_validate(now), reference, make_plan())
 
     return path, run, begin
@@ -291,7 +334,9 @@ def test_a_run_records_the_digest_of_its_initial_weights(starting):
     moved = begin(init_from=str(elsewhere))
     assert moved.train.init_from == str(elsewhere) and moved.model == lineage.model
     assert moved.init_from.digest == lineage.init_from.digest
-    assert begin(init_from=str(path)).init_from == moved.init_from, "a run that has begun needs no folder"
+    assert begin(init_from=str(path)).init_from == moved.init_from, (
+        "a run that has begun needs no folder"
+    )
 
     tensors = load_file(elsewhere / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
@@ -314,7 +359,9 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dat
     with pytest.raises(ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"):
         begin(model={"num_key_value_heads": 4})
     assert not run.lineage.exists()
-    begin(model={"attention": "infini", "segment_length": 8, "hidden_dropout": 0.1, "rope_theta": 5e5})
+    begin(
+        model={"attention": "infini", "segment_length": 8, "hidden_dropout": 0.1, "rope_theta": 5e5}
+    )
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]
     first, second = list(words)[100:102]
@@ -328,9 +375,13 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dat
 def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, tmp_path):
     run, _ = run_of(attention="softmax")
     export(run, tmp_path / "out", "latest", "float32", "5GB")
-    heads = HeadScores(model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2)
+    heads = HeadScores(
+        model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2
+    )
     write_configuration(open_model(tmp_path / "out"), tmp_path / "start.yaml", "infini", 64, heads)
-    assert "*id" not in (tmp_path / "start.yaml").read_text(), "whoever names a text in one source would name it in all"
+    assert "*id" not in (tmp_path / "start.yaml").read_text(), (
+        "whoever names a text in one source would name it in all"
+    )
     config = load_config(tmp_path / "start.yaml")
     assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
     assert config.train.frozen_layers == 1 and config.model.memory_write_jitter > 1e6
@@ -349,7 +400,9 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     )
     of_the_model = {"init_from", "init_gate", "frozen_layers"}
     ours = load_config(Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml")
-    assert config.train.model_dump(exclude=of_the_model) == ours.train.model_dump(exclude=of_the_model)
+    assert config.train.model_dump(exclude=of_the_model) == ours.train.model_dump(
+        exclude=of_the_model
+    )
     assert [(each.name, each.weight) for each in config.data.sources] == [
         (each.name, each.weight) for each in ours.data.sources
     ]
@@ -371,7 +424,9 @@ def test_a_model_with_a_memory_gets_what_makes_it_reach_farther(run_of, tmp_path
     assert frozen.memory["gradients"] < whole.memory["gradients"] / 2
 
 
-def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(theirs, run_of, tmp_path):
+def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
+    theirs, run_of, tmp_path
+):
     path, _ = theirs()
     words = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab()
     first, last = sorted(words, key=words.__getitem__)[5:7]
@@ -379,12 +434,20 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
         "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
     )
     (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": {"content": last}})
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": first,
+                "eos_token": {"content": last},
+            }
+        )
     )
     generation = {"temperature": 0.6, "eos_token_id": [words[last], 9], "pad_token_id": -1}
     (path / "generation_config.json").write_text(json.dumps(generation))
     folder = RunFolder(run_of(attention="softmax")[0])
-    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    folder.write(
+        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+    )
     longest = json.loads((path / "config.json").read_text())["max_position_embeddings"]
     assert longest > folder.require_lineage().dataset.sequence_length
     shutil.rmtree(path)  # it is no longer needed
@@ -392,7 +455,9 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
     assert AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == longest
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == longest
     messages = [{"role": "user", "content": "green sky"}]
-    said = AutoTokenizer.from_pretrained(tmp_path / "out").apply_chat_template(messages, tokenize=False)
+    said = AutoTokenizer.from_pretrained(tmp_path / "out").apply_chat_template(
+        messages, tokenize=False
+    )
     assert said == f"{first}green sky{last}"
     kept = GenerationConfig.from_pretrained(tmp_path / "out")
     assert kept.temperature == 0.6 and set(kept.eos_token_id) == {0, 2, words[last], 9}
@@ -413,11 +478,15 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(thei
         ({}, None),
     ],
 )
-def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(theirs, run_of, tmp_path, stated, samples):
+def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(
+    theirs, run_of, tmp_path, stated, samples
+):
     path, _ = theirs()
     (path / "generation_config.json").write_text(json.dumps(stated))
     folder = RunFolder(run_of(attention="softmax")[0])
-    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    folder.write(
+        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+    )
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.do_sample is samples
@@ -430,7 +499,10 @@ def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(the
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "additional_chat_templates"])
 def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
     path, _ = theirs()
-    templates = {"default": "chat: {{ messages[0].content }}", "tool_use": "tools: {{ messages[0].content }}"}
+    templates = {
+        "default": "chat: {{ messages[0].content }}",
+        "tool_use": "tools: {{ messages[0].content }}",
+    }
     if where == "tokenizer_config.json":
         stated = [{"name": name, "template": text} for name, text in templates.items()]
         (path / where).write_text(json.dumps({"chat_template": stated}))
@@ -439,7 +511,9 @@ def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
         (path / "chat_template.jinja").write_text(templates["default"])
         (path / where / "tool_use.jinja").write_text(templates["tool_use"])
     folder = RunFolder(run_of(attention="softmax")[0])
-    folder.write(folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path))))
+    folder.write(
+        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+    )
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == templates
     again = conversation_of(open_folder(tmp_path / "out"))

@@ -31,7 +31,12 @@ SIZES = {
     "vocab_size": 700,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1e4,
+}
 GONE = object()
 HUGE = 10**400
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
@@ -44,7 +49,9 @@ def folder(built, tmp_path):
 
     def make(*changes, shard="5GB", **fields):
         torch.manual_seed(1)
-        config = TheirConfig(**(SIZES | {"num_key_value_heads": 1, "initializer_range": 0.2} | fields))
+        config = TheirConfig(
+            **(SIZES | {"num_key_value_heads": 1, "initializer_range": 0.2} | fields)
+        )
         LlamaForCausalLM(config).save_pretrained(tmp_path / "theirs", max_shard_size=shard)
         shutil.copy(home / reference.path / "tokenizer.json", tmp_path / "theirs")
         for change in changes:
@@ -60,7 +67,9 @@ def stated(name="config.json", **changes):
     def change(path):
         file = path / name
         values = (json.loads(file.read_text()) if file.exists() else {}) | changes
-        file.write_text(json.dumps({key: value for key, value in values.items() if value is not GONE}))
+        file.write_text(
+            json.dumps({key: value for key, value in values.items() if value is not GONE})
+        )
 
     return change
 
@@ -99,8 +108,14 @@ def index_of_one(path):
 
 
 def other_weights(path):
-    torch.save({name: 2 * tensor for name, tensor in load_file(path / ONE).items()}, path / "pytorch_model.bin")
-    save_file({name: 3 * tensor for name, tensor in load_file(path / ONE).items()}, path / "model.fp16.safetensors")
+    torch.save(
+        {name: 2 * tensor for name, tensor in load_file(path / ONE).items()},
+        path / "pytorch_model.bin",
+    )
+    save_file(
+        {name: 3 * tensor for name, tensor in load_file(path / ONE).items()},
+        path / "model.fp16.safetensors",
+    )
     (path / "model.gguf").write_bytes(b"GGUF")
 
 
@@ -132,7 +147,10 @@ def own_logits(path, ids):
 )  # fmt: skip
 def test_the_same_model_as_in_transformers(folder, fields, changes):
     path = folder(*changes, **fields)
-    theirs, ids = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), torch.randint(0, 700, (2, 60))
+    theirs, ids = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(),
+        torch.randint(0, 700, (2, 60)),
+    )
     with torch.no_grad():
         torch.testing.assert_close(own_logits(path, ids), theirs(ids).logits, rtol=0, atol=2e-5)
 
@@ -210,7 +228,10 @@ def test_no_tokenizer_is_trained_for_weights_of_another_one(folder, built, data,
     path = folder(lambda path: (path / "tokenizer.json").unlink())
     for name in beside:
         (path / name).write_text("{}")
-    run = {"train": {"init_from": str(path), "max_steps": 2, "warmup_steps": 0}, "runtime": {"home": str(tmp_path)}}
+    run = {
+        "train": {"init_from": str(path), "max_steps": 2, "warmup_steps": 0},
+        "runtime": {"home": str(tmp_path)},
+    }
     config = PipelineConfig.model_validate(run | {"data": data()})
     for attempt in (lambda: open_model(path), lambda: preparation_for(config)):
         with pytest.raises(ConfigError, match=", ".join(beside) or "tokenizer.json"):
@@ -222,7 +243,8 @@ def test_no_tokenizer_is_trained_for_weights_of_another_one(folder, built, data,
 
 
 @pytest.mark.skipif(
-    not OVERCOMMIT.exists() or OVERCOMMIT.read_text().strip() == "1", reason="this machine maps files of any size"
+    not OVERCOMMIT.exists() or OVERCOMMIT.read_text().strip() == "1",
+    reason="this machine maps files of any size",
 )
 def test_a_file_larger_than_the_memory_is_named(folder):
     path = folder(tie_word_embeddings=True)

@@ -14,7 +14,9 @@ from support.machines import H100, begun, lay_out, record_of, settings
 def test_the_exit_code_follows_the_worst_finding(tmp_path):
     well = doctor(settings(), tmp_path, machine=lay_out(tmp_path / "well"))
     busy = lay_out(tmp_path / "busy", gpus=[H100] * 2, busy=0)
-    warned, strict = (doctor(settings(), tmp_path, machine=busy, strict=strict) for strict in (False, True))
+    warned, strict = (
+        doctor(settings(), tmp_path, machine=busy, strict=strict) for strict in (False, True)
+    )
     ill = doctor(settings({"gpus": [7]}), tmp_path, machine=lay_out(tmp_path / "ill", gpus=[H100]))
     assert [report.exit_code for report in (well, warned, strict, ill)] == [0, 0, 1, 64]
     assert well.plan.device == "cpu" and ill.plan is None
@@ -23,7 +25,9 @@ def test_the_exit_code_follows_the_worst_finding(tmp_path):
 
 
 def test_every_refused_setting_is_an_error(tmp_path):
-    report = doctor(settings({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), tmp_path, machine=lay_out(tmp_path))
+    report = doctor(
+        settings({"env": {"RANK": "0", "LOCAL_RANK": "0"}}), tmp_path, machine=lay_out(tmp_path)
+    )
     assert report.exit_code == 64
     assert [finding.severity for finding in report.findings].count("error") == 2
     assert "environment.env.RANK=0" in report.findings[0].sentence
@@ -44,11 +48,15 @@ def test_a_comparison_reports_changes_and_their_effect_on_resume(tmp_path):
 
     same = since(before)
     assert same.to_json() == {"run": "first", "resume": "stays bitwise the same", "differences": []}
-    other = lay_out(tmp_path / "other", {"proc/cpuinfo": "model name: Epyc\nflags: fpu avx512_bf16\n"})
+    other = lay_out(
+        tmp_path / "other", {"proc/cpuinfo": "model name: Epyc\nflags: fpu avx512_bf16\n"}
+    )
     assert since(other).resume == "may no longer be bitwise the same"
     fewer = since(lay_out(tmp_path / "fewer", {"proc/self/status": "Cpus_allowed_list: 0-3\n"}))
     assert fewer.resume == "is no longer bitwise the same"
-    changes = {change.name: (change.then, change.now, change.exactness) for change in fewer.differences}
+    changes = {
+        change.name: (change.then, change.now, change.exactness) for change in fewer.differences
+    }
     assert changes == {"threads": (8, 4, "lost"), "cores": (8, 4, "kept")}
 
 

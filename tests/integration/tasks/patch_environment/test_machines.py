@@ -16,7 +16,16 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 from infini_llama.tasks.records.plan import Finding
-from support.machines import GIB, H100, in_home, lay_out, reason_of, settings, with_driver, write_command
+from support.machines import (
+    GIB,
+    H100,
+    in_home,
+    lay_out,
+    reason_of,
+    settings,
+    with_driver,
+    write_command,
+)
 
 GLIBC = "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by flash_attn_2_cuda.so)"
 
@@ -59,12 +68,15 @@ def test_a_driver_that_does_not_report_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("package", "cause"), [(f"raise ImportError({GLIBC!r})", "glibc 2.38"), (None, "another package")]
+    ("package", "cause"),
+    [(f"raise ImportError({GLIBC!r})", "glibc 2.38"), (None, "another package")],
 )
 def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, cause):
     folder = tmp_path / "site" / "flash_attn"
     (folder / "cute").mkdir(parents=True)
-    (folder / "cute" / "__init__.py").write_text("def flash_attn_varlen_func(*arguments, **options): ...")
+    (folder / "cute" / "__init__.py").write_text(
+        "def flash_attn_varlen_func(*arguments, **options): ..."
+    )
     if package:
         (folder / "__init__.py").write_text(package)
     machine = lay_out(tmp_path, gpus=[H100], flash=folder.parent)
@@ -91,7 +103,10 @@ def test_a_network_file_system(tmp_path):
 
 
 def test_a_control_group_of_1_gb(tmp_path):
-    limit = {"sys/fs/cgroup/memory.max": f"{GIB}\n", "sys/fs/cgroup/memory.current": f"{GIB // 2}\n"}
+    limit = {
+        "sys/fs/cgroup/memory.max": f"{GIB}\n",
+        "sys/fs/cgroup/memory.current": f"{GIB // 2}\n",
+    }
     found = report(lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"})
     assert findings(found)["memory available"].severity == "warning"
     assert found.plan.micro_batch_size == 1 and found.plan.nproc_per_node == 1
@@ -145,12 +160,22 @@ ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
     ("program", "seconds", "expected"),
     [
         (ANSWER, 60, GpuFacts(gpus=(Gpu(name="H100", capability=(9, 0)),), nccl=True)),
-        ("raise RuntimeError('driver too old')", 60, GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old")),
+        (
+            "raise RuntimeError('driver too old')",
+            60,
+            GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old"),
+        ),
         ("import os; os.abort()", 60, GpuFacts(gpus=(), gpu_fault="torch ended with code -6")),
-        ("import time; time.sleep(60)", 0.3, GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds")),
+        (
+            "import time; time.sleep(60)",
+            0.3,
+            GpuFacts(gpus=(), gpu_fault="torch did not answer within 0.3 seconds"),
+        ),
     ],
 )
-def test_the_child_that_probes_torch_may_answer_fail_die_or_hang(tmp_path, program, seconds, expected):
+def test_the_child_that_probes_torch_may_answer_fail_die_or_hang(
+    tmp_path, program, seconds, expected
+):
     assert gpus(with_driver(tmp_path, gpu_probe=("-c", program)), seconds) == expected
 
 
@@ -163,7 +188,9 @@ def test_the_real_probe_runs(tmp_path):
 def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
     package = tmp_path / "site" / "flash_attn"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('libcudart.so.11.0: cannot open shared object file')")
+    (package / "__init__.py").write_text(
+        "raise ImportError('libcudart.so.11.0: cannot open shared object file')"
+    )
     paths = os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", "")))
     found = gpus(Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths}))
     assert not found.gpus and "CUDA 11.0" in (found.flash_attention or "")

@@ -43,10 +43,23 @@ def test_each_known_import_error_is_explained(message, cause):
     assert cause in explain(message) and "\n" not in explain(message)
 
 
-def program(code: str, patch: str | None, variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+def program(
+    code: str, patch: str | None, variables: dict[str, str]
+) -> tuple[list[str], dict[str, str]]:
     """A command and its environment: `code`, after the patch of this name where one is given."""
-    before = f"from infini_llama.tasks.patch_environment.patches import apply\napply([{patch!r}])\n" if patch else ""
-    unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM")
+    before = (
+        f"from infini_llama.tasks.patch_environment.patches import apply\napply([{patch!r}])\n"
+        if patch
+        else ""
+    )
+    unset = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TOKENIZERS_PARALLELISM",
+    )
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     return [sys.executable, "-c", before + code], environment | variables
 
@@ -57,7 +70,9 @@ def run() -> Callable[..., subprocess.CompletedProcess]:
 
     def start(code: str, patch: str | None = None, **variables: str) -> subprocess.CompletedProcess:
         command, environment = program(code, patch, variables)
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=240
+        )
 
     return start
 
@@ -104,7 +119,9 @@ for call in {[*NONE, NUMBER]}:
         (["adam-weight-decay"], ["0.0 True False"] * 2 + ["0.0 True True"] * 2),
     ],
 )
-def test_weight_decay_none_fails_without_the_patch_and_is_zero_with_it(run_with_torch, patches, of_none):
+def test_weight_decay_none_fails_without_the_patch_and_is_zero_with_it(
+    run_with_torch, patches, of_none
+):
     assert run_with_torch(STEPS, *patches)[1].splitlines() == [*of_none, "0.3 True True"]
 
 
@@ -138,7 +155,10 @@ def test_a_linker_message_is_reported_once(run, package):
     path = package(f"raise ImportError({GLIBC!r})")
     without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
     assert without.stdout.count(f"refused {GLIBC}") == 2 and "glibc" not in without.stdout
-    assert patched.stdout.count("refused it was built on a system with glibc 2.32 and this one has") == 2
+    assert (
+        patched.stdout.count("refused it was built on a system with glibc 2.32 and this one has")
+        == 2
+    )
     assert patched.stderr.count("WARNING flash-attn cannot be imported: it was built on") == 1
 
 
@@ -153,7 +173,9 @@ def test_warnings_while_it_is_imported_become_one_line(run, package):
 
 def test_flash_attn_4_only_and_no_flash_attn_are_unchanged(run, tmp_path):
     nothing = run(TRY, "flash-attn-import")
-    assert nothing.stdout.count("refused No module named 'flash_attn'") == 2 and not nothing.stderr.count("WARNING")
+    assert nothing.stdout.count(
+        "refused No module named 'flash_attn'"
+    ) == 2 and not nothing.stderr.count("WARNING")
     (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
     (tmp_path / "flash_attn" / "cute" / "__init__.py").write_text("here = 1")
     code = "import flash_attn.cute; print(flash_attn.cute.here, hasattr(flash_attn, 'flash_attn_func'))"
@@ -179,7 +201,13 @@ def test_the_patch_makes_a_process_without_variables_a_group_of_one(run_with_tor
 
 
 def test_variables_of_torchrun_are_kept(run):
-    given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    given = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+    }
     code = f"import os; print(*(os.environ[name] for name in {list(given)}))"
     assert run(code, "rendezvous", **given).stdout.split() == list(given.values())
 
@@ -187,7 +215,11 @@ def test_variables_of_torchrun_are_kept(run):
 @pytest.mark.parametrize("given", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}])
 def test_a_part_of_several_workers_is_refused_in_a_sentence(run, given):
     refused = run("", "rendezvous", **given)
-    assert refused.returncode == 1 and "WORLD_SIZE=2 but" in refused.stderr and "torchrun" in refused.stderr
+    assert (
+        refused.returncode == 1
+        and "WORLD_SIZE=2 but" in refused.stderr
+        and "torchrun" in refused.stderr
+    )
 
 
 # compiled code of two threads that is offered to a worker of one
@@ -212,10 +244,15 @@ def test_only_with_the_patch_old_torch_compiles_for_each_thread_count(run, tmp_p
     older = COMPILE.format(older=AS_BEFORE_2_13)
 
     def hits(code: str, threads: int, patch: str | None) -> str:
-        variables = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{patch}")}
+        variables = {
+            "OMP_NUM_THREADS": str(threads),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{patch}"),
+        }
         return run(code, patch, **variables).stdout.split()[-1]
 
-    assert [hits(older, threads, None) for threads in (2, 1)] == ["0", "1"], "one thread was given the code of two"
+    assert [hits(older, threads, None) for threads in (2, 1)] == ["0", "1"], (
+        "one thread was given the code of two"
+    )
     assert [hits(older, threads, "inductor-threads") for threads in (2, 1, 1)] == ["0", "0", "1"]
 
 
@@ -223,5 +260,7 @@ def test_each_number_of_threads_has_a_folder_of_its_own(run):
     code = "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     for threads in ("1", "2"):
         variables = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_CACHE_DIR": "/cache"}
-        assert run(code, "inductor-threads", **variables).stdout.strip() == f"/cache/threads-{threads}"
+        assert (
+            run(code, "inductor-threads", **variables).stdout.strip() == f"/cache/threads-{threads}"
+        )
         assert run(code, **variables).stdout.strip() == "/cache"

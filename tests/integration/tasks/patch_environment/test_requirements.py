@@ -32,7 +32,9 @@ def test_a_plain_configuration_starts_no_process(monkeypatch):
     check_requirements(settings())
 
 
-@pytest.mark.parametrize("hook", ["failing:largest", "absent:largest", "mine:absent", "mine:number"])
+@pytest.mark.parametrize(
+    "hook", ["failing:largest", "absent:largest", "mine:absent", "mine:number"]
+)
 def test_a_hook_that_cannot_be_used_is_named(modules, hook):
     config = settings({"env": modules}, {"metrics_hook": hook})
     assert [sentence.split(" ")[0] for sentence in unmet(config)] == [f"train.metrics_hook={hook}"]
@@ -51,8 +53,13 @@ def test_wandb_without_a_key_is_named(modules):
 def test_missing_wandb_and_deepspeed_are_named_for_local_workers(tmp_path):
     for name in ("wandb", "deepspeed"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
-    config = settings({"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"})
-    assert {sentence.split("=")[0] for sentence in unmet(config)} == {"train.report_to", "train.parallel"}
+    config = settings(
+        {"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"}
+    )
+    assert {sentence.split("=")[0] for sentence in unmet(config)} == {
+        "train.report_to",
+        "train.parallel",
+    }
     assert unmet(changed(config, environment=changed(config.environment, launcher="srun"))) == [], (
         "other machines' packages"
     )
@@ -70,14 +77,18 @@ def test_deepspeeds_file_is_checked(tmp_path, content):
         path.write_text(content)
     (tmp_path / "deepspeed.py").touch()
     environment = {"env": {"PYTHONPATH": str(tmp_path)}}
-    (fault,) = unmet(settings(environment, {"parallel": "deepspeed", "deepspeed_config": str(path)}))
+    (fault,) = unmet(
+        settings(environment, {"parallel": "deepspeed", "deepspeed_config": str(path)})
+    )
     assert "train.deepspeed_config" in fault
 
 
 @pytest.mark.parametrize(("kind", "limit", "option"), [("NOFILE", 20, "-n"), ("AS", 10**9, "-v")])
 def test_too_few_open_files_or_addresses_are_named(monkeypatch, kind, limit, option):
     limits = {getattr(resource, f"RLIMIT_{kind}"): (limit, limit)}
-    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2)
+    )
     with pytest.raises(ConfigError) as refused:
         check_requirements(settings())
     (fault,) = refused.value.problems
@@ -87,11 +98,19 @@ def test_too_few_open_files_or_addresses_are_named(monkeypatch, kind, limit, opt
 def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(tmp_path, monkeypatch):
     data = {"source": "files", "files": [str(tmp_path / "*.txt")]}
     refused = PipelineConfig.model_validate(
-        {"data": data, "train": {"metrics_hook": "absent:largest"}, "runtime": {"home": tmp_path / "home"}}
+        {
+            "data": data,
+            "train": {"metrics_hook": "absent:largest"},
+            "runtime": {"home": tmp_path / "home"},
+        }
     )
     monkeypatch.setattr(direct, "Preparation", None)
     with pytest.raises(ConfigError, match=r"train\.metrics_hook"):
         direct.run(refused)
     report = doctor(refused, tmp_path)
     assert report.exit_code == 64
-    assert any("train.metrics_hook" in finding.sentence for finding in report.findings if finding.severity == "error")
+    assert any(
+        "train.metrics_hook" in finding.sentence
+        for finding in report.findings
+        if finding.severity == "error"
+    )

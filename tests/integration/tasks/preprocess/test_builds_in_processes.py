@@ -56,7 +56,9 @@ def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
 def test_the_bytes_are_the_same_with_any_number_of_threads(data, tmp_path, digests, kind):
     settings, references = data(tokenizer={"kind": kind, "vocab_size": 400}), []
     for threads in ("1", "3"):
-        build = start_build(settings, tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads)
+        build = start_build(
+            settings, tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads
+        )
         references.append(finish_build(build))
     assert references[0] == references[1]
     assert digests(tmp_path / "1" / "datasets") == digests(tmp_path / "3" / "datasets")
@@ -100,7 +102,14 @@ for step in range(1, 100_000, stride):
 def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, digests, small_parts):
     settings = data(num_workers=2)
     expected = preprocess(settings, tmp_path / "whole")
-    command = [sys.executable, "-c", KILLED, settings.model_dump_json(), str(tmp_path / "killed"), "17"]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        settings.model_dump_json(),
+        str(tmp_path / "killed"),
+        "17",
+    ]
     child = subprocess.run(command, capture_output=True, text=True, timeout=240)
     steps = [line.split() for line in child.stdout.splitlines()]
     assert len(steps) > 10, child.stderr
@@ -118,8 +127,12 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, dige
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_any_number_of_workers_gives_the_same_bytes(data, corpus, tmp_path, digests, several, small_parts, monkeypatch):
-    sources = [{"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]} for digit in range(3)]
+def test_any_number_of_workers_gives_the_same_bytes(
+    data, corpus, tmp_path, digests, several, small_parts, monkeypatch
+):
+    sources = [
+        {"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]} for digit in range(3)
+    ]
     given = {"files": [], "sources": sources} if several else {}
     expected = preprocess(data(**given, num_workers=1), tmp_path / "1")
     for kind, most_threads in (("threads", 3), ("processes", 1)):
@@ -141,20 +154,30 @@ def change(module):
 """
 
 
-def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_path, digests, monkeypatch, small_parts):
+def test_killed_between_units_only_what_is_unfinished_is_done_again(
+    data, tmp_path, digests, monkeypatch, small_parts
+):
     whole = preprocess(data(), tmp_path / "whole")
     inject(tmp_path, "infini_llama.tasks.preprocess.tokens.units", KILLED_AT_THE_FOURTH_UNIT)
     home = tmp_path / "killed"
-    child = start_build(data(num_workers=1), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    child = start_build(
+        data(num_workers=1), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    )
     child.communicate(timeout=120)
     assert child.returncode == -9
     finished = sorted(home.glob("units/*/*/manifest.json"))
     lost = next(finished[1].parent.glob("*.arrow"))
-    lost.write_bytes(lost.read_bytes()[:-1])  # and the disk lost a part of one of those that were finished
+    lost.write_bytes(
+        lost.read_bytes()[:-1]
+    )  # and the disk lost a part of one of those that were finished
     written, learned = [], []
     write, train = units.commit, corpus_module.train
-    monkeypatch.setattr(units, "commit", lambda *given: (written.append(given[1].name), write(*given)))
-    monkeypatch.setattr(corpus_module, "train", lambda *given: (learned.append(1), train(*given))[1])
+    monkeypatch.setattr(
+        units, "commit", lambda *given: (written.append(given[1].name), write(*given))
+    )
+    monkeypatch.setattr(
+        corpus_module, "train", lambda *given: (learned.append(1), train(*given))[1]
+    )
     assert preprocess(data(), home) == whole
     every = {path.parent.name for path in home.glob("units/*/*/manifest.json")}
     assert learned == [] and len(finished) == 3 and len(every) > 5
@@ -162,7 +185,9 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(data, tmp_pa
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
-def test_workers_die_with_their_parent_and_the_next_build_resumes(data, tmp_path, digests, small_parts):
+def test_workers_die_with_their_parent_and_the_next_build_resumes(
+    data, tmp_path, digests, small_parts
+):
     settings = data(num_workers=3)
     whole = preprocess(settings, tmp_path / "whole")
     home = tmp_path / "killed"
@@ -184,10 +209,16 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(data, tmp_path
 def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts, threads):
     (tmp_path / "text").mkdir()
     for number in range(120):
-        (tmp_path / "text" / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(9000)))
-    settings = data(files=[str(tmp_path / "text" / "*")], num_workers=2, tokenizer={"vocab_size": 257})
+        (tmp_path / "text" / f"{number}.txt").write_text(
+            " ".join(str(number * step) for step in range(9000))
+        )
+    settings = data(
+        files=[str(tmp_path / "text" / "*")], num_workers=2, tokenizer={"vocab_size": 257}
+    )
     child = start_build(settings, tmp_path / "home", MOST_THREADS=threads)
-    wait_until(lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json")))
+    wait_until(
+        lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json"))
+    )
     child.terminate()
     child.communicate(timeout=100)
     assert child.returncode == 3
@@ -233,7 +264,9 @@ def test_no_space_ends_with_code_70_and_leaves_no_partial_files(one_shard, tmp_p
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"
     command = [sys.executable, "-c", FULL_DISK, settings.model_dump_json(), str(home), str(limit)]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # under a limit, Python would leave half a .pyc behind
+    environment = os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "1"
+    }  # under a limit, Python would leave half a .pyc behind
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert child.stdout.startswith("70 no space ") and str(home / "datasets") in child.stdout, (
         child.stdout + child.stderr

@@ -21,7 +21,9 @@ from support.tokenizer_kinds import train_bpe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_worker_killed_in_the_middle_loses_only_its_part(data, tmp_path, digests, engine, small_parts):
+def test_a_worker_killed_in_the_middle_loses_only_its_part(
+    data, tmp_path, digests, engine, small_parts
+):
     pytest.importorskip("distributed" if engine == "dask" else engine)
     (tmp_path / "text").mkdir()
     for number in range(400):
@@ -59,7 +61,9 @@ def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path, capfd):
 @pytest.mark.slow
 def test_a_dask_cluster_that_does_not_start_in_time_is_named(data, tmp_path, capfd):
     pytest.importorskip("distributed")
-    build = start_build(data(engine="dask"), tmp_path / "home", DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="0.001s")
+    build = start_build(
+        data(engine="dask"), tmp_path / "home", DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="0.001s"
+    )
     build.communicate(timeout=200)
     assert "PipelineError: data.engine=dask" in capfd.readouterr().err
 
@@ -71,7 +75,9 @@ def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     path = str(tmp_path / "tokenizer.json")
     train_bpe([], 257).save(path)
-    settings = data(files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257, "path": path}, engine=engine)
+    settings = data(
+        files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257, "path": path}, engine=engine
+    )
     with pytest.raises(DataError, match=r"^\S+bad\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
 
@@ -93,7 +99,10 @@ def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
 
 
 def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):
-    job, part = Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False)), Part([], None, 0.0, 0, ())
+    job, part = (
+        Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False)),
+        Part([], None, 0.0, 0, ()),
+    )
     with pytest.raises(PipelineError, match=r"tokenizers .*0\.0\.1"):
         prepare_part_elsewhere(job, part, versions() | {"tokenizers": "0.0.1"})
     with pytest.raises(PipelineError, match=rf"{tmp_path}.*runtime\.home"):

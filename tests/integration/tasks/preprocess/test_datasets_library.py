@@ -16,7 +16,14 @@ from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import check
 from support.stages import survey
 
-TEXTS = ["first", "", 'with "quotes", commas\nand lines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
+TEXTS = [
+    "first",
+    "",
+    'with "quotes", commas\nand lines',
+    "größer 日本語 🙂",
+    "[brackets], {braces}",
+    "last\n",
+]
 
 
 def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypatch):
@@ -24,13 +31,17 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     table = datasets.Dataset.from_dict({"id": list(range(6)), "body": TEXTS})
     table.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(str(tmp_path / "several"))
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
+        str(tmp_path / "several")
+    )
     (tmp_path / "hub" / "data").mkdir(parents=True)
     (tmp_path / "hub" / "README.md").write_text("A card, which is not the data.")
     table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
     for folder in ("saved", "several", "hub"):
         given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
-        assert survey(DataConfig.model_validate(given)).documents == sorted(text for text in TEXTS if text), folder
+        assert survey(DataConfig.model_validate(given)).documents == sorted(
+            text for text in TEXTS if text
+        ), folder
     given = {
         "source": "huggingface",
         "dataset": str(tmp_path / "several"),
@@ -39,9 +50,9 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     }
     corpus = survey(DataConfig.model_validate(given))
     assert corpus.validation == ["first"] and "first" not in corpus.train
-    assert survey(DataConfig(files=[str(tmp_path / "saved")], text_column="body")).documents == sorted(
-        filter(None, TEXTS)
-    )
+    assert survey(
+        DataConfig(files=[str(tmp_path / "saved")], text_column="body")
+    ).documents == sorted(filter(None, TEXTS))
     with pytest.raises(DataError, match=r"text.*id, body"):
         survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
@@ -49,19 +60,38 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     with pytest.raises(ConfigError, match=r"data\.revision=v1\.0 .*remove it"):
         survey(DataConfig.model_validate(given | {"revision": "v1.0"}))
     for folder in ("saved", "several"):
-        with pytest.raises(ConfigError, match=rf"data\.dataset_config=english .*{folder} .*remove it"):
-            survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / folder), "dataset_config": "english"}))
+        with pytest.raises(
+            ConfigError, match=rf"data\.dataset_config=english .*{folder} .*remove it"
+        ):
+            survey(
+                DataConfig.model_validate(
+                    given | {"dataset": str(tmp_path / folder), "dataset_config": "english"}
+                )
+            )
     datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(str(tmp_path / "test"))
-    for folder, split in (("saved", "train[:50%]"), ("saved", "test"), ("several", "train[:50%]"), ("test", "dev")):
+    for folder, split in (
+        ("saved", "train[:50%]"),
+        ("saved", "test"),
+        ("several", "train[:50%]"),
+        ("test", "dev"),
+    ):
         with pytest.raises(DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "):
-            other = {"dataset": str(tmp_path / folder), "dataset_split": split, "validation_split": None}
+            other = {
+                "dataset": str(tmp_path / folder),
+                "dataset_split": split,
+                "validation_split": None,
+            }
             survey(DataConfig.model_validate(given | other))
     with pytest.raises(Unreadable):
         list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
     (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").write_text(pointer)
     with pytest.raises(DataError, match=r"00001\.parquet .*git lfs pull"):
-        survey(DataConfig.model_validate(given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}))
+        survey(
+            DataConfig.model_validate(
+                given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}
+            )
+        )
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -74,7 +104,11 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
         "sub/b.jsonl": '{"text": "c"}\n',
         ".git/x.txt": "x",
     }
-    names = {"train.jsonl": '{"text": "b"}\n', "test.jsonl": '{"text": "c"}\n', "more.jsonl": '{"text": "d"}\n'}
+    names = {
+        "train.jsonl": '{"text": "b"}\n',
+        "test.jsonl": '{"text": "c"}\n',
+        "more.jsonl": '{"text": "d"}\n',
+    }
     for folder, files, documents, others in (
         ("mixed", texts, ["b", "c"], {".csv": 1}),
         ("named", names, ["b"], {".jsonl": 1}),
@@ -83,12 +117,16 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
         for name, content in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_text(content)
-        corpus = survey(DataConfig(source="huggingface", dataset=str(tmp_path / folder), streaming=streaming))
+        corpus = survey(
+            DataConfig(source="huggingface", dataset=str(tmp_path / folder), streaming=streaming)
+        )
         assert (corpus.documents, corpus.report.other_files) == (documents, others)
 
 
 def test_shards_of_an_earlier_save_are_no_text(tmp_path):
-    datasets.Dataset.from_dict({"text": ["an earlier text", "another", "a third"]}).save_to_disk(tmp_path, num_shards=3)
+    datasets.Dataset.from_dict({"text": ["an earlier text", "another", "a third"]}).save_to_disk(
+        tmp_path, num_shards=3
+    )
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path, num_shards=2)
     assert len([*tmp_path.glob("data-*.arrow")]) == 5
     assert survey(DataConfig(files=[str(tmp_path)])).documents == sorted(filter(None, TEXTS))
@@ -98,7 +136,9 @@ def test_a_saved_folder_with_a_damaged_offset_is_named(tmp_path):
     """The offset leads past the end of the texts, into memory that is not theirs."""
     datasets.Dataset.from_dict({"text": ["good", "text"]}).save_to_disk(tmp_path)
     (shard,) = tmp_path.glob("data-*.arrow")
-    shard.write_bytes(shard.read_bytes().replace(struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 20, 8)))
+    shard.write_bytes(
+        shard.read_bytes().replace(struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 20, 8))
+    )
     with pytest.raises(DataError, match=rf"{tmp_path} .*Offset invariant failure"):
         survey(DataConfig(source="huggingface", dataset=str(tmp_path)))
 
@@ -113,7 +153,11 @@ def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
         stats = getattr(reference, split)
         assert len(opened) == stats.documents
         shards = [map_shard(path) for path in sorted((dataset / split).glob("data-*.arrow"))]
-        ours = [values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
+        ours = [
+            values[start:end].tolist()
+            for offsets, values in shards
+            for start, end in pairwise(offsets)
+        ]
         assert list(opened["input_ids"]) == ours
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
         mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
@@ -129,7 +173,9 @@ def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):
     home.rename(tmp_path / "workspace")
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[4] / "docs/data.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(
+        r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
     names: dict = {}
     exec(program, names)
     documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()

@@ -23,7 +23,9 @@ KILLS = 10  # in each of the ten cases
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Path:
-    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py"))]
+    texts = [
+        path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py"))
+    ]
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     train_bpe(texts, 600).save(str(path))
     return path
@@ -42,10 +44,15 @@ def test_engines_workers_and_kills_do_not_change_the_bytes(
     monkeypatch.setattr(parts, "RUN_BYTES", 100_000)
     monkeypatch.setattr(parts, "PER_FILE", 0)
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 10**9)
-    expected, whole = preprocess(plain, tmp_path / "plain"), digests(tmp_path / "plain" / "datasets")
+    expected, whole = (
+        preprocess(plain, tmp_path / "plain"),
+        digests(tmp_path / "plain" / "datasets"),
+    )
 
     def start(home: Path) -> subprocess.Popen:
-        return start_build(settings, home, ENGINE=engine, RUN_BYTES="100000", MOST_THREADS=str(threads))
+        return start_build(
+            settings, home, ENGINE=engine, RUN_BYTES="100000", MOST_THREADS=str(threads)
+        )
 
     def finish(home: Path) -> None:
         """Builds to the end, and finds every byte as it should be."""
@@ -65,7 +72,9 @@ def test_engines_workers_and_kills_do_not_change_the_bytes(
         child.kill()
         child.communicate()
         killed += child.returncode == -9
-        if child.returncode == 0 or choose.random() < 0.25:  # sometimes many kills in one build, sometimes one
+        if (
+            child.returncode == 0 or choose.random() < 0.25
+        ):  # sometimes many kills in one build, sometimes one
             finish(tmp_path / str(home))
             home += 1
     finish(tmp_path / str(home))

@@ -24,13 +24,16 @@ def run(tmp_path) -> RunFolder:
 def train_to(run: RunFolder, steps: int) -> None:
     run.write(run.lineage, make_lineage(max_steps=steps))
     taken = [
-        TrainLine(step=step, loss=6 - step / steps, tokens=100 * step, step_time=0.1) for step in range(1, steps + 1)
+        TrainLine(step=step, loss=6 - step / steps, tokens=100 * step, step_time=0.1)
+        for step in range(1, steps + 1)
     ]
     measured = ValidationLine(step=steps, loss=5.25, bits_per_byte=3.5)
     run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in [*taken, measured]))
     for step, loss in ((steps // 2, None), (steps, 5.25)):
         add_checkpoint(run.checkpoints, step, loss)
-    failed = AttemptRecord(attempt=1, kind="failed", code=70, message="rank 1 died | killed", seconds=30.0)
+    failed = AttemptRecord(
+        attempt=1, kind="failed", code=70, message="rank 1 died | killed", seconds=30.0
+    )
     append_attempt(run, changed(failed, from_step=0, checkpoint_step=steps // 2))
     done = AttemptRecord(attempt=2, kind="done", code=0, message="finished", seconds=30.0)
     append_attempt(run, changed(done, from_step=steps // 2, checkpoint_step=steps))

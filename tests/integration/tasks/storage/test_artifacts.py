@@ -37,7 +37,10 @@ trees = st.dictionaries(names, st.binary(max_size=200), max_size=6)
 
 
 def make(
-    folder: Path, files: dict[str, bytes] = FILES, meta: dict | None = None, content: dict | None = None
+    folder: Path,
+    files: dict[str, bytes] = FILES,
+    meta: dict | None = None,
+    content: dict | None = None,
 ) -> AnyManifest:
     staged = staging(folder)
     for name, data in files.items():
@@ -89,20 +92,28 @@ def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_pa
 def test_the_digest_of_a_complete_artifact_depends_on_content_only(tmp_path_factory, files):
     home = tmp_path_factory.mktemp("commit")
     first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
-    second = make(home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3})
+    second = make(
+        home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3}
+    )
     assert check(home / "one", "dataset", checksums=True) == first
     assert {name: (home / "one" / name).read_bytes() for name in first.files} == files
     assert all(entry.size == len(files[name]) for name, entry in first.files.items())
     assert first.digest == second.digest and first.self_checksum != second.self_checksum
     assert make(home / "three", files, content={"tokens": 4}).digest != first.digest
-    assert make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest != first.digest
+    assert (
+        make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest != first.digest
+    )
     assert leftovers(home) == []
 
 
 def test_a_flipped_bit_in_any_byte_is_found(tmp_path):
     folder = tmp_path / "data"
     # Values that some flipped bits leave equal: an exponent's letter, the last digit of a long number.
-    make(folder, meta={"rate": 1e-05, "entropy": 9.491234166938838, "text": "ä\n"}, content={"n": 0.1 + 0.2})
+    make(
+        folder,
+        meta={"rate": 1e-05, "entropy": 9.491234166938838, "text": "ä\n"},
+        content={"n": 0.1 + 0.2},
+    )
     found = 0
     for path in [folder / name for name in FILES] + [folder / MANIFEST]:
         data = path.read_bytes()
@@ -125,7 +136,11 @@ def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
     text = (folder / MANIFEST).read_bytes()
     start = data.draw(st.integers(0, len(text) - 1))
     piece = data.draw(st.binary(max_size=20))
-    damaged = text[:start] + piece + data.draw(st.sampled_from([b"", text[start + len(piece) :], text[start:]]))
+    damaged = (
+        text[:start]
+        + piece
+        + data.draw(st.sampled_from([b"", text[start + len(piece) :], text[start:]]))
+    )
     (folder / MANIFEST).write_bytes(damaged)
     if damaged == text:
         assert has_all_files(folder, "dataset")
@@ -157,11 +172,17 @@ def test_any_truncated_missing_or_extra_file_is_found_by_size(tmp_path_factory, 
 
 FAULTS = {
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST),
-    "a manifest without end": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), MANIFEST),
+    "a manifest without end": (
+        lambda folder: (folder / MANIFEST).write_text("[" * 100_000),
+        MANIFEST,
+    ),
     "a list": (lambda folder: (folder / MANIFEST).write_text("[1]"), MANIFEST),
     "not all fields": (lambda folder: (folder / MANIFEST).write_text('{"files": {}}'), MANIFEST),
     "a later format": (lambda folder: forge(folder, format_version=99), "version 99"),
-    "a longer file": (lambda folder: (folder / "a.bin").write_bytes(b"longer"), "a.bin has 6 bytes"),
+    "a longer file": (
+        lambda folder: (folder / "a.bin").write_bytes(b"longer"),
+        "a.bin has 6 bytes",
+    ),
 }
 
 
@@ -232,7 +253,9 @@ def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(tmp_pa
         check(folder, "dataset", checksums=False)
 
 
-@pytest.mark.parametrize("there", ["other content", "other bytes", "a file is missing", "no manifest", "a file"])
+@pytest.mark.parametrize(
+    "there", ["other content", "other bytes", "a file is missing", "no manifest", "a file"]
+)
 def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, there):
     target = tmp_path / "data"
     if there == "a file":
@@ -245,7 +268,10 @@ def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, the
         (target / ("a.bin" if there == "a file is missing" else MANIFEST)).unlink()
     written = make(target, content={"step": 16})
     assert check(target, "dataset", checksums=True) == written and written.content == {"step": 16}
-    assert names_in(tmp_path) == ["data", "data.damaged-1"] and str(tmp_path / "data.damaged-1") in caplog.text
+    assert (
+        names_in(tmp_path) == ["data", "data.damaged-1"]
+        and str(tmp_path / "data.damaged-1") in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,12 +341,17 @@ def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
         make(tmp_path / "data")
         (tmp_path / "data" / "a.bin").write_bytes(bytes([number]))
         assert move_aside(tmp_path / "data") == tmp_path / f"data.damaged-{number}"
-    assert [(tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes() for number in (1, 2)] == [b"\1", b"\2"]
+    assert [(tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes() for number in (1, 2)] == [
+        b"\1",
+        b"\2",
+    ]
     remove(tmp_path / "data.damaged-1")
     assert names_in(tmp_path) == ["data.damaged-2"]
     (tmp_path / "link").symlink_to("data.damaged-2")
     remove(tmp_path / "link")
-    assert names_in(tmp_path) == ["data.damaged-2"], "what was moved behind a link stays where it is"
+    assert names_in(tmp_path) == ["data.damaged-2"], (
+        "what was moved behind a link stays where it is"
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE])
@@ -387,7 +418,10 @@ def test_a_commit_killed_at_any_step_leaves_a_whole_artifact_or_none(tmp_path):
     assert len(steps) > 15
     assert [ended for _, ended, _, _ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert all(exists == complete for _, _, exists, complete in steps)
-    assert {exists for _, _, exists, _ in steps[:-1]} == {"True", "False"}  # before the rename, and after it
+    assert {exists for _, _, exists, _ in steps[:-1]} == {
+        "True",
+        "False",
+    }  # before the rename, and after it
 
 
 COMMITS_WITH_OTHERS = """
@@ -408,7 +442,9 @@ for turn in range(25):
 
 def test_of_two_committers_at_once_one_wins_and_both_get_its_manifest(tmp_path):
     both = [
-        subprocess.Popen([sys.executable, "-c", COMMITS_WITH_OTHERS, str(tmp_path), me], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", COMMITS_WITH_OTHERS, str(tmp_path), me], stdout=subprocess.PIPE
+        )
         for me in ("a", "b")
     ]
     printed = [process.communicate(timeout=60)[0] for process in both]
@@ -436,7 +472,10 @@ def test_a_pointer_killed_at_any_step_is_old_or_new_and_cleaned_up(tmp_path):
     steps = steps_of(POINTS, tmp_path)
     assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
-    assert {left for _, _, _, left, *_ in steps} == {"1", "2"}  # one was killed between the link and its renaming
+    assert {left for _, _, _, left, *_ in steps} == {
+        "1",
+        "2",
+    }  # one was killed between the link and its renaming
     assert all(step[4:] == ["latest"] for step in steps)
 
 
@@ -450,7 +489,10 @@ for _ in range(3000):
 
 
 def test_concurrent_set_pointer_leaves_one_of_the_targets(tmp_path):
-    both = [subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me]) for me in ("a", "b")]
+    both = [
+        subprocess.Popen([sys.executable, "-c", POINTS_WITH_OTHERS, str(tmp_path), me])
+        for me in ("a", "b")
+    ]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert (tmp_path / "latest").readlink() in (Path("a"), Path("b"))
     assert names_in(tmp_path) == ["latest"]

@@ -30,7 +30,9 @@ with Lock(Path(sys.argv[1])) as lock:
 
 
 def locking_process(path, seconds=60.0) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), str(seconds)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), str(seconds)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stdout.readline() == b"held\n"
     return process
 
@@ -131,7 +133,10 @@ QUICK = {"renew": 0.1, "expired": 0.6}
 def test_another_machine_is_refused_while_the_holder_renews(tmp_path):
     path = tmp_path / "lease"
     with Lease(path, "one", **QUICK) as lease:
-        with pytest.raises(Busy, match=rf"{tmp_path} .*process \d+ on "), Lease(path, "two", **QUICK):
+        with (
+            pytest.raises(Busy, match=rf"{tmp_path} .*process \d+ on "),
+            Lease(path, "two", **QUICK),
+        ):
             pass
         lease.check()
         assert json.loads(path.read_text())["kernel"] == "one", "a refused rival leaves no trace"
@@ -149,7 +154,9 @@ def test_the_same_machine_takes_its_own_lease_at_once(tmp_path):
         assert time.monotonic() - before < 30
 
 
-@pytest.mark.parametrize("content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"])
+@pytest.mark.parametrize(
+    "content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"]
+)
 def test_the_lease_of_a_dead_process_expires(tmp_path, caplog, content):
     caplog.set_level("INFO", "infini_llama.locks")
     path = tmp_path / "lease"
@@ -192,7 +199,10 @@ def test_of_several_processes_that_find_an_expired_lease_one_gets_it(tmp_path):
 
 
 def test_a_run_that_another_machine_trains_is_refused(tmp_path):
-    given = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(tmp_path), "name": "ours"}}
+    given = {
+        "data": {"source": "python-stdlib"},
+        "runtime": {"home": str(tmp_path), "name": "ours"},
+    }
     run = tmp_path / "runs/ours"
     run.mkdir(parents=True)
     with Lease(run / "lease", "another", renew=0.3), pytest.raises(Busy, match="runs/ours "):

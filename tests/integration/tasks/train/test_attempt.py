@@ -13,11 +13,22 @@ import pytest
 from infini_llama.configs.errors import Preempted
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.status import AttemptRecord, RankError
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    append_attempt,
+    read_attempts,
+    write_attempt_plan,
+)
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import RESERVE, LockedRun, record_attempt, record_killed_attempts, run_attempt
+from infini_llama.tasks.train.attempt import (
+    RESERVE,
+    LockedRun,
+    record_attempt,
+    record_killed_attempts,
+    run_attempt,
+)
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.processes import is_rank
 from infini_llama.tasks.train.retries import Retries
@@ -57,7 +68,10 @@ def train(run, monkeypatch):
         return [sys.executable, "-c", WORKER, str(attempt_dir)]
 
     monkeypatch.setattr(local, "torchrun_command", command)
-    own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
+    own = {
+        "data": {"source": "python-stdlib"},
+        "runtime": {"home": str(run.path.parents[1]), "name": "mine"},
+    }
 
     def make(each_poll=lambda: None, **sections):
         config = parse_config(own | sections)
@@ -89,7 +103,9 @@ def test_an_error_of_the_supervisor_is_retried(run, train):
         train(spoil)
     assert Retries(1, 0.0, lambda: 0).delay_after(fault.value) == 0.0
     record = read_attempts(run)[-1]
-    assert (record.kind, record.code, record.step) == ("failed", 70, 3), "and the workers have saved"
+    assert (record.kind, record.code, record.step) == ("failed", 70, 3), (
+        "and the workers have saved"
+    )
     assert "ValueError" in record.message
     attempt_dir = run.path / "logs" / "attempt-01"
     ended = read_status(attempt_dir, 0)
@@ -154,11 +170,15 @@ def test_a_repeated_request_is_one(run, train):
             train(ask_twice)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75), "its workers have saved"
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75), (
+        "its workers have saved"
+    )
 
 
 @pytest.mark.parametrize("place", ["prepare", "start", "record_attempt"])
-def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(run, train, monkeypatch, place):
+def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(
+    run, train, monkeypatch, place
+):
     """While the folder is made, after the workers were started, and while the end is recorded."""
     real = getattr(attempt, place)
 
@@ -168,7 +188,9 @@ def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(r
         return result
 
     monkeypatch.setattr(attempt, place, interrupted)
-    monkeypatch.setattr(sys.modules[__name__], "WORKER", DONE if place == "record_attempt" else WORKER)
+    monkeypatch.setattr(
+        sys.modules[__name__], "WORKER", DONE if place == "record_attempt" else WORKER
+    )
     with pytest.raises((Preempted, KeyboardInterrupt)):
         train()
     (record,) = read_attempts(run)
@@ -216,7 +238,10 @@ def test_a_rank_on_a_full_disk_reports_why_it_ended(tmp_path, monkeypatch):
     write_status(tmp_path, 0, "running", 70)
     monkeypatch.setattr("infini_llama.tasks.runs.status.write_record", full)
     error = RankError(
-        type="PipelineError", message="no space", traceback="line\n" * 2000, sample_rows=tuple([1] * 2000)
+        type="PipelineError",
+        message="no space",
+        traceback="line\n" * 2000,
+        sample_rows=tuple([1] * 2000),
     )
     write_status(tmp_path, 0, "failed", 70, 3, error)
     status = read_status(tmp_path, 0)
@@ -245,7 +270,12 @@ def test_a_status_that_cannot_be_read_just_now_is_none(tmp_path, word):
 def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, kept):
     """Restored from a mirror, which has attempts.jsonl without the logs, or tidied by hand."""
     for number in (1, 2):
-        append_attempt(run, AttemptRecord(attempt=number, invocation=None, kind="failed", code=70, message="it was so"))
+        append_attempt(
+            run,
+            AttemptRecord(
+                attempt=number, invocation=None, kind="failed", code=70, message="it was so"
+            ),
+        )
     for number in kept:
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
 
@@ -264,7 +294,10 @@ def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
     write_attempt_plan(run.path / "logs/attempt-04", make_attempt(run.path))
     append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))
     assert record_killed_attempts(run) == 4
-    assert [(record.attempt, record.invocation) for record in read_attempts(run)] == [(2, None), (4, "mine")]
+    assert [(record.attempt, record.invocation) for record in read_attempts(run)] == [
+        (2, None),
+        (4, "mine"),
+    ]
     assert record_killed_attempts(run) == 4 and len(read_attempts(run)) == 2
 
 

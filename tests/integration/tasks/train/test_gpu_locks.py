@@ -34,7 +34,11 @@ def test_a_wait_ends_on_a_stop_request(tmp_path):
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with Lock(tmp_path / "gpu-a.lock"), pytest.raises(KeyboardInterrupt), hold_gpus(["b", "a"], stop, tmp_path):
+    with (
+        Lock(tmp_path / "gpu-a.lock"),
+        pytest.raises(KeyboardInterrupt),
+        hold_gpus(["b", "a"], stop, tmp_path),
+    ):
         raise AssertionError("it has a GPU that another one holds")
     with Lock(tmp_path / "gpu-b.lock"):
         pass

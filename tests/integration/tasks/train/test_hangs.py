@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from infini_llama.tasks.runs import heartbeat as heartbeat_module
-from infini_llama.tasks.runs.heartbeat import LINE, STACKS, Heartbeat, heartbeat_path, read_count, read_heartbeat
+from infini_llama.tasks.runs.heartbeat import (
+    LINE,
+    STACKS,
+    Heartbeat,
+    heartbeat_path,
+    read_count,
+    read_heartbeat,
+)
 from infini_llama.tasks.runs.status import status_path, write_status
 from infini_llama.tasks.storage.record_files import read_fields, write_fields
 from infini_llama.tasks.train.hangs import HangDetector, Hung
@@ -59,7 +66,9 @@ def watch(tmp_path, clock):
 @pytest.fixture
 def sleeper(tmp_path):
     """A process that is rank 1's, as far as its status and its command line say."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", str(tmp_path)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(100)", str(tmp_path)]
+    )
     path = status_path(tmp_path, 1)
     write_fields(path, read_fields(path) | {"pid": process.pid})
     yield process
@@ -83,12 +92,21 @@ def test_a_process_that_waits_for_a_processor_is_not_hung(tmp_path):
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count how long processes wait")
     core = min(os.sched_getaffinity(0))
-    busy, started = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass", list[subprocess.Popen]()
+    busy, started = (
+        f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass",
+        list[subprocess.Popen](),
+    )
     try:
-        for command in (["nice", "-n", "19", sys.executable, "-c", busy, str(tmp_path)], [sys.executable, "-c", busy]):
+        for command in (
+            ["nice", "-n", "19", sys.executable, "-c", busy, str(tmp_path)],
+            [sys.executable, "-c", busy],
+        ):
             started.append(subprocess.Popen(command))
         write_status(tmp_path, 0, "running", 70)
-        write_fields(status_path(tmp_path, 0), read_fields(status_path(tmp_path, 0)) | {"pid": started[0].pid})
+        write_fields(
+            status_path(tmp_path, 0),
+            read_fields(status_path(tmp_path, 0)) | {"pid": started[0].pid},
+        )
         place(tmp_path, 0, 7, "compute")
         watch = HangDetector(tmp_path, 1, timeout=1.0, longest={"compute": 0.5})
         for _ in range(60):
@@ -106,7 +124,9 @@ def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, m
     """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
     monkeypatch.setattr("infini_llama.tasks.train.hangs.STACKS_SECONDS", 0.0)
     waiting = [sys.executable, "-c", "import time; time.sleep(100)"]  # a process that SIGUSR2 ends
-    processes = [subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)]
+    processes = [
+        subprocess.Popen([*waiting, str(folder)]) for folder in (tmp_path, "elsewhere", tmp_path)
+    ]
     try:
         for rank, process in enumerate(processes):
             write_status(tmp_path, rank, "running", 70)
@@ -237,7 +257,9 @@ def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
         }
         write_fields(status_path(tmp_path, rank), elsewhere)
     for count in range(9):
-        heartbeat_path(tmp_path, 0).write_text(LINE.format(step=7, phase="compute", time=0.0) + f"{count:>12}\n")
+        heartbeat_path(tmp_path, 0).write_text(
+            LINE.format(step=7, phase="compute", time=0.0) + f"{count:>12}\n"
+        )
         place(tmp_path, 2, 8 + count, "compute", 1.0)
         clock.passes(1.0, watch)
     sentence = watch.hung()
@@ -250,7 +272,11 @@ def test_a_rank_publishes_its_heartbeat_and_writes_stacks_on_request(tmp_path, m
     monkeypatch.setattr(heartbeat_module, "PUBLISH_SECONDS", 0.01)
     (tmp_path / STACKS).touch()
     with (tmp_path / "log").open("w") as log:
-        monkeypatch.setattr(heartbeat_module.faulthandler, "dump_traceback", partial(faulthandler.dump_traceback, log))
+        monkeypatch.setattr(
+            heartbeat_module.faulthandler,
+            "dump_traceback",
+            partial(faulthandler.dump_traceback, log),
+        )
         heartbeat = Heartbeat(tmp_path, 0)
         heartbeat.publish()
         wait_until(lambda: read_count(heartbeat_path(tmp_path, 0)) > 2)

@@ -13,7 +13,9 @@ from infini_llama.flows.cli.main import main, parse
 
 @pytest.mark.parametrize("option", ["--lengths", "--context"])
 def test_lengths_have_units(option):
-    parsed = build_parser().parse_args(["evaluate", "run", "--passkey", option, "4096", "128k", "1m", "1.5M"])
+    parsed = build_parser().parse_args(
+        ["evaluate", "run", "--passkey", option, "4096", "128k", "1m", "1.5M"]
+    )
     assert parsed.lengths == [4096, 128_000, 1_000_000, 1_500_000]
 
 
@@ -41,20 +43,38 @@ def test_overrides_and_options_in_any_order():
         ["run", "a.yaml", "x.y=1", "--direct", "z=2"],  # its former name
     ):
         parsed = parse(words)
-        assert (parsed.config, parsed.overrides, parsed.no_prefect) == ("a.yaml", ["x.y=1", "z=2"], True)
+        assert (parsed.config, parsed.overrides, parsed.no_prefect) == (
+            "a.yaml",
+            ["x.y=1", "z=2"],
+            True,
+        )
     assert parse(["run", "a.yaml"]).overrides == []
 
 
 def test_a_key_may_be_written_as_an_option():
-    parsed = parse(["run", "--train.max_steps=5", "tiny", "--data.tokenizer.vocab_size=300", "model.attention=infini"])
+    parsed = parse(
+        [
+            "run",
+            "--train.max_steps=5",
+            "tiny",
+            "--data.tokenizer.vocab_size=300",
+            "model.attention=infini",
+        ]
+    )
     assert parsed.config == "tiny"
-    assert set(parsed.overrides) == {"train.max_steps=5", "data.tokenizer.vocab_size=300", "model.attention=infini"}
+    assert set(parsed.overrides) == {
+        "train.max_steps=5",
+        "data.tokenizer.vocab_size=300",
+        "model.attention=infini",
+    }
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as left:
         main(["--version"])
-    assert left.value.code == 0 and re.fullmatch(r"infini-llama \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert left.value.code == 0 and re.fullmatch(
+        r"infini-llama \d+\.\d+\.\d+\n", capsys.readouterr().out
+    )
 
 
 def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
@@ -62,7 +82,9 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     text = capsys.readouterr().out
     listed = re.findall(r"^  (\w+) ", text, re.MULTILINE)
     assert sorted(COMMANDS) == sorted(listed) and text.count("Example: infini-llama ") == 4
-    assert "docs/" not in text and "configs/" not in text, "a path of the repository, which an installation lacks"
+    assert "docs/" not in text and "configs/" not in text, (
+        "a path of the repository, which an installation lacks"
+    )
 
 
 def test_help_of_a_command_is_its_options_also_as_json(capsys):
@@ -98,5 +120,10 @@ def test_refused_arguments_are_an_object_with_json(words, capsys):
 
 
 def test_the_help_lists_every_exit_code_in_order():
-    listed = [int(code) for code in re.findall(r"^ +(\d+)(?:, \d+)?  ", overview().partition("Exit codes:")[2], re.M)]
+    listed = [
+        int(code)
+        for code in re.findall(
+            r"^ +(\d+)(?:, \d+)?  ", overview().partition("Exit codes:")[2], re.M
+        )
+    ]
     assert listed == sorted(listed) and {*map(int, ExitCode)} <= set(listed)

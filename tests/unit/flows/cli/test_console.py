@@ -30,7 +30,10 @@ def test_plain_lines(log, capsys):
     logger.warning("checkpoint is damaged")
     logger.debug("not shown")
     out, err = capsys.readouterr()
-    assert err.splitlines() == ["train       attempt 1 [starts]", "train       warning: checkpoint is damaged"]
+    assert err.splitlines() == [
+        "train       attempt 1 [starts]",
+        "train       warning: checkpoint is damaged",
+    ]
     assert out == ""
 
 
@@ -83,9 +86,15 @@ def test_summary():
     answers = console.summary_text(changed(summary, tokens=300))
     assert "1,228,800 tokens read, of which 300 are targets" in answers
     assert text.endswith("sample\ndef f():\n    [pass]")
-    assert "3.00 ABOVE the unigram entropy" in console.summary_text(changed(summary, unigram_entropy_bits=0.0))
-    assert "3.0000 nats per token\n" in console.summary_text(changed(summary, unigram_entropy_bits=None))
-    unmeasured = changed(summary, validation_loss=None, validation_bits_per_token=None, bits_per_byte=None)
+    assert "3.00 ABOVE the unigram entropy" in console.summary_text(
+        changed(summary, unigram_entropy_bits=0.0)
+    )
+    assert "3.0000 nats per token\n" in console.summary_text(
+        changed(summary, unigram_entropy_bits=None)
+    )
+    unmeasured = changed(
+        summary, validation_loss=None, validation_bits_per_token=None, bits_per_byte=None
+    )
     assert "not finite" in console.summary_text(unmeasured)
 
 

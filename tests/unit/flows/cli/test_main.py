@@ -92,7 +92,9 @@ def test_preprocess_verify_report(command, texts):
     assert json.loads(command("preprocess", "run.yaml", "--json").stdout)["built"] == []
 
     verified = command("verify", "latest", "--deep", "--html", "checks.html", "--json")
-    assert {"tokens", "rows", "text"} < {check["name"] for check in json.loads(verified.stdout)["checks"]}
+    assert {"tokens", "rows", "text"} < {
+        check["name"] for check in json.loads(verified.stdout)["checks"]
+    }
     inspected = json.loads(command("report", "latest", "--html", "dataset.html", "--json").stdout)
     assert "<svg" in Path(inspected["report"]).read_text()
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]
@@ -119,7 +121,10 @@ def test_init_writes_a_runnable_configuration(command, texts):
 
 
 def test_a_home_without_runs(command, texts):
-    for words, said_there in ((["runs"], "or set INFINI_LLAMA_HOME"), (["gc"], "nothing to delete")):
+    for words, said_there in (
+        (["runs"], "or set INFINI_LLAMA_HOME"),
+        (["gc"], "nothing to delete"),
+    ):
         result = command(*words)
         assert result.returncode == 0 and said_there in result.stdout, result.stderr
     assert json.loads(command("runs", "--json").stdout)["runs"] == []
@@ -146,7 +151,19 @@ def test_an_interruption_after_a_saved_checkpoint():
 
 def test_a_dry_run_prints_a_configuration_that_loads_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "tiny", "--dry-run", "--json", "train.max_steps=123", "environment.env.MY_TOKEN=secret"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "tiny",
+                "--dry-run",
+                "--json",
+                "train.max_steps=123",
+                "environment.env.MY_TOKEN=secret",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "secret" not in text
     Path("again.json").write_text(json.dumps(json.loads(text)["config"]))
@@ -156,9 +173,17 @@ def test_a_dry_run_prints_a_configuration_that_loads_again(tmp_path, capsys, mon
 def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     monkeypatch.chdir(texts)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
-    assert main(["run", "run.yaml", "--dry-run", "--json", "train.max_steps=7", "train.warmup_steps=1"]) == 0
+    assert (
+        main(
+            ["run", "run.yaml", "--dry-run", "--json", "train.max_steps=7", "train.warmup_steps=1"]
+        )
+        == 0
+    )
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record["config"]["train"]["max_steps"] == 7 and record["plan"]["device"] in ("cpu", "cuda")
+    assert record["config"]["train"]["max_steps"] == 7 and record["plan"]["device"] in (
+        "cpu",
+        "cuda",
+    )
     assert record["estimate"]["parameters"]["total"] > 0
     assert record["cached"]["dataset"] is None and record["cached"]["state"] == "new"
     assert record["chosen"][0]["setting"] == "data.num_workers" and len(record["chosen"]) > 1
@@ -167,27 +192,42 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
 
 def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(command, texts):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, []))
+    tokenizer = Tokenizer(
+        models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, [])
+    )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(texts / "bytes.json"))
-    overrides = ["data.tokenizer.path=bytes.json", "data.tokenizer.vocab_size=60000", "train.loss_chunk=auto"]
+    overrides = [
+        "data.tokenizer.path=bytes.json",
+        "data.tokenizer.vocab_size=60000",
+        "train.loss_chunk=auto",
+    ]
     sizes = [
         "data.sequence_length=1024",
         "train.global_batch_size=1",
         "train.micro_batch_size=1",
         "environment.device=cpu",
     ]
-    record = json.loads(command("run", "run.yaml", "--dry-run", "--json", *overrides, *sizes).stdout.splitlines()[-1])
+    record = json.loads(
+        command("run", "run.yaml", "--dry-run", "--json", *overrides, *sizes).stdout.splitlines()[
+            -1
+        ]
+    )
     assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
-    for path, chunk in (("bytes.json", 0), ("absent.json", 512)):  # until it is there, that of the configuration
+    for path, chunk in (
+        ("bytes.json", 0),
+        ("absent.json", 512),
+    ):  # until it is there, that of the configuration
         given = [*overrides, *sizes, f"data.tokenizer.path={path}"]
         report = json.loads(command("doctor", "run.yaml", "--json", *given).stdout.splitlines()[-1])
         assert report["plan"]["loss_chunk"] == chunk
 
 
 @pytest.mark.parametrize("setting", ["threads=4000", "attention_backend=flash2"])
-def test_a_dry_run_shows_the_plans_warnings_and_that_this_machine_cannot_run_it(texts, capsys, monkeypatch, setting):
+def test_a_dry_run_shows_the_plans_warnings_and_that_this_machine_cannot_run_it(
+    texts, capsys, monkeypatch, setting
+):
     monkeypatch.chdir(texts)
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
     command = ["run", "run.yaml", "--dry-run", "environment.device=cpu", f"environment.{setting}"]
@@ -202,7 +242,9 @@ def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkey
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
     run, plan = RunFolder(texts / "home/runs/run"), make_plan(threads=3)
     facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
-    record = EnvironmentRecord(plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+    record = EnvironmentRecord(
+        plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+    )
     run.path.mkdir(parents=True)
     run.write(run.environment, record)
     assert main(["run", "run.yaml", "--dry-run", "--json", "environment.device=cpu"]) == 0

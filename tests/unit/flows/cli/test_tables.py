@@ -23,7 +23,12 @@ def dataset() -> DatasetSummary:
     table = {"strategy": "best_fit", "sequence_length": 16, "rows": {"train": 50, "validation": 5}}
     table |= {"packing": {"train": costs, "validation": costs}}
     fields = dict.fromkeys(("digest", "created", "source", "license", "dtype"), "same")
-    fields |= {"path": "/d", "vocab_size": 61, "bytes_on_disk": 7, "splits": {"train": split, "validation": split}}
+    fields |= {
+        "path": "/d",
+        "vocab_size": 61,
+        "bytes_on_disk": 7,
+        "splits": {"train": split, "validation": split},
+    }
     fields |= {
         "row_tables": {"abc": table},
         "left_out": {"records": 10, "empty": 1, "bad": []},
@@ -41,7 +46,12 @@ def test_inspect_describes_a_dataset(dataset):
     text = dataset_text(dataset)
     assert not re.search(r"\w=", text), "a record of the program"
     rows = [line.split() for line in text[text.index("\nRows\n") :].splitlines()]
-    for row in (["row", "table", "abc"], ["strategy", "best_fit"], ["rows", "50", "5"], ["filled", "99.99%", "99.99%"]):
+    for row in (
+        ["row", "table", "abc"],
+        ["strategy", "best_fit"],
+        ["rows", "50", "5"],
+        ["filled", "99.99%", "99.99%"],
+    ):
         assert row in rows
     assert "documents cut" in text and "tokens in no row" in text and "\none\ntext\n" in text
 
@@ -50,7 +60,9 @@ def test_entropies_have_the_unit_of_the_loss(dataset):
     split = SplitStats(documents=9, tokens=900, bytes=1800, unigram_entropy_bits=4.0, rows=50)
     reference = make_dataset(train=split, validation=split)
     for text in (dataset_text(dataset), reference_text(reference, Path("/home"))):
-        assert "2.773" in text and "nats per token" in text and "bits" not in text, "4 bits are 2.773 nats"
+        assert "2.773" in text and "nats per token" in text and "bits" not in text, (
+            "4 bits are 2.773 nats"
+        )
         assert not re.search(r"[a-z]_[a-z]", text.replace("best_fit", "")), "a field's name"
 
 

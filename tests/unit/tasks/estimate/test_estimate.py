@@ -25,12 +25,28 @@ ANSWERS = {"name": "sums", "source": "python-stdlib", "loss_on": "answer", "answ
 
 
 def settings(
-    model: dict | None = None, train: dict | None = None, backend: str = "auto", data: dict | None = None
+    model: dict | None = None,
+    train: dict | None = None,
+    backend: str = "auto",
+    data: dict | None = None,
 ) -> PipelineConfig:
-    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "num_attention_heads": 4}
-    text = {"source": "python-stdlib", "sequence_length": 128, "tokenizer": {"vocab_size": 1000}} | (data or {})
+    sizes = {
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    text = {
+        "source": "python-stdlib",
+        "sequence_length": 128,
+        "tokenizer": {"vocab_size": 1000},
+    } | (data or {})
     batch = {"micro_batch_size": 3, "global_batch_size": 6}
-    given = {"data": text, "model": sizes | {"segment_length": 64} | (model or {}), "train": batch | (train or {})}
+    given = {
+        "data": text,
+        "model": sizes | {"segment_length": 64} | (model or {}),
+        "train": batch | (train or {}),
+    }
     return parse_config(given | {"environment": {"attention_backend": backend}})
 
 
@@ -59,19 +75,26 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-def real_peak(config: PipelineConfig, precision: str, loss_chunk: int, keeps_attention_weights: bool) -> int:
+def real_peak(
+    config: PipelineConfig, precision: str, loss_chunk: int, keeps_attention_weights: bool
+) -> int:
     """The most bytes of real tensors in training: after one update, so with its state, in the second of two micro-batches."""
     train = config.train
     fields = config.model.architecture(config.data.tokenizer.vocab_size, 128)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     with LiveBytes() as live:
-        model = Llama(LlamaConfig(**fields), config.environment.attention_backend.replace("auto", "sdpa"))
+        model = Llama(
+            LlamaConfig(**fields), config.environment.attention_backend.replace("auto", "sdpa")
+        )
         model.freeze(train.frozen_layers)
         save_memory(model, train, loss_chunk, keeps_attention_weights)
         optimizer = build_optimizer(model, train)
         for micro_batches in (1, 2):
             for _ in range(micro_batches):
-                ids, labels = torch.zeros((3, 128), dtype=torch.long), torch.zeros((3, 128), dtype=torch.long)
+                ids, labels = (
+                    torch.zeros((3, 128), dtype=torch.long),
+                    torch.zeros((3, 128), dtype=torch.long),
+                )
                 with half:
                     loss, _ = model.loss(ids, labels)
                 loss.backward()
@@ -91,7 +114,12 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int, keeps_att
         ({"attention": "infini"}, {}, "bf16", "auto"),
         ({"attention": "infini"}, {}, "bf16", "blocked"),
         ({"attention": "infini"}, {"activation_checkpointing": "full"}, "fp32", "auto"),
-        ({"attention": "infini", "memory_layers": [1]}, {"init_from": "folder", "frozen_layers": 1}, "fp32", "auto"),
+        (
+            {"attention": "infini", "memory_layers": [1]},
+            {"init_from": "folder", "frozen_layers": 1},
+            "fp32",
+            "auto",
+        ),
         (
             {"attention": "infini", "memory_layers": [1]},
             {"init_from": "folder", "frozen_layers": "all_but_memory"},
@@ -102,16 +130,27 @@ def real_peak(config: PipelineConfig, precision: str, loss_chunk: int, keeps_att
 )
 def test_the_count_is_that_of_real_tensors(model, train, precision, backend):
     backend, _, recomputed = backend.partition(", ")
-    config, keeps = settings({"num_hidden_layers": 2} | model, train, backend), backend == "blocked" and not recomputed
-    counted = sum(bytes_needed(config, 3, precision, "cpu", 1, keeps_attention_weights=keeps).values())
+    config, keeps = (
+        settings({"num_hidden_layers": 2} | model, train, backend),
+        backend == "blocked" and not recomputed,
+    )
+    counted = sum(
+        bytes_needed(config, 3, precision, "cpu", 1, keeps_attention_weights=keeps).values()
+    )
     chunk = train.get("loss_chunk", 0)
     assert counted == pytest.approx(real_peak(config, precision, chunk, keeps), rel=0.15)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_logits_in_parts_are_those_of_real_tensors(precision, dtype):
     """Nothing else is large here; the operator's own tensors are not seen from outside, so its function is called."""
-    hidden, weight, labels = torch.zeros(384, 2, dtype=dtype), torch.zeros(1000, 2), torch.zeros(384, dtype=torch.long)
+    hidden, weight, labels = (
+        torch.zeros(384, 2, dtype=dtype),
+        torch.zeros(1000, 2),
+        torch.zeros(384, dtype=torch.long),
+    )
     with LiveBytes() as live:
         in_chunks(hidden, weight, labels, 64, 0.0, None, True, True)
     counted = bytes_needed(settings(train={"loss_chunk": 64}), 3, precision, "cpu", 1)["logits"]
@@ -133,17 +172,30 @@ def test_parts_match_their_names():
 
 
 def test_estimate_of_a_configuration(tmp_path):
-    settings = load_config("tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"])
+    settings = load_config(
+        "tiny_infini", [f"runtime.home={tmp_path}", "environment.nproc_per_node=2"]
+    )
     _, record = run.estimate(settings)
     flops, memory = record.flops_per_token, record.memory
     config = model_of(settings.with_vocab_size(run.vocabulary_of(settings)))
-    assert flops.total == flops_per_token(config, 256) == flops.matrices + flops.attention + flops.memory
+    assert (
+        flops.total
+        == flops_per_token(config, 256)
+        == flops.matrices + flops.attention + flops.memory
+    )
     assert flops.memory > 0 and flops.attention > 0
-    assert record.run == RunSize(tokens_per_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000)
+    assert record.run == RunSize(
+        tokens_per_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000
+    )
     assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
-    assert record.checkpoint == 12 * record.parameters.total and memory["checkpoint_copy"] == record.checkpoint // 2
+    assert (
+        record.checkpoint == 12 * record.parameters.total
+        and memory["checkpoint_copy"] == record.checkpoint // 2
+    )
     assert not list(tmp_path.glob("runs/*"))
-    epochs = load_config("tiny_infini", [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"])
+    epochs = load_config(
+        "tiny_infini", [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"]
+    )
     assert run.estimate(epochs)[1].run == RunSize(tokens_per_step=4096, tokens=None, flops=None)
     assert "4,096" in estimate_text(run.estimate(epochs)[1])
 
@@ -176,12 +228,21 @@ def test_a_plan_of_another_machine(tmp_path):
     _, record = run.estimate(load_config("tiny_20m", [f"runtime.home={tmp_path}", *overrides]))
     assert (record.layout.workers, record.layout.shards) == (8, 8)
     assert (record.layout.device, record.layout.precision) == ("cuda", "bf16")
-    assert "process" not in record.memory, "what torch's allocator gives out, not what a process has"
+    assert "process" not in record.memory, (
+        "what torch's allocator gives out, not what a process has"
+    )
 
 
 @pytest.mark.parametrize(("name", "workers"), [("xl", 1), ("7b", 8)])
 def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(name, workers, tmp_path):
     _, record = run.estimate(load_config(name, [f"runtime.home={tmp_path}"]))
     layout, total = record.layout, record.memory["total"]
-    assert (layout.workers, layout.device, layout.precision) == (workers, "cuda", "bf16") and total < 0.8 * 80e9
-    assert f"{total / 1e9:.1f} GB" in Path(configs.__path__[0], f"{name}.yaml").read_text().split("data:")[0]
+    assert (layout.workers, layout.device, layout.precision) == (
+        workers,
+        "cuda",
+        "bf16",
+    ) and total < 0.8 * 80e9
+    assert (
+        f"{total / 1e9:.1f} GB"
+        in Path(configs.__path__[0], f"{name}.yaml").read_text().split("data:")[0]
+    )

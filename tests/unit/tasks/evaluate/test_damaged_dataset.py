@@ -69,12 +69,21 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
         readers += [lambda: filler_tokens(run, load_run(run).tokenizer, "text")]
     if name in READ_BY_MODEL:
         output = str(tmp_path / "exported")
-        readers += [lambda: load_run(run), lambda: export(run, Path(output), "latest", "float32", "5GB")]
-        readers += [lambda: sample_texts(model, dataset, TrainingConfig(sample_prompts=["a"]), Conversation())]
+        readers += [
+            lambda: load_run(run),
+            lambda: export(run, Path(output), "latest", "float32", "5GB"),
+        ]
+        readers += [
+            lambda: sample_texts(
+                model, dataset, TrainingConfig(sample_prompts=["a"]), Conversation()
+            )
+        ]
     for read in readers:
         with pytest.raises(DataError) as refused:
             read()
-        assert str(path) in str(refused.value) and "preprocess CONFIG --repair" in str(refused.value)
+        assert str(path) in str(refused.value) and "preprocess CONFIG --repair" in str(
+            refused.value
+        )
     assert not (run / "evaluations.jsonl").exists() and not (tmp_path / "exported").exists()
 
 
@@ -85,7 +94,9 @@ def test_another_dataset_under_the_same_name_is_refused(run_of, data, tmp_path):
     shutil.copytree(home / preprocess(data(validation_fraction=0.3), home).path, dataset)
     with pytest.raises(DataError, match=str(dataset)) as refused:
         load_run(run)
-    assert not isinstance(refused.value, Damaged) and "--repair" not in str(refused.value), "it is undamaged"
+    assert not isinstance(refused.value, Damaged) and "--repair" not in str(refused.value), (
+        "it is undamaged"
+    )
     shutil.rmtree(dataset)
     with pytest.raises(DataError, match="was moved or removed"):
         load_run(run)

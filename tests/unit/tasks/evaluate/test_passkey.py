@@ -14,9 +14,24 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import passkey as module
-from infini_llama.tasks.evaluate.passkey import ask, ask_across, begin, controls, last_mention, passkey, right_tokens
+from infini_llama.tasks.evaluate.passkey import (
+    ask,
+    ask_across,
+    begin,
+    controls,
+    last_mention,
+    passkey,
+    right_tokens,
+)
 from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, FORMS, HEAD, HIDDEN, QUESTION, PasskeyTexts
+from infini_llama.tasks.preprocess.sources.passkey import (
+    FILLER,
+    FORMS,
+    HEAD,
+    HIDDEN,
+    QUESTION,
+    PasskeyTexts,
+)
 from infini_llama.tasks.preprocess.sources.sources import files_of
 from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -42,7 +57,9 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     least = size(HEAD + HIDDEN.format(key="12345") + QUESTION)
     asked = ask(tokenizer, least + 4 * size(FILLER) + 3, depth, "12345")
     text = HEAD + FILLER * before + HIDDEN.format(key="12345") + FILLER * (4 - before) + QUESTION
-    assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(FILLER)
+    assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(
+        FILLER
+    )
     assert asked.answer == tokenizer.encode(" 12345").ids
     assert asked.after == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
@@ -62,7 +79,12 @@ def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with
 
 
 def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
-    made = {"name": "a", "source": "passkey", "passkey": {"documents": 60, "repetitions": 1}, "weight": 0.5}
+    made = {
+        "name": "a",
+        "source": "passkey",
+        "passkey": {"documents": 60, "repetitions": 1},
+        "weight": 0.5,
+    }
     sources = [made, {"name": "b", "files": [f"{corpus}/**/*.txt"], "weight": 0.5}]
     reference = preprocess(data(sources=sources, files=[]), tmp_path)
     folder = tmp_path / reference.path
@@ -96,7 +118,10 @@ def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
     size = max(module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()))
     chosen = module.greedy_tokens(model, begun.rest, begun.states, 4, size)
     assert max(chosen) < size
-    assert right_tokens(model, begin(model, replace(asked, answer=chosen, vocab_size=size))) == [True] * 4
+    assert (
+        right_tokens(model, begin(model, replace(asked, answer=chosen, vocab_size=size)))
+        == [True] * 4
+    )
 
 
 def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
@@ -118,10 +143,16 @@ def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("most", "fields"), [(4096, {}), (5, {"memory_update": "delta"})])
-def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(tokenizer, monkeypatch, most, fields):
+def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
+    tokenizer, monkeypatch, most, fields
+):
     torch.manual_seed(0)
     layers = {"num_hidden_layers": 5, "memory_layers": (1, 3)}
-    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **INFINI, **layers, **fields)).double().eval()
+    model = (
+        Llama(small(vocab_size=tokenizer.get_vocab_size(), **INFINI, **layers, **fields))
+        .double()
+        .eval()
+    )
     asked = ask(tokenizer, 900, 0.3, "12345")
     monkeypatch.setattr(module, "PIECE", 40)
     monkeypatch.setattr(module, "KNOWN_SEGMENTS", most)
@@ -130,14 +161,21 @@ def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(tokenizer, mon
     whole = module.read(model, list(asked.tokens()), read)
     torch.testing.assert_close(rest, whole[:, -len(begun.rest) :])
     for number in (1, 3):
-        torch.testing.assert_close([*begun.states.layers[number].memory], [*read.layers[number].memory])
+        torch.testing.assert_close(
+            [*begun.states.layers[number].memory], [*read.layers[number].memory]
+        )
 
 
 def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
     folder, _ = run_of(attention="infini", segment_length=32)
     record = find_passkeys(folder, "latest", [300, 400], [0.0, 1.0], samples=2, seed=3)
     for cells in (record.memory, record.no_memory):
-        assert [(cell.length, cell.depth) for cell in cells] == [(300, 0.0), (300, 1.0), (400, 0.0), (400, 1.0)]
+        assert [(cell.length, cell.depth) for cell in cells] == [
+            (300, 0.0),
+            (300, 1.0),
+            (400, 0.0),
+            (400, 1.0),
+        ]
         assert all(cell.tokens <= cell.length and cell.found == 0 for cell in cells)
         assert cells[0].boundaries > cells[1].boundaries + 1
         assert (cells[0].controls is not None) == (cells is record.memory)
@@ -158,17 +196,27 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
     size, places = 64 if ends else 128, set()
     for seed in range(30):
         statement = FORMS[form](Random(seed))
-        asked = ask_across(tokenizer, size, ends, statement, Random(seed), tokenizer.encode(FILLER).ids)
+        asked = ask_across(
+            tokenizer, size, ends, statement, Random(seed), tokenizer.encode(FILLER).ids
+        )
         tokens, answer = list(asked.tokens()), asked.answer
-        assert len(tokens) == asked.length and answer == tokenizer.encode(f" {statement.answer}").ids
+        assert (
+            len(tokens) == asked.length and answer == tokenizer.encode(f" {statement.answer}").ids
+        )
         mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
         assert len(mentions) == (2 if form == "passkey" else 1)  # the question has none
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
-        assert len(last) == len(predicted) == 1 and predicted.pop() - last.pop() == ends == asked.boundaries(size)
+        assert len(last) == len(
+            predicted
+        ) == 1 and predicted.pop() - last.pop() == ends == asked.boundaries(size)
         ids = other_answers(tokenizer, statement)
-        others = [at for at in range(len(tokens)) if any(tokens[at : at + len(other)] == other for other in ids)]
+        others = [
+            at
+            for at in range(len(tokens))
+            if any(tokens[at : at + len(other)] == other for other in ids)
+        ]
         assert len(others) == len(statement.others) and all(at < mentions[0] for at in others)
     assert len(places) > 10
 
@@ -183,7 +231,9 @@ def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
 )
 def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, form, filler):
     folder, _ = run_of(attention="infini", segment_length=64)
-    record = find_passkeys_across(folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler)
+    record = find_passkeys_across(
+        folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler
+    )
     assert (record.form, record.filler) == (form, filler)
     for cells in (record.memory, record.no_memory):
         assert [cell.boundaries for cell in cells] == [3, 5]
@@ -212,14 +262,22 @@ class SaysWhatTheMemoryHolds:
 def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer, monkeypatch):
     _, model = run_of(**INFINI)
     size = len(tokenizer.encode(" 12345").ids)
-    keys = [key for key in map(str, range(12345, 99999, 1111)) if len(tokenizer.encode(f" {key}").ids) == size]
+    keys = [
+        key
+        for key in map(str, range(12345, 99999, 1111))
+        if len(tokenizer.encode(f" {key}").ids) == size
+    ]
     texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in keys[:3]]
     held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
     assert len(held) == 3
     monkeypatch.setattr(module, "greedy_tokens", SaysWhatTheMemoryHolds(held))
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (0.0, 1.0, 0.0)
-    monkeypatch.setattr(module, "greedy_tokens", lambda model, rest, states, count, vocab_size: texts[0].asked.answer)
+    monkeypatch.setattr(
+        module,
+        "greedy_tokens",
+        lambda model, rest, states, count, vocab_size: texts[0].asked.answer,
+    )
     record = controls(model, texts)
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
 
@@ -230,7 +288,10 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fi
     asked = ask(tokenizer, 400, 0.3, "12345")
     begun = begin(model, asked)
     expected = generate(model, list(asked.tokens()), 4)
-    assert module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()) == expected
+    assert (
+        module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size())
+        == expected
+    )
 
 
 def test_texts_are_reproducible_and_cut_the_filler_between_words():
@@ -239,11 +300,15 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
     after = []
     for text in texts:
         key = text[-6:-1]
-        assert text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
+        assert (
+            text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
+        )
         hidden = HIDDEN.format(key=key)
         before, _, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(hidden)
         words = (before + rest).split()
-        assert " ".join(words) in " ".join([FILLER.strip()] * 5) and len(words) <= 3 * len(FILLER.split())
+        assert " ".join(words) in " ".join([FILLER.strip()] * 5) and len(words) <= 3 * len(
+            FILLER.split()
+        )
         after.append(len(rest.split()))
     assert len(set(after)) > 30 and 30 < after.count(0) < 120
 
@@ -262,7 +327,9 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
             assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in statement
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
-    assert all(is_last) == (form != "facts"), "of several facts, the place does not say which one is asked for"
+    assert all(is_last) == (form != "facts"), (
+        "of several facts, the place does not say which one is asked for"
+    )
     assert len({text.rpartition("? ")[2].rpartition(" ")[0] for text in texts}) == 1
 
 

@@ -25,7 +25,10 @@ INFINI = {"attention": "infini", "segment_length": 4}
 def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
     dataset, table = dataset_of(folder), RunFolder(folder).require_lineage().dataset.row_table
-    reader, token_bytes = TokenReader(dataset, table, "validation"), np.load(dataset / "token_bytes.npy")
+    reader, token_bytes = (
+        TokenReader(dataset, table, "validation"),
+        np.load(dataset / "token_bytes.npy"),
+    )
     found = evaluate(folder, sequences=5).model
     measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks, step=7)
     assert found.tokens == measured.tokens == 5 * 16 and measured.step == 7
@@ -49,7 +52,9 @@ def test_memory_is_read_after_the_first_segment_only(run_of):
 
 def test_bits_per_byte_of_a_part_are_those_of_its_own_bytes():
     by_place = np.array([[1.0, 3.0, 2.0, 2.0], [1, 1, 1, 1], [1, 2, 4, 4]])
-    found = perplexity.Measured(nats=8.0, targets=4, text_bytes=11, by_place=by_place).results(part=2)
+    found = perplexity.Measured(nats=8.0, targets=4, text_bytes=11, by_place=by_place).results(
+        part=2
+    )
     assert found.bits_per_byte_by_part == pytest.approx((4 / 3 / math.log(2), 0.5 / math.log(2)))
     assert found.bits_per_byte == pytest.approx(8 / 11 / math.log(2))
 
@@ -59,10 +64,15 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     text = tmp_path / "a.txt"
     text.write_text("the cat sat on «größer» things, and then the cat sat again. " * 3)
     tokenizer = load_run(folder)[1]
-    ids = [end_of_text_of(folder), *tokenizer.encode(text.read_text(), add_special_tokens=False).ids]
+    ids = [
+        end_of_text_of(folder),
+        *tokenizer.encode(text.read_text(), add_special_tokens=False).ids,
+    ]
     assert len(ids) > 40
     with torch.no_grad():
-        whole = torch.nn.functional.cross_entropy(model(torch.tensor([ids[:-1]]))[0], torch.tensor(ids[1:]))
+        whole = torch.nn.functional.cross_entropy(
+            model(torch.tensor([ids[:-1]]))[0], torch.tensor(ids[1:])
+        )
     monkeypatch.setattr(perplexity, "PIECE", 7)
     streamed = evaluate(folder, files=[str(text)], stream=True).memory
     assert streamed.loss == pytest.approx(whole.item(), rel=1e-4)
@@ -72,7 +82,9 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
     )
     in_rows = evaluate(folder, files=[str(text)]).memory
     assert in_rows.tokens == streamed.tokens and abs(in_rows.loss - streamed.loss) > 1e-4
-    one_row = model(torch.tensor([ids[:16]]))[0].log_softmax(-1)[torch.arange(16), torch.tensor(ids[1:17])]
+    one_row = model(torch.tensor([ids[:16]]))[0].log_softmax(-1)[
+        torch.arange(16), torch.tensor(ids[1:17])
+    ]
     total = perplexity.Measured(np.zeros((3, 16)))
     perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), total)
     assert total.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
@@ -117,4 +129,7 @@ def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
     (line,) = RunReader(folder).evaluations
     assert line.kind == "evaluate" and line.memory == record.memory
     write_report(folder)
-    assert f"{record.no_memory.perplexity:,.4g}" in read_page((folder / "report.html").read_text()).text
+    assert (
+        f"{record.no_memory.perplexity:,.4g}"
+        in read_page((folder / "report.html").read_text()).text
+    )

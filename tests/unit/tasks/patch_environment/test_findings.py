@@ -11,7 +11,15 @@ DISK = {"path": "/x", "free": 10**12, "kind": "ext4", "network": False}
 
 
 def unusable(setting: str) -> dict:
-    return {"folders": [{"setting": setting, "path": "/x", "fault": "files cannot be written (Permission denied)"}]}
+    return {
+        "folders": [
+            {
+                "setting": setting,
+                "path": "/x",
+                "fault": "files cannot be written (Permission denied)",
+            }
+        ]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +31,12 @@ def laptop(tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "name", "severity", "cure"),
     [
-        ({"gpu_fault": "CUDA driver version is insufficient"}, "GPUs", "warning", "update the driver"),
+        (
+            {"gpu_fault": "CUDA driver version is insufficient"},
+            "GPUs",
+            "warning",
+            "update the driver",
+        ),
         ({"gpus": []}, "GPUs", "note", "on the CPU"),
         ({"gpus": [H100], "nccl": False}, "nccl", "warning", "install a CUDA build"),
         (
@@ -43,7 +56,12 @@ def laptop(tmp_path_factory):
         ({"shared_memory": None, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
         ({"shared_memory": None, "platform": "Linux-6"}, "/dev/shm", "note", "data.num_workers=1"),
         ({"shared_memory": 4096}, "/dev/shm", "note", "data.num_workers=1"),
-        ({"shared_memory_fault": "files cannot be written (x)"}, "/dev/shm", "note", "(x). Several"),
+        (
+            {"shared_memory_fault": "files cannot be written (x)"},
+            "/dev/shm",
+            "note",
+            "(x). Several",
+        ),
         ({"loopback_fault": "Network is unreachable"}, "loopback", "warning", "ip link set lo up"),
         ({"open_files": 20}, "open files", "error", "ulimit -n"),
         ({"address_space": 10**9}, "address space", "error", "ulimit -v"),
@@ -58,7 +76,9 @@ def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
     assert found.severity == severity and cure in found.sentence and found.sentence.endswith(".")
 
 
-@pytest.mark.parametrize("change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}])
+@pytest.mark.parametrize(
+    "change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}]
+)
 def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
     (found,) = [found for found in assess(changed(laptop, **change)) if found.name == "/dev/shm"]
     assert found.severity == "ok"

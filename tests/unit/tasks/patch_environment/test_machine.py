@@ -44,7 +44,11 @@ def test_the_cores_of_this_machine_are_those_of_its_affinity():
         ("0::/", {"cpu.max": "max 100000"}, 8),
         ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
         ("0::/not/seen/here", {"cpu.max": "100000 100000"}, 1),
-        ("4:cpu:/docker/x", {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"}, 1),
+        (
+            "4:cpu:/docker/x",
+            {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"},
+            1,
+        ),
         ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
         ("4:memory:/\n0::/", {}, 8),
     ],
@@ -56,9 +60,18 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
 @pytest.mark.parametrize(
     ("membership", "files"),
     [
-        ("0::/a", {"a/memory.max": str(GIB), "a/memory.current": str(GIB // 4), "memory.max": "max"}),
+        (
+            "0::/a",
+            {"a/memory.max": str(GIB), "a/memory.current": str(GIB // 4), "memory.max": "max"},
+        ),
         ("0::/a", {"memory.max": str(GIB), "memory.current": str(GIB // 4)}),
-        ("3:memory:/", {"memory/memory.limit_in_bytes": str(GIB), "memory/memory.usage_in_bytes": str(GIB // 4)}),
+        (
+            "3:memory:/",
+            {
+                "memory/memory.limit_in_bytes": str(GIB),
+                "memory/memory.usage_in_bytes": str(GIB // 4),
+            },
+        ),
         # of files, which the kernel drops where memory is needed
         (
             "0::/",
@@ -79,7 +92,9 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
     ],
 )
 def test_the_tightest_limit_of_the_control_groups_is_the_memory(group, membership, files):
-    assert memory(group(membership, files)) == Memory(total=GIB, available=GIB * 3 // 4, limit="control group")
+    assert memory(group(membership, files)) == Memory(
+        total=GIB, available=GIB * 3 // 4, limit="control group"
+    )
 
 
 def test_without_a_limit_the_memory_is_the_machines(group):
@@ -88,7 +103,9 @@ def test_without_a_limit_the_memory_is_the_machines(group):
 
 
 def test_the_memory_of_a_kernel_that_does_not_estimate_it_is_the_free_one(group, monkeypatch):
-    monkeypatch.setitem(FILES, "proc/meminfo", f"MemTotal: {64 * 1024**2} kB\nMemFree: {30 * 1024**2} kB\n")
+    monkeypatch.setitem(
+        FILES, "proc/meminfo", f"MemTotal: {64 * 1024**2} kB\nMemFree: {30 * 1024**2} kB\n"
+    )
     assert memory(group("0::/", {})) == Memory(total=64 * GIB, available=30 * GIB)
 
 
@@ -98,7 +115,9 @@ def test_a_home_is_probed_without_creating_it(tmp_path):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses new files")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a file system that refuses new files"
+)
 def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
     facts = disk(Path("/proc/not/there"), Machine())
     assert facts.fault and facts.path == "/proc"
@@ -107,7 +126,9 @@ def test_a_home_that_cannot_be_written_is_a_fact_not_a_crash():
 def test_the_folders_of_libraries_are_tried(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    tried = folders(Machine(environ={"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path / "file" / "x")}))
+    tried = folders(
+        Machine(environ={"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path / "file" / "x")})
+    )
     assert [(folder.setting, bool(folder.fault)) for folder in tried] == [
         ("HOME", False),
         ("PREFECT_HOME", True),
@@ -117,7 +138,9 @@ def test_the_folders_of_libraries_are_tried(monkeypatch, tmp_path):
     assert folders(Machine(environ={}))[0].fault
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses new files")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a file system that refuses new files"
+)
 def test_shared_memory_that_cannot_be_written_is_a_fact(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "shm").symlink_to("/proc")
@@ -134,6 +157,8 @@ def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
     nothing = GpuFacts(gpus=())
     assert gpus(Machine(root=tmp_path, gpu_probe=("-c", "raise SystemExit(1)"))) == nothing
     hidden = Machine(
-        root=with_driver(tmp_path).root, environ={"CUDA_VISIBLE_DEVICES": ""}, gpu_probe=("-c", "raise SystemExit(1)")
+        root=with_driver(tmp_path).root,
+        environ={"CUDA_VISIBLE_DEVICES": ""},
+        gpu_probe=("-c", "raise SystemExit(1)"),
     )
     assert gpus(hidden) == nothing

@@ -55,7 +55,10 @@ def test_four_gpus_get_a_worker_each_in_bf16(laptop):
 def test_layers_are_compiled_on_gpus_that_can(laptop):
     gpus = changed(laptop, gpus=[H100], nccl=True, versions=laptop.versions | {"triton": "3.7"})
     gpus = changed(gpus, compilers={"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++"})
-    assert (plan_environment(settings(), gpus).compile, plan_environment(settings(), laptop).compile) == (
+    assert (
+        plan_environment(settings(), gpus).compile,
+        plan_environment(settings(), laptop).compile,
+    ) == (
         "block",
         "off",
     )
@@ -66,15 +69,25 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
 
 def test_layers_are_compiled_on_a_processor_with_amx_if_the_run_is_long(laptop):
     amx = changed(
-        laptop, cpu={"model": "new", "bf16": True, "amx": True}, compilers={"cc": None, "cxx": "/usr/bin/g++"}
+        laptop,
+        cpu={"model": "new", "bf16": True, "amx": True},
+        compilers={"cc": None, "cxx": "/usr/bin/g++"},
     )
 
     def chosen(facts, **train) -> str:
         return plan_environment(settings(train={"max_steps": 1_000_000} | train), facts).compile
 
-    assert (chosen(amx), chosen(amx, max_steps=200), chosen(changed(amx, cores=10_000_000))) == ("block", "off", "off")
+    assert (chosen(amx), chosen(amx, max_steps=200), chosen(changed(amx, cores=10_000_000))) == (
+        "block",
+        "off",
+        "off",
+    )
     assert chosen(changed(amx, cpu={"model": "new", "bf16": True})) == chosen(laptop) == "off"
-    assert chosen(changed(amx, compilers={"cc": None, "cxx": None})) == chosen(amx, compile="off") == "off"
+    assert (
+        chosen(changed(amx, compilers={"cc": None, "cxx": None}))
+        == chosen(amx, compile="off")
+        == "off"
+    )
     requested = settings({"precision": "fp32"}, train={"max_steps": 1_000_000})
     assert plan_environment(requested, amx).compile == "off"
 
@@ -94,7 +107,12 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     gpu = with_gpus(laptop, [H100])
     assert plan_environment(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
     assert plan_environment(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
-    assert plan_environment(settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop).loss_chunk == 0
+    assert (
+        plan_environment(
+            settings(train={"loss_chunk": 0}).with_vocab_size(128_256), laptop
+        ).loss_chunk
+        == 0
+    )
 
 
 def largest_micro_batch(laptop, free, requested):
@@ -136,7 +154,10 @@ BF16 = {"model": "new", "bf16": True}
         (
             BF16,
             512,
-            {"train": {"activation_checkpointing": "selective"}, "environment": {"attention_backend": "blocked"}},
+            {
+                "train": {"activation_checkpointing": "selective"},
+                "environment": {"attention_backend": "blocked"},
+            },
             ("blocked", False),
         ),
     ],
@@ -145,10 +166,13 @@ def test_attention_on_a_cpu_is_the_faster_function(laptop, cpu, length, sections
     data = {"source": "python-stdlib", "sequence_length": length}
     sections = sections | {"model": {"hidden_size": 256} | GQA | sections.get("model", {})}
     plan = plan_environment(
-        PipelineConfig.model_validate({"data": data} | sections), changed(laptop, cpu={"model": "old"} | cpu, cores=2)
+        PipelineConfig.model_validate({"data": data} | sections),
+        changed(laptop, cpu={"model": "old"} | cpu, cores=2),
     )
     assert (plan.attention_backend, plan.keep_attention_weights) == expected
-    assert bool(reason_of(plan, "attention_backend")) == ("attention_backend" not in sections.get("environment", {}))
+    assert bool(reason_of(plan, "attention_backend")) == (
+        "attention_backend" not in sections.get("environment", {})
+    )
 
 
 def test_the_micro_batch_is_that_of_the_chosen_backend(laptop):
@@ -164,15 +188,24 @@ def test_the_micro_batch_is_that_of_the_chosen_backend(laptop):
         return config, plan_environment(config, changed(laptop, memory=memory, cores=2))
 
     config, roomy = plan_with(64 * 1024**3)
-    assert (roomy.attention_backend, roomy.keep_attention_weights, roomy.micro_batch_size) == ("blocked", True, 16)
+    assert (roomy.attention_backend, roomy.keep_attention_weights, roomy.micro_batch_size) == (
+        "blocked",
+        True,
+        16,
+    )
     need = {
-        (micro, keeps): sum(bytes_needed(config, micro, "fp32", "cpu", 1, keeps_attention_weights=keeps).values())
+        (micro, keeps): sum(
+            bytes_needed(config, micro, "fp32", "cpu", 1, keeps_attention_weights=keeps).values()
+        )
         for micro in (1, 8, 16)
         for keeps in (True, False)
     }
     available = math.ceil((need[16, False] + 1024**3) / 0.8)
     assert need[8, True] < need[16, False] < need[16, True]
-    assert [plan_with(available, **given)[1].micro_batch_size for given in ({}, {"attention_backend": "sdpa"})] == [
+    assert [
+        plan_with(available, **given)[1].micro_batch_size
+        for given in ({}, {"attention_backend": "sdpa"})
+    ] == [
         8,
         16,
     ]
@@ -189,14 +222,21 @@ def test_the_micro_batch_is_the_largest_that_fits_the_fullest_gpu(laptop):
     for micro in (2, 4, 16):
         need = sum(bytes_needed(requested, micro, "bf16", "cuda", 2).values())
         enough = math.ceil((need + 1024**3) / 0.8)
-        assert (largest_micro_batch(laptop, enough, requested), largest_micro_batch(laptop, enough - 2, requested)) == (
+        assert (
+            largest_micro_batch(laptop, enough, requested),
+            largest_micro_batch(laptop, enough - 2, requested),
+        ) == (
             micro,
             micro // 2,
         )
     assert largest_micro_batch(laptop, 79 * 1024**3, requested) == 32, "all of a worker's share"
     assert largest_micro_batch(laptop, 0, requested) == 1, "the doctor says that it does not fit"
-    long = requested.model_copy(update={"data": requested.data.model_copy(update={"sequence_length": 16384})})
-    assert largest_micro_batch(laptop, 79 * 1024**3, long) == 4, "more than 65,536 tokens help no GPU"
+    long = requested.model_copy(
+        update={"data": requested.data.model_copy(update={"sequence_length": 16384})}
+    )
+    assert largest_micro_batch(laptop, 79 * 1024**3, long) == 4, (
+        "more than 65,536 tokens help no GPU"
+    )
 
 
 def test_disk_space_for_the_kept_checkpoints(laptop):
@@ -210,10 +250,16 @@ def test_disk_space_for_the_kept_checkpoints(laptop):
         (None, 0, True),
     ):
         facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=required))
-        found = [one for one in plan_environment(requested, facts).findings if one.name == "disk space for checkpoints"]
+        found = [
+            one
+            for one in plan_environment(requested, facts).findings
+            if one.name == "disk space for checkpoints"
+        ]
         assert bool(found) != fits
         if found:
-            assert "for 9 checkpoints of" in found[0].value and "save_total_limit" in found[0].sentence
+            assert (
+                "for 9 checkpoints of" in found[0].value and "save_total_limit" in found[0].sentence
+            )
             assert found[0].severity == "warning"
 
 
@@ -224,7 +270,9 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(laptop, tmp_path, monk
     for free, severity in ((least, "warning"), (least - 12, "error")):
         facts = changed(laptop, disk=changed(laptop.disk, free=free, run_bytes=0))
         (found,) = [
-            one for one in plan_environment(requested, facts).findings if one.name == "disk space for checkpoints"
+            one
+            for one in plan_environment(requested, facts).findings
+            if one.name == "disk space for checkpoints"
         ]
         assert found.severity == severity
         monkeypatch.setattr(stage, "probe", lambda *_, facts=facts: facts)
@@ -239,7 +287,9 @@ def test_the_users_variables_win_over_the_plans(laptop):
     mine = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "8", "MINE": "x"}
     plan = plan_environment(settings({"env": mine}), laptop)
     assert plan.env["TOKENIZERS_PARALLELISM"] == "true" and plan.env["MINE"] == "x"
-    assert findings(plan).keys() == {"environment.env.TOKENIZERS_PARALLELISM"}, "that it replaces the plan's is noted"
+    assert findings(plan).keys() == {"environment.env.TOKENIZERS_PARALLELISM"}, (
+        "that it replaces the plan's is noted"
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +328,9 @@ def test_workers_that_cannot_be_divided_into_copies_of_the_model_are_refused(lap
     sharded = {"parallel": "hsdp", "shard_size": 3}
     with pytest.raises(ConfigError, match=r"2 worker.* into groups of 3"):
         plan_environment(settings({"nproc_per_node": 2}, sharded), laptop)
-    assert plan_environment(settings(train=sharded), laptop).nproc_per_node == 1, "one worker has the whole model"
+    assert plan_environment(settings(train=sharded), laptop).nproc_per_node == 1, (
+        "one worker has the whole model"
+    )
 
 
 def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop, caplog):
@@ -294,14 +346,16 @@ def findings(plan):
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
     plan = plan_environment(
-        settings(train={"global_batch_size": 16, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3)
+        settings(train={"global_batch_size": 16, "micro_batch_size": 8}),
+        with_gpus(laptop, [H100] * 3),
     )
     assert (plan.nproc_per_node, plan.micro_batch_size) == (2, 8)
     assert "global_batch_size=16" in reason_of(plan, "nproc_per_node")
     found = findings(plan)["workers"]
     assert found.severity == "warning" and "24 uses all of them" in found.sentence
     whole = plan_environment(
-        settings(train={"global_batch_size": 24, "micro_batch_size": 8}), with_gpus(laptop, [H100] * 3)
+        settings(train={"global_batch_size": 24, "micro_batch_size": 8}),
+        with_gpus(laptop, [H100] * 3),
     )
     assert whole.nproc_per_node == 3 and "workers" not in findings(whole)
     fewer = plan_environment(settings({"nproc_per_node": 2}), with_gpus(laptop, [H100] * 3))
@@ -312,15 +366,23 @@ def test_a_gpu_without_others_to_share_sequences_with_is_not_for_want_of_batch(l
     infini = {"attention": "infini", "segment_length": 64}
     shared = {"context_parallel": 2, "global_batch_size": 8, "micro_batch_size": 4}
     plan = plan_environment(settings(train=shared, model=infini), with_gpus(laptop, [H100] * 5))
-    assert (plan.nproc_per_node, findings(plan)["workers"].severity) == (4, "note"), "of 5, groups of 2 are 4"
+    assert (plan.nproc_per_node, findings(plan)["workers"].severity) == (4, "note"), (
+        "of 5, groups of 2 are 4"
+    )
     shared |= {"global_batch_size": 12}
     plan = plan_environment(settings(train=shared, model=infini), with_gpus(laptop, [H100] * 5))
-    assert plan.nproc_per_node == 2 and "among 4; 8 or 16 uses all of them" in findings(plan)["workers"].sentence
+    assert (
+        plan.nproc_per_node == 2
+        and "among 4; 8 or 16 uses all of them" in findings(plan)["workers"].sentence
+    )
 
 
 def test_a_processor_that_multiplies_bf16_trains_in_it(laptop):
     new = changed(laptop, cpu={"model": "new", "bf16": True, "amx": True})
-    assert (plan_environment(settings(), laptop).precision, plan_environment(settings(), new).precision) == (
+    assert (
+        plan_environment(settings(), laptop).precision,
+        plan_environment(settings(), new).precision,
+    ) == (
         "fp32",
         "bf16",
     )
@@ -339,7 +401,10 @@ def test_compiled_code_is_kept_where_the_user_says(laptop, monkeypatch):
 
 def test_freed_memory_is_kept_where_the_c_library_can(laptop):
     musl = changed(laptop, glibc="")
-    assert [plan_environment(settings(), facts).allocator for facts in (laptop, musl)] == ["glibc", "system"]
+    assert [plan_environment(settings(), facts).allocator for facts in (laptop, musl)] == [
+        "glibc",
+        "system",
+    ]
     assert "trim_threshold" in plan_environment(settings(), laptop).env["GLIBC_TUNABLES"]
     assert "GLIBC_TUNABLES" not in plan_environment(settings({"allocator": "system"}), laptop).env
     assert plan_environment(settings(), changed(laptop, gpus=[H100])).allocator == "system"
@@ -350,15 +415,21 @@ def test_freed_memory_is_kept_where_the_c_library_can(laptop):
 def test_two_workers_on_two_cores_are_fine_and_on_one_core_warned(laptop):
     fine = plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=2))
     assert fine.threads == 1 and not fine.findings
-    warned = findings(plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=1)))["threads"]
+    warned = findings(plan_environment(settings({"nproc_per_node": 2}), changed(laptop, cores=1)))[
+        "threads"
+    ]
     assert warned.severity == "warning" and "1 usable core" in warned.sentence
 
 
 def test_bf16_on_a_processor_without_it_is_warned(laptop):
     requested = settings({"precision": "bf16"})
-    assert not plan_environment(requested, changed(laptop, cpu={"model": "new", "bf16": True, "amx": False})).findings
+    assert not plan_environment(
+        requested, changed(laptop, cpu={"model": "new", "bf16": True, "amx": False})
+    ).findings
     assert "precision" in findings(
-        plan_environment(requested, changed(laptop, cpu={"model": "old", "bf16": False, "amx": False}))
+        plan_environment(
+            requested, changed(laptop, cpu={"model": "old", "bf16": False, "amx": False})
+        )
     )
 
 
@@ -366,7 +437,9 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     one = plan_environment(settings(), laptop).env
     threads = {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "8", "TOKENIZERS_PARALLELISM": "false"}
     threads |= {"GOMP_SPINCOUNT": "10000"}
-    assert {name: value for name, value in one.items() if name != "GLIBC_TUNABLES"} == threads and len(one) == 5
+    assert {
+        name: value for name, value in one.items() if name != "GLIBC_TUNABLES"
+    } == threads and len(one) == 5
     busy = changed(laptop, load=1.0)
     assert plan_environment(settings(), busy).env["OMP_WAIT_POLICY"] == "passive", (
         "neighbours need the cores that waiting threads spin on"
@@ -376,7 +449,9 @@ def test_each_kind_of_worker_gets_the_variables_it_needs(laptop):
     assert not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & single.keys()
     two_gpus = plan_environment(settings(), with_gpus(laptop, [H100] * 2)).env
     assert two_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert all(masked(variables) == variables for variables in (one, two_gpus)), "no secret is in the plan"
+    assert all(masked(variables) == variables for variables in (one, two_gpus)), (
+        "no secret is in the plan"
+    )
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
@@ -385,7 +460,9 @@ def test_how_threads_wait_is_the_users_where_they_say_it(laptop, tmp_path, name,
     waiting = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
     mine = plan_environment(settings({"env": {name: "active"}}), changed(laptop, load=load)).env
     assert {key: value for key, value in mine.items() if key in waiting} == {name: "active"}
-    exported = probe(tmp_path, machine=Machine(environ={name: "active"}, gpu_probe=("-c", "raise SystemExit(1)")))
+    exported = probe(
+        tmp_path, machine=Machine(environ={name: "active"}, gpu_probe=("-c", "raise SystemExit(1)"))
+    )
     facts = changed(laptop, load=load, exported=exported.exported)
     assert not waiting & plan_environment(settings(), facts).env.keys()
 
@@ -399,7 +476,10 @@ def exporting(facts, tmp_path, name, value="mine"):
 def test_how_glibc_keeps_memory_is_the_users_where_they_say_it(laptop, tmp_path, name):
     mine = "glibc.pthread.rseq=0:glibc.malloc.top_pad=4096" if name == "GLIBC_TUNABLES" else "4096"
     exported = exporting(laptop, tmp_path, name, mine)
-    for plan in (plan_environment(settings(), exported), plan_environment(settings({"env": {name: mine}}), laptop)):
+    for plan in (
+        plan_environment(settings(), exported),
+        plan_environment(settings({"env": {name: mine}}), laptop),
+    ):
         assert plan.allocator == "system" and plan.env.get("GLIBC_TUNABLES", mine) == mine
         assert [choice.reason for choice in plan.choices if choice.setting == "allocator"] == [
             f"{name} is set, and is not replaced"
@@ -425,7 +505,9 @@ def test_a_variable_that_the_runs_allocator_overrules_is_warned(laptop, tmp_path
 
 
 @pytest.mark.parametrize("mine", ["glibc.pthread.rseq=0", "glibc.malloc.arena_max=2", ""])
-def test_exported_tunables_of_other_things_stand_beside_the_plans(laptop, tmp_path, monkeypatch, mine):
+def test_exported_tunables_of_other_things_stand_beside_the_plans(
+    laptop, tmp_path, monkeypatch, mine
+):
     monkeypatch.setenv("GLIBC_TUNABLES", mine)
     plan = plan_environment(settings(), exporting(laptop, tmp_path, "GLIBC_TUNABLES", mine))
     assert plan.allocator == "glibc" and not plan.findings
@@ -437,7 +519,10 @@ def test_how_torch_divides_a_gpus_memory_is_the_users_where_they_say_it(laptop, 
     gpus = with_gpus(laptop, [H100])
     exported = plan_environment(settings(), exporting(gpus, tmp_path, name))
     mine = plan_environment(settings({"env": {name: "mine"}}), gpus)
-    assert "PYTORCH_ALLOC_CONF" not in exported.env and mine.env.get("PYTORCH_ALLOC_CONF", "mine") == "mine"
+    assert (
+        "PYTORCH_ALLOC_CONF" not in exported.env
+        and mine.env.get("PYTORCH_ALLOC_CONF", "mine") == "mine"
+    )
     assert all(findings(plan)[name].severity == "note" for plan in (exported, mine))
 
 
@@ -462,8 +547,13 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
             if change.exactness == "lost"
         ]
 
-    assert lost({"nproc_per_node": 4, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == []
-    assert lost({"nproc_per_node": 2, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}) == ["nnodes"]
+    assert (
+        lost({"nproc_per_node": 4, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1})
+        == []
+    )
+    assert lost(
+        {"nproc_per_node": 2, "threads": 1}, {"nnodes": 2, "nproc_per_node": 2, "threads": 1}
+    ) == ["nnodes"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from support.records import make_attempt
 
 def change_record(home, part, values) -> None:
     folder, record = RunFolder(home / "runs/run"), record_of(home)
-    folder.write(folder.environment, changed(record, **{part: changed(getattr(record, part), **values)}))
+    folder.write(
+        folder.environment, changed(record, **{part: changed(getattr(record, part), **values)})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,13 @@ def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     before = dict(os.environ)
     begun(settings({"env": {"MINE": "1"}}), tmp_path, "run")
     folder = RunFolder(tmp_path / "runs/run")
-    folder.write(folder.environment, changed(record_of(tmp_path), pinned_at="2020-01-01T00:00:00+00:00"))
+    folder.write(
+        folder.environment, changed(record_of(tmp_path), pinned_at="2020-01-01T00:00:00+00:00")
+    )
     begun(settings(), tmp_path, "run")
-    assert record_of(tmp_path).pinned_at == "2020-01-01T00:00:00+00:00" and dict(os.environ) == before
+    assert (
+        record_of(tmp_path).pinned_at == "2020-01-01T00:00:00+00:00" and dict(os.environ) == before
+    )
 
 
 def test_leaving_the_pinned_plan_is_reported(tmp_path, caplog):
@@ -102,7 +108,9 @@ def test_other_hardware_and_versions_are_reported_once(tmp_path, caplog, facts, 
     assert "bitwise" not in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pinned": {}, "plan": {}, "facts": {}, "pinned_at": 0}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"pinned": {}, "plan": {}, "facts": {}, "pinned_at": 0}']
+)
 def test_a_damaged_record_is_reported_and_rewritten(tmp_path, caplog, text):
     path = tmp_path / "runs/run/environment.json"
     path.parent.mkdir(parents=True)
@@ -119,7 +127,9 @@ def test_without_its_record_a_run_keeps_the_plan_of_its_newest_attempt(tmp_path,
     write_attempt_plan(folder, make_attempt(run.path, plan=first))
     run.environment.unlink()
     assert begun(settings(), tmp_path, "run").threads == record_of(tmp_path).pinned.threads == 3
-    assert "environment.json is missing or damaged; the settings of attempt-01 are kept" in caplog.text
+    assert (
+        "environment.json is missing or damaged; the settings of attempt-01 are kept" in caplog.text
+    )
 
 
 def test_secrets_reach_the_workers_but_not_the_record(tmp_path):
@@ -134,20 +144,36 @@ def test_the_part_of_a_pin_that_can_be_followed_is(gpus_4, caplog):
     pinned = plan_environment(settings({"threads": 3}), gpus_4).pinned()
     assert (pinned.nproc_per_node, pinned.precision, pinned.threads) == (4, "bf16", 3)
     plan = plan_environment(settings(), changed(gpus_4, gpus=[H100] * 2), pinned)
-    assert (plan.device, plan.nproc_per_node, plan.precision, plan.threads) == ("cuda", 2, "bf16", 3)
-    assert caplog.text.count("cannot use the run's original plan") == 1 and "nproc_per_node=4" in caplog.text
+    assert (plan.device, plan.nproc_per_node, plan.precision, plan.threads) == (
+        "cuda",
+        2,
+        "bf16",
+        3,
+    )
+    assert (
+        caplog.text.count("cannot use the run's original plan") == 1
+        and "nproc_per_node=4" in caplog.text
+    )
 
 
 def test_a_run_that_began_without_gpus_stays_there_and_notes_them(gpus_4):
     pinned = plan_environment(settings(), changed(gpus_4, gpus=[])).pinned()
-    plan = plan_environment(settings({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned)
-    assert plan.device == "cpu" and any("environment.device=cuda" in found.sentence for found in plan.findings)
+    plan = plan_environment(
+        settings({"nproc_per_node": 8}, {"micro_batch_size": 4}), gpus_4, pinned
+    )
+    assert plan.device == "cpu" and any(
+        "environment.device=cuda" in found.sentence for found in plan.findings
+    )
 
 
 def test_another_requested_device_makes_a_new_plan(gpus_4):
     pinned = plan_environment(settings({"threads": 8}), gpus_4).pinned()
     plan = plan_environment(settings({"device": "cpu"}), gpus_4, pinned)
-    assert (plan.device, plan.nproc_per_node, plan.precision) == ("cpu", 1, "bf16" if gpus_4.cpu.bf16 else "fp32")
+    assert (plan.device, plan.nproc_per_node, plan.precision) == (
+        "cpu",
+        1,
+        "bf16" if gpus_4.cpu.bf16 else "fp32",
+    )
 
 
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
@@ -160,7 +186,9 @@ def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
 def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
         patch_environment(in_home(settings(), Path("/proc/x")))
-    full = changed(probe(tmp_path), disk={"path": "/d", "free": 0, "fault": os.strerror(errno.ENOSPC)})
+    full = changed(
+        probe(tmp_path), disk={"path": "/d", "free": 0, "fault": os.strerror(errno.ENOSPC)}
+    )
     monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="space") as raised:
         patch_environment(in_home(settings(), tmp_path))

@@ -61,7 +61,11 @@ def test_a_units_name_is_that_of_its_documents_held_out_share_and_answers():
 
 def test_a_learned_tokenizer_depends_on_its_settings_and_text():
     key = learned_key(DATA, TEXTS)
-    assert learned_key(data(packing="padded"), TEXTS) == key != learned_key(data(tokenizer={"vocab_size": 300}), TEXTS)
+    assert (
+        learned_key(data(packing="padded"), TEXTS)
+        == key
+        != learned_key(data(tokenizer={"vocab_size": 300}), TEXTS)
+    )
     assert learned_key(DATA, [OfSource("", ["aa"], ["cc"])]) != key
 
 
@@ -78,14 +82,22 @@ def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
     assert row_table_key(data(device="cpu"), "t" * 64) == key
     changed = [
         row_table_key(DATA, "u" * 64),
-        *(row_table_key(data(**c), "t" * 64) for c in ({"sequence_length": 8}, {"packing": "padded"})),
+        *(
+            row_table_key(data(**c), "t" * 64)
+            for c in ({"sequence_length": 8}, {"packing": "padded"})
+        ),
     ]
     assert key not in changed and len(set(changed)) == 3
 
 
 def test_a_larger_share_holds_out_the_same_documents_and_more():
     hashes = np.zeros((1024, 16), dtype=np.uint8)
-    hashes[:, :8] = (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
-    shares = {share: set(np.flatnonzero(is_held_out(hashes, share))) for share in (0.0, 0.01, 0.25, 0.5, 1.0)}
+    hashes[:, :8] = (
+        (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
+    )
+    shares = {
+        share: set(np.flatnonzero(is_held_out(hashes, share)))
+        for share in (0.0, 0.01, 0.25, 0.5, 1.0)
+    }
     assert [len(units) for units in shares.values()] == [0, 11, 256, 512, 1024]
     assert shares[0.01] < shares[0.25] < shares[0.5]

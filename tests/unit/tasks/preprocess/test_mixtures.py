@@ -36,11 +36,23 @@ def sources(tmp_path) -> dict[str, dict]:
     (text / "prose").mkdir(parents=True)
     for number in range(40):
         (text / "prose" / f"{number}.txt").write_text("abc-de-fgh-" * (number + 3) + "z" * number)
-    lines = [json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)]
+    lines = [
+        json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)
+    ]
     (text / "numbers").write_text("\n".join(lines))
-    numbers = {"files": [str(text / "numbers")], "format": "jsonl", "text_column": "body", "weight": 1}
+    numbers = {
+        "files": [str(text / "numbers")],
+        "format": "jsonl",
+        "text_column": "body",
+        "weight": 1,
+    }
     return {
-        "prose": {"name": "prose", "files": [str(text / "prose")], "weight": 3, "license": "CC0-1.0"},
+        "prose": {
+            "name": "prose",
+            "files": [str(text / "prose")],
+            "weight": 3,
+            "license": "CC0-1.0",
+        },
         "numbers": {"name": "numbers"} | numbers,
     }
 
@@ -60,7 +72,9 @@ def is_digits(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
 def bytes_of_tokens(dataset: Path) -> np.ndarray:
     """The byte of each token of a tokenizer of 256 bytes and the end of text."""
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
-    return np.array([(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8)
+    return np.array(
+        [(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8
+    )
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
@@ -73,7 +87,11 @@ def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, str
     for split in ("train", "validation"):
         reader = TokenReader(folder, reference.row_table, split)
         assert [source.name for source in reader.sources] == ["numbers", "prose"]
-        assert sum(source.rows for source in reader.sources) == len(reader) == getattr(reference, split).rows
+        assert (
+            sum(source.rows for source in reader.sources)
+            == len(reader)
+            == getattr(reference, split).rows
+        )
         digits = is_digits(reader.gather(np.arange(len(reader))), table)
         assert digits.tolist() == [True] * reader.sources[0].rows + [False] * reader.sources[1].rows
     verify(reference, tmp_path, "deep")
@@ -103,9 +121,15 @@ def test_every_document_has_its_source_on_record(mixture, sources, tmp_path):
 
 def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, tmp_path, digests):
     first = preprocess(mixture(), tmp_path / "one")
-    other = [sources["numbers"] | {"weight": 9}, sources["prose"] | {"weight": 0.5, "license": "MIT"}]
+    other = [
+        sources["numbers"] | {"weight": 9},
+        sources["prose"] | {"weight": 0.5, "license": "MIT"},
+    ]
     again = preprocess(mixture(*other), tmp_path / "one")
-    assert again == changed(first, built=[], text=again.text) and again.text.license != first.text.license
+    assert (
+        again == changed(first, built=[], text=again.text)
+        and again.text.license != first.text.license
+    )
     second = preprocess(mixture(*other), tmp_path / "two")
     assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
     renamed = [sources["numbers"], sources["prose"] | {"name": "novels"}]
@@ -116,7 +140,9 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reference = preprocess(mixture(), tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     numbers = reader.sources[0].rows
-    batches = TrainBatches(curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1)
+    batches = TrainBatches(
+        curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1
+    )
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
     inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
@@ -133,7 +159,11 @@ def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, so
     copied = {"name": "copy", "files": copy, "validation_files": [str(own)], "weight": 1}
     corpus = survey(mixture(sources["prose"], copied))
     training, held_out = set(corpus.train), set(corpus.validation)
-    assert not training & held_out and len(held_out) > 3 and corpus.report.also_validation == len(held_out) - 1
+    assert (
+        not training & held_out
+        and len(held_out) > 3
+        and corpus.report.also_validation == len(held_out) - 1
+    )
 
 
 def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
@@ -156,20 +186,27 @@ def test_a_source_of_documents_without_a_token_is_named(mixture, sources, tmp_pa
     for name, text in (("words", "abc abc"), ("blanks", "")):
         lines = (json.dumps({"text": text + " " * (number + 1)}) for number in range(60))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    words, blanks = ({"name": name, "files": [str(tmp_path / f"{name}.jsonl")]} for name in ("words", "blanks"))
+    words, blanks = (
+        {"name": name, "files": [str(tmp_path / f"{name}.jsonl")]} for name in ("words", "blanks")
+    )
     given = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "packing": "greedy"}
     with pytest.raises(
-        DataError, match=r"the train text of data\.sources\.blanks has \d+ document\(s\), of which none"
+        DataError,
+        match=r"the train text of data\.sources\.blanks has \d+ document\(s\), of which none",
     ):
         preprocess(changed(mixture(words, blanks), **given), tmp_path / "home")
-    rows = preprocess(changed(mixture(words, blanks), **given | {"packing": "concat"}), tmp_path / "home")
+    rows = preprocess(
+        changed(mixture(words, blanks), **given | {"packing": "concat"}), tmp_path / "home"
+    )
     assert rows.train.rows
 
 
 def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
     """It may be without held-out text, as any source of few documents is."""
     texts = [f"a book, the {number}th edition" for number in range(99)]
-    table = np.frombuffer(b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8).reshape(-1, 16)
+    table = np.frombuffer(
+        b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8
+    ).reshape(-1, 16)
     by_side = dict(zip(is_held_out(table, 0.1).tolist(), texts, strict=True))
     book = {"name": "book", "files": [str(tmp_path / "book.txt")], "weight": 1}
     for text, message in (
@@ -177,13 +214,19 @@ def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
         ("", "held out: 0; copies of others: 0"),
     ):
         (tmp_path / "book.txt").write_text(text)
-        with pytest.raises(DataError, match=rf"data\.sources\.book has no document to train on \({message}\)"):
+        with pytest.raises(
+            DataError, match=rf"data\.sources\.book has no document to train on \({message}\)"
+        ):
             preprocess(mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home")
     copy = sources["numbers"] | {"name": "z"}
-    with pytest.raises(DataError, match=r"data\.sources\.z .*\(held out: 0; copies of others: 60\)"):
+    with pytest.raises(
+        DataError, match=r"data\.sources\.z .*\(held out: 0; copies of others: 60\)"
+    ):
         preprocess(mixture(sources["numbers"], copy, deduplicate=True), tmp_path / "home")
     (tmp_path / "book.txt").write_text(by_side[False])
-    reference = preprocess(mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home")
+    reference = preprocess(
+        mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home"
+    )
     assert describe(tmp_path / "home" / reference.path).sources["book"].validation_documents == 0
 
 
@@ -198,15 +241,29 @@ def test_a_report_names_a_source_without_text(mixture, tmp_path):
 def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
     """Of a source that holds out a share; the source with the copies has validation files, and comes before."""
     texts = [f"text number {number} " * 20 for number in range(60)]
-    table = np.frombuffer(b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8).reshape(-1, 16)
+    table = np.frombuffer(
+        b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8
+    ).reshape(-1, 16)
     held_out = {text for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True) if is_out}
-    for name, lines in (("copies", [*texts, "its own"]), ("shared", texts), ("named", ["held out by its file"])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    for name, lines in (
+        ("copies", [*texts, "its own"]),
+        ("shared", texts),
+        ("named", ["held out by its file"]),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": line}) + "\n" for line in lines)
+        )
     files = {name: [str(tmp_path / f"{name}.jsonl")] for name in ("copies", "shared", "named")}
     copies = {"name": "copies", "files": files["copies"], "validation_files": files["named"]}
-    settings = data(files=[], sources=[copies, {"name": "shared", "files": files["shared"]}], validation_fraction=0.2)
+    settings = data(
+        files=[],
+        sources=[copies, {"name": "shared", "files": files["shared"]}],
+        validation_fraction=0.2,
+    )
     taught = list(Corpus(settings, tmp_path / "home")._training_texts([]))
-    assert held_out and sorted(taught) == sorted([*(set(texts) - held_out), *(set(texts) - held_out), "its own"])
+    assert held_out and sorted(taught) == sorted(
+        [*(set(texts) - held_out), *(set(texts) - held_out), "its own"]
+    )
 
 
 def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources, tmp_path):
@@ -214,11 +271,20 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     few = {"loss_on": "answer", "answer_after": "1234", "weight": 1}
     data = mixture(sources["prose"] | {"weight": 9}, sources["numbers"] | few, packing="padded")
     reference = preprocess(data, tmp_path)
-    train = {"max_tokens": 50_000, "warmup_steps": 0, "global_batch_size": 10, "micro_batch_size": 2}
-    config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": {"home": str(tmp_path)}})
+    train = {
+        "max_tokens": 50_000,
+        "warmup_steps": 0,
+        "global_batch_size": 10,
+        "micro_batch_size": 2,
+    }
+    config = PipelineConfig.model_validate(
+        {"data": data, "train": train, "runtime": {"home": str(tmp_path)}}
+    )
     lineage = bind_run(config, reference, make_plan())
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
-    batches = TrainBatches(curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1)
+    batches = TrainBatches(
+        curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1
+    )
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500
 
@@ -226,10 +292,16 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
 def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkeypatch):
     data = mixture()
     reference = preprocess(data, tmp_path)
-    monkeypatch.setattr(TokenReader, "count_targets", lambda self, rows: 0)  # each prompt is longer than a row
+    monkeypatch.setattr(
+        TokenReader, "count_targets", lambda self, rows: 0
+    )  # each prompt is longer than a row
     train = {"max_tokens": 1000, "warmup_steps": 0}
-    config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": {"home": str(tmp_path)}})
-    with pytest.raises(ConfigError, match=r"train\.max_tokens=1000 .* no train sequence .* data\.sequence_length"):
+    config = PipelineConfig.model_validate(
+        {"data": data, "train": train, "runtime": {"home": str(tmp_path)}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"train\.max_tokens=1000 .* no train sequence .* data\.sequence_length"
+    ):
         bind_run(config, reference, make_plan())
 
 
@@ -237,7 +309,9 @@ def test_few_representative_rows_are_of_all_files(data, tmp_path):
     for letter in "abcd":
         lines = [json.dumps({"text": f"{letter * 3} {number} " * 20}) for number in range(200)]
         (tmp_path / f"{letter}.jsonl").write_text("\n".join(lines))
-    reference = preprocess(data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5), tmp_path / "home")
+    reference = preprocess(
+        data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5), tmp_path / "home"
+    )
     reader = TokenReader(tmp_path / "home" / reference.path, reference.row_table, "validation")
     rows = representative_rows(reader, len(reader))
     assert sorted(rows.tolist()) == list(range(len(reader))) and len(reader) > 200

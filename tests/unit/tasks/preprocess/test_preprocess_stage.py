@@ -25,7 +25,10 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     assert lookup(data(), tmp_path) is None
     reference = preprocess(data(), tmp_path)
     assert reference.path == f"datasets/files-{planned.key[:12]}" == f"datasets/{planned.name}"
-    assert reference.row_table == planned.table.row_table_key[:12] and reference.built == ("tokens", "row tables")
+    assert reference.row_table == planned.table.row_table_key[:12] and reference.built == (
+        "tokens",
+        "row tables",
+    )
     assert DatasetRef.model_validate(reference.to_json()) == reference
     assert lookup(data(), tmp_path) == changed(reference, built=[])
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
@@ -33,15 +36,24 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     assert sum(split.documents for split in splits) == len(texts)
     assert sum(split.bytes for split in splits) == sum(len(text.encode()) for text in texts)
     assert all(split.rows == (split.tokens - 1) // 16 for split in splits)
-    assert reference.vocab_size == 300 and 2 < reference.validation.unigram_entropy_bits < np.log2(300)
+    assert reference.vocab_size == 300 and 2 < reference.validation.unigram_entropy_bits < np.log2(
+        300
+    )
     assert (tmp_path / "datasets" / "latest").resolve() == tmp_path / reference.path
 
 
 def decoded(dataset: Path, split: str) -> list[str]:
     """The documents of a split, each of which has as many bytes as token_bytes.npy counts for its tokens."""
-    tokenizer, token_bytes = Tokenizer.from_file(str(dataset / "tokenizer.json")), np.load(dataset / "token_bytes.npy")
+    tokenizer, token_bytes = (
+        Tokenizer.from_file(str(dataset / "tokenizer.json")),
+        np.load(dataset / "token_bytes.npy"),
+    )
     shards = [map_shard(shard) for shard in sorted((dataset / split).glob("*.arrow"))]
-    documents = [values[start : end - 1].tolist() for offsets, values in shards for start, end in pairwise(offsets)]
+    documents = [
+        values[start : end - 1].tolist()
+        for offsets, values in shards
+        for start, end in pairwise(offsets)
+    ]
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
     assert [token_bytes[ids].sum() for ids in documents] == [len(text.encode()) for text in texts]
     return texts
@@ -51,7 +63,9 @@ def test_decoded_documents_are_the_files_each_in_one_split(dataset, corpus):
     texts = [path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))]
     training, held_out = (decoded(dataset, split) for split in ("train", "validation"))
     for documents in (training, held_out):
-        assert [text for text in texts if text in documents] == documents  # in the order of their names
+        assert [
+            text for text in texts if text in documents
+        ] == documents  # in the order of their names
     assert sorted(training + held_out) == sorted(texts)
 
 
@@ -81,7 +95,9 @@ def test_an_added_file_moves_no_document_between_the_splits(data, corpus, tmp_pa
 
 
 @pytest.mark.parametrize("size", [1, 5000])
-def test_batches_of_any_size_give_the_same_bytes_and_facts(data, built, tmp_path, monkeypatch, digests, size):
+def test_batches_of_any_size_give_the_same_bytes_and_facts(
+    data, built, tmp_path, monkeypatch, digests, size
+):
     home, reference = built
     monkeypatch.setattr(texts, "BATCH_BYTES", size)
     assert preprocess(data(), tmp_path / "batches") == reference
@@ -93,7 +109,11 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
     folder = tmp_path / first.path
 
     def touched() -> dict:
-        return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*.*") if "chunks" not in path.parts}
+        return {
+            str(path): path.stat().st_mtime_ns
+            for path in folder.rglob("*.*")
+            if "chunks" not in path.parts
+        }
 
     before = touched()
     assert preprocess(data(), tmp_path) == changed(first, built=[])
@@ -102,14 +122,19 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
     assert other.sequence_length == 33 and other.train.rows == (first.train.tokens - 1) // 33
     assert len(list((folder / "chunks").iterdir())) == 2
     assert lookup(data(), tmp_path) == changed(first, built=[])
-    assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == ("tokens", "row tables")
+    assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == (
+        "tokens",
+        "row tables",
+    )
 
 
 def test_a_dataset_that_a_run_is_about_to_use_counts_as_used(data, tmp_path):
     folder = tmp_path / preprocess(data(), tmp_path).path
     os.utime(folder, (0, 0))
     preprocess(data(), tmp_path)
-    assert time.time() - folder.stat().st_mtime < 1000, "gc keeps it, also before the run is bound to it"
+    assert time.time() - folder.stat().st_mtime < 1000, (
+        "gc keeps it, also before the run is bound to it"
+    )
 
 
 def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
@@ -128,7 +153,9 @@ def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
     (tmp_path / "text").mkdir()
     for number in range(30):
-        (tmp_path / "text" / f"{number}.txt").write_text(f"{EOS} number {number} {EOS}{EOS} ends {EOS}")
+        (tmp_path / "text" / f"{number}.txt").write_text(
+            f"{EOS} number {number} {EOS}{EOS} ends {EOS}"
+        )
     reference = preprocess(data(files=[str(tmp_path / "text/*.txt")]), tmp_path)
     for shard in (tmp_path / reference.path).rglob("*.arrow"):
         offsets, values = map_shard(shard)
@@ -153,7 +180,9 @@ def test_a_dataset_under_the_name_of_another_is_not_used(built, dataset, data, t
     shutil.copytree(home / other.path, dataset)
     assert lookup(data(), home) is None
     assert preprocess(data(), home) == changed(reference, built=["tokens", "row tables"])
-    assert digests(dataset) == before and lookup(data(tokenizer={"vocab_size": 299}), home) == changed(other, built=[])
+    assert digests(dataset) == before and lookup(
+        data(tokenizer={"vocab_size": 299}), home
+    ) == changed(other, built=[])
 
 
 def test_a_row_table_under_the_name_of_another_is_not_used(built, row_table, data):
@@ -183,7 +212,9 @@ def test_equal_documents_without_held_out_text_are_named_as_equal(data, tmp_path
     """No fraction would help: copies of a text are on the same side."""
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("the same text")
-    with pytest.raises(DataError, match=r"^30 document\(s\) with 1 different text\(s\) are too few") as caught:
+    with pytest.raises(
+        DataError, match=r"^30 document\(s\) with 1 different text\(s\) are too few"
+    ) as caught:
         preprocess(data(files=[str(tmp_path / "*.txt")]), tmp_path / "home")
     assert "fraction" not in str(caught.value).partition(";")[2]
 
@@ -210,9 +241,14 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         preprocess(data(), tmp_path)
     logged = [record for record in caplog.records if hasattr(record, "progress")]
-    assert {record.getMessage() for record in logged} == {"reading text for the tokenizer", "tokenizing"}
+    assert {record.getMessage() for record in logged} == {
+        "reading text for the tokenizer",
+        "tokenizing",
+    }
     last = {record.getMessage(): record.__dict__["progress"] for record in logged}
-    assert all(progress.unit == "MB" and progress.done == progress.total for progress in last.values())
+    assert all(
+        progress.unit == "MB" and progress.done == progress.total for progress in last.values()
+    )
     assert "built tokens and row tables" in caplog.text
 
 
@@ -222,7 +258,11 @@ def test_keys_that_the_source_does_not_read_are_named(data, tmp_path, caplog):
     preprocess(data(**passkey, text_column="body"), tmp_path / "home")
     assert "not read with data.source=passkey: data.files, data.text_column" in caplog.text
     caplog.clear()
-    filled = {"source": "passkey", "passkey": {"documents": 60, "filler": "files"}, "name": "numbers"}
+    filled = {
+        "source": "passkey",
+        "passkey": {"documents": 60, "filler": "files"},
+        "name": "numbers",
+    }
     text = {"name": "text", "files": data().files, "dataset": "x"}
     preprocess(data(files=[], sources=[filled | {"files": data().files}, text]), tmp_path / "home")
     assert [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING] == [
@@ -233,6 +273,9 @@ def test_keys_that_the_source_does_not_read_are_named(data, tmp_path, caplog):
 def test_text_that_is_all_held_out_is_named_as_such(data, corpus, tmp_path):
     with pytest.raises(DataError, match=r"all 40 training document.* held-out"):
         preprocess(
-            data(validation_files=[str(corpus)], files=[str(shutil.copytree(corpus, tmp_path / "copy"))]),
+            data(
+                validation_files=[str(corpus)],
+                files=[str(shutil.copytree(corpus, tmp_path / "copy"))],
+            ),
             tmp_path / "home",
         )

@@ -25,15 +25,21 @@ def written(monkeypatch) -> list[str]:
     names: list[str] = []
     commit = units.commit
     monkeypatch.setattr(
-        units, "commit", lambda staged, target, *rest: (names.append(target.name), commit(staged, target, *rest))
+        units,
+        "commit",
+        lambda staged, target, *rest: (names.append(target.name), commit(staged, target, *rest)),
     )
     return names
 
 
 # A shard is a link to a file of its unit.
-@pytest.mark.parametrize(("damage", "again"), [(flip, 1), (lambda shard: os.truncate(shard, 100), 1), (Path.unlink, 0)])
+@pytest.mark.parametrize(
+    ("damage", "again"), [(flip, 1), (lambda shard: os.truncate(shard, 100), 1), (Path.unlink, 0)]
+)
 @pytest.mark.parametrize("repair", [True, False])
-def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, written, damage, again, repair):
+def test_only_the_damaged_unit_is_made_again(
+    data, tmp_path, digests, caplog, written, damage, again, repair
+):
     preprocess(data(sequence_length=8), tmp_path)  # a second row table of the same tokens
     reference = preprocess(data(), tmp_path)
     folder, before = tmp_path / reference.path, digests(tmp_path / reference.path)
@@ -47,7 +53,10 @@ def test_only_the_damaged_unit_is_made_again(data, tmp_path, digests, caplog, wr
         repaired = preprocess(data(), tmp_path, repair=repair)
     assert count > 3 and len(written) == again and str(folder) in caplog.text
     assert repaired == changed(reference, built=["tokens", "row tables"])
-    assert preprocess(data(sequence_length=8), tmp_path).built == ("row tables",) and digests(folder) == before
+    assert (
+        preprocess(data(sequence_length=8), tmp_path).built == ("row tables",)
+        and digests(folder) == before
+    )
     verify(repaired, tmp_path, "deep")
 
 
@@ -57,7 +66,10 @@ def test_locks_of_a_repair_keep_other_builds_and_gc_out(data, built, dataset, mo
     move_aside = stage.move_aside
 
     def moving(path: Path) -> Path:
-        for lock in (home / "locks" / f"dataset-{dataset.name[-12:]}.lock", home / "locks" / "units.lock"):
+        for lock in (
+            home / "locks" / f"dataset-{dataset.name[-12:]}.lock",
+            home / "locks" / "units.lock",
+        ):
             with pytest.raises(Busy), Lock(lock):
                 pass
         with Lock(home / "locks" / "units.lock", shared=True):  # another preparation
@@ -73,7 +85,10 @@ def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp
     reference = preprocess(data(), tmp_path)
     other = preprocess(data(sequence_length=8), tmp_path)
     tables = tmp_path / reference.path / "chunks"
-    for damaged in (tables / other.row_table / "train.rows.npy", tmp_path / reference.path / "tokenizer.json"):
+    for damaged in (
+        tables / other.row_table / "train.rows.npy",
+        tmp_path / reference.path / "tokenizer.json",
+    ):
         flip(damaged)
     assert preprocess(data(), tmp_path, repair=True) == changed(reference, built=["tokens"])
     assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["row tables"])
@@ -91,16 +106,26 @@ def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
     home, reference = built
     assert preprocess(data(), home, repair=True) == changed(reference, built=[])
     flip(row_table / "train.rows.npy")
-    assert preprocess(data(), home, repair=True) == changed(reference, built=["row tables"]) and written == []
+    assert (
+        preprocess(data(), home, repair=True) == changed(reference, built=["row tables"])
+        and written == []
+    )
     verify(reference, home, "deep")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"])
-def test_a_damaged_file_beside_the_shards_is_rebuilt_from_units(data, built, dataset, digests, name, written):
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "token_bytes.npy", "manifest.json", "train/state.json"]
+)
+def test_a_damaged_file_beside_the_shards_is_rebuilt_from_units(
+    data, built, dataset, digests, name, written
+):
     home, reference = built
     before = digests(dataset)
     flip(dataset / name)
-    assert preprocess(data(), home, repair=True) == changed(reference, built=["tokens"]) and written == []
+    assert (
+        preprocess(data(), home, repair=True) == changed(reference, built=["tokens"])
+        and written == []
+    )
     assert digests(dataset) == before
     verify(reference, home, "deep")
     assert read_dataset(dataset).meta.workers is None, "nothing was tokenized"
@@ -129,11 +154,15 @@ def test_a_damaged_unit_is_not_used_for_another_dataset(data, built, tmp_path, d
     expected = preprocess(data(deduplicate=True), tmp_path / "elsewhere")
     for name, damage in DAMAGE.items():
         copy = shutil.copytree(home, tmp_path / name, symlinks=True)
-        unit = max((copy / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size).parent
+        unit = max(
+            (copy / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size
+        ).parent
         written.clear()
         damage(unit)
         assert preprocess(data(deduplicate=True), copy) == expected and written == [unit.name], name
-        assert digests(copy / expected.path) == digests(tmp_path / "elsewhere" / expected.path), name
+        assert digests(copy / expected.path) == digests(tmp_path / "elsewhere" / expected.path), (
+            name
+        )
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
@@ -153,8 +182,13 @@ def test_wrong_tokens_of_units_are_found_where_they_are_read(
     with pytest.raises(DataError, match=r"\.arrow .*--repair"):
         verify(preprocess(settings, home), home, "deep")
     assert len(written) == 1 and not before & set(written)
-    repaired, expected = preprocess(settings, home, repair=True), preprocess(settings, tmp_path / "elsewhere")
-    assert before & set(written) and digests(home / repaired.path) == digests(tmp_path / "elsewhere" / expected.path)
+    repaired, expected = (
+        preprocess(settings, home, repair=True),
+        preprocess(settings, tmp_path / "elsewhere"),
+    )
+    assert before & set(written) and digests(home / repaired.path) == digests(
+        tmp_path / "elsewhere" / expected.path
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])
@@ -166,7 +200,9 @@ def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, built, writ
         for note in notes:
             note.write_bytes(content)
         assert preprocess(data(), home) == changed(reference, built=[])
-        assert preprocess(data(sequence_length=8), home).digest == reference.digest and written == []
+        assert (
+            preprocess(data(sequence_length=8), home).digest == reference.digest and written == []
+        )
 
 
 def test_a_changed_tokenizer_of_a_recipe_is_written_again(data, tmp_path, written):

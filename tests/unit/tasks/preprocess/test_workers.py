@@ -29,7 +29,9 @@ def machine(tmp_path):
         files = FILES | {
             "proc/self/status": f"Cpus_allowed_list:\t0-{cores - 1}\n",
             "proc/meminfo": f"MemTotal: {memory // 1024} kB\nMemAvailable: {memory // 1024} kB\n",
-            "sys/fs/cgroup/cpu.max": f"{int(quota * 100_000)} 100000\n" if quota else "max 100000\n",
+            "sys/fs/cgroup/cpu.max": f"{int(quota * 100_000)} 100000\n"
+            if quota
+            else "max 100000\n",
         }
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +42,9 @@ def machine(tmp_path):
 
 
 def parts(count: int, size: int, name: str = "text.jsonl") -> list[Part]:
-    return [Part([TextFile(Path(name), name, "text")], None, 0.0, size, (None,)) for _ in range(count)]
+    return [
+        Part([TextFile(Path(name), name, "text")], None, 0.0, size, (None,)) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,18 +56,34 @@ def parts(count: int, size: int, name: str = "text.jsonl") -> list[Part]:
         (64, {}, parts(30, 1000), "4 threads", "too little text"),
         (64, {}, parts(100, WORTH_A_PROCESS), "64 processes", "64 usable core(s)"),
         (64, {}, parts(10, WORTH_A_PROCESS), "10 processes", "10 part(s)"),
-        (64, {"memory": 6 * WORKER_MEMORY}, parts(100, WORTH_A_PROCESS), "6 processes", "free memory"),
-        (64, {"memory": WORKER_MEMORY // 2}, parts(100, WORTH_A_PROCESS), "1 thread", "free memory"),
+        (
+            64,
+            {"memory": 6 * WORKER_MEMORY},
+            parts(100, WORTH_A_PROCESS),
+            "6 processes",
+            "free memory",
+        ),
+        (
+            64,
+            {"memory": WORKER_MEMORY // 2},
+            parts(100, WORTH_A_PROCESS),
+            "1 thread",
+            "free memory",
+        ),
         (2, {}, parts(100, WORTH_A_PROCESS), "2 threads", "2 usable core(s)"),
         (2, {}, parts(8, WORTH_A_PROCESS, "text.csv"), "2 processes", "2 usable core(s)"),
         (2, {}, parts(8, 1000, "text.tsv.gz"), "1 thread", "of text"),
     ],
 )
-def test_auto_is_what_cores_memory_and_text_allow(data, machine, cores, limits, text, expected, reason):
+def test_auto_is_what_cores_memory_and_text_allow(
+    data, machine, cores, limits, text, expected, reason
+):
     workers = choose_workers(data(), text, machine(cores, **limits))
     assert workers.choice and workers.choice.setting == "data.num_workers"
     assert workers.choice.value == expected and reason in workers.choice.reason
-    assert workers.choice.value.startswith(f"{workers.count} ") and workers.are_threads == ("thread" in expected)
+    assert workers.choice.value.startswith(f"{workers.count} ") and workers.are_threads == (
+        "thread" in expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +101,9 @@ def test_a_number_is_used_as_it_is(data, machine, count, name, expected):
     assert (workers.count, workers.are_threads) == expected and workers.choice is None
 
 
-@pytest.mark.parametrize(("engine", "variable"), [("dask", "DASK_SCHEDULER_ADDRESS"), ("ray", "RAY_ADDRESS")])
+@pytest.mark.parametrize(
+    ("engine", "variable"), [("dask", "DASK_SCHEDULER_ADDRESS"), ("ray", "RAY_ADDRESS")]
+)
 def test_a_cluster_has_its_own_workers_and_a_temporary_one_as_many_as_here(
     data, machine, monkeypatch, engine, variable
 ):
@@ -92,7 +114,9 @@ def test_a_cluster_has_its_own_workers_and_a_temporary_one_as_many_as_here(
     assert there.choice and there.choice.value == "all" and variable in there.choice.reason
 
 
-def test_the_choice_is_in_the_log_and_the_manifest_and_not_in_the_digest(data, tmp_path, caplog, small_parts):
+def test_the_choice_is_in_the_log_and_the_manifest_and_not_in_the_digest(
+    data, tmp_path, caplog, small_parts
+):
     with caplog.at_level("INFO", logger="infini_llama.preprocess"):
         chosen = preprocess(data(), tmp_path / "chosen")
     choice = read_dataset(tmp_path / "chosen" / chosen.path).meta.workers
@@ -119,7 +143,9 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
         return write(recipe, documents, should_stop)
 
     monkeypatch.setattr("infini_llama.tasks.preprocess.workers.write_unit", slow)
-    settings = data(files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": _tokenizer(tmp_path)})
+    settings = data(
+        files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": _tokenizer(tmp_path)}
+    )
     with pytest.raises(DataError, match=r"2\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
     assert waited and not list((tmp_path / "home").glob("units/*/*/manifest.json"))
@@ -136,7 +162,9 @@ def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(data, tmp_path,
     """As those of a Hugging Face dataset."""
     corpus = Corpus(data(source="passkey", files=[]), tmp_path)
     assert choose_workers(data(), corpus.parts, machine(64)).count == 1
-    ranges = [Part([corpus.parts[0].files[0]], (start, start + 1), 0.0, 0, (None,)) for start in range(6)]
+    ranges = [
+        Part([corpus.parts[0].files[0]], (start, start + 1), 0.0, 0, (None,)) for start in range(6)
+    ]
     assert choose_workers(data(), ranges, machine(64)).count >= 3
 
 

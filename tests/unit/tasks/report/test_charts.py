@@ -35,17 +35,29 @@ def test_missing_and_non_finite_values_are_skipped():
 @pytest.mark.parametrize("x", [[0, 1, 8, 64], [0]])
 def test_a_logarithmic_axis_has_zero(x):
     drawn = svg(Chart("found", [Curve("a", x, [1.0] * len(x), "points")], log_x=True))
-    places = [float(place) for place in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*var\(--series-1\)', drawn)]
-    found = re.findall(r'<rect x="(\S+)" y="\S+" width="(\S+)" height="\S+" fill="none" pointer-events', drawn)
+    places = [
+        float(place) for place in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*var\(--series-1\)', drawn)
+    ]
+    found = re.findall(
+        r'<rect x="(\S+)" y="\S+" width="(\S+)" height="\S+" fill="none" pointer-events', drawn
+    )
     strips = [(float(left), float(width)) for left, width in found]
     assert len(places) == len(x) and all(width > 0 for _, width in strips)
-    assert all(left <= place <= left + width for place, (left, width) in zip(places, strips, strict=True))
+    assert all(
+        left <= place <= left + width for place, (left, width) in zip(places, strips, strict=True)
+    )
 
 
 def test_no_colour_but_the_page_s_own():
-    drawn = figure(Chart("loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5]))
+    drawn = figure(
+        Chart(
+            "loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5]
+        )
+    )
     assert not re.findall(r"#[0-9a-fA-F]{6}", drawn)
-    assert {"var(--series-1)", "var(--soft)", "var(--line)"} <= set(re.findall(r"var\(--[a-z0-9-]+\)", drawn))
+    assert {"var(--series-1)", "var(--soft)", "var(--line)"} <= set(
+        re.findall(r"var\(--[a-z0-9-]+\)", drawn)
+    )
 
 
 def test_a_long_curve_keeps_its_mean_and_its_extremes():

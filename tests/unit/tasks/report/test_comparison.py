@@ -30,11 +30,15 @@ def test_another_machine_and_another_dataset(two, caplog):
     for folder, precision in zip(two, ("fp32", "bf16"), strict=True):
         run, plan = RunFolder(folder), make_plan(precision=precision)
         facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
-        record = EnvironmentRecord(plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+        record = EnvironmentRecord(
+            plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+        )
         run.write(run.environment, record)
     run = RunFolder(two[1])
     lineage = run.require_lineage()
-    run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, digest="blake3:other")))
+    run.write(
+        run.lineage, changed(lineage, dataset=changed(lineage.dataset, digest="blake3:other"))
+    )
     opened = open_runs(two)
     record = compare(opened)
     assert record.differences["plan.precision"] == {"one": "fp32", "two": "bf16"}

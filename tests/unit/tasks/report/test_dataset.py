@@ -10,7 +10,13 @@ from infini_llama.tasks.document import markdown
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.dataset import DatasetSummary
 from infini_llama.tasks.records.manifest import LeftOut, SourceRows
-from infini_llama.tasks.report.dataset import _widths, dataset_document, describe, measured_dataset, training_counts
+from infini_llama.tasks.report.dataset import (
+    _widths,
+    dataset_document,
+    describe,
+    measured_dataset,
+    training_counts,
+)
 from infini_llama.tasks.report.page import page as as_page
 from infini_llama.tasks.storage.artifacts import Damaged, move_aside, read_dataset
 from infini_llama.tasks.verify_data.checks import verify
@@ -25,7 +31,9 @@ def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
         shown, stated = summary.splits[split], getattr(reference, split)
         lengths = shown.document_tokens
         assert (shown.documents, shown.tokens) == (stated.documents, stated.tokens)
-        assert 1 < lengths.shortest <= lengths.p5 <= lengths.median <= lengths.p95 <= lengths.longest
+        assert (
+            1 < lengths.shortest <= lengths.p5 <= lengths.median <= lengths.p95 <= lengths.longest
+        )
         assert shown.bytes_per_token == pytest.approx(shown.bytes / shown.tokens)
     assert sorted(table.sequence_length for table in summary.row_tables.values()) == [16, 20]
     assert len(summary.samples) == 3 and all(summary.samples)
@@ -33,7 +41,9 @@ def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
 
 
 def test_samples_are_rows_as_text(dataset, corpus):
-    texts = "<|endoftext|>".join(path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt")))
+    texts = "<|endoftext|>".join(
+        path.read_text(encoding="utf-8") for path in sorted(corpus.glob("*.txt"))
+    )
     first = describe(dataset).samples[0]
     assert len(first) > 5 and first in texts
 
@@ -79,7 +89,9 @@ def test_the_description_has_source_counts_lengths_checks_and_text(text, parts):
 def test_nothing_in_its_tables_is_raw_python(text):
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows and not [
-        row for row in rows if set("{}[]") & set(row) or "None" in row or "_" in row.replace("`", "").split("/")[0]
+        row
+        for row in rows
+        if set("{}[]") & set(row) or "None" in row or "_" in row.replace("`", "").split("/")[0]
     ]
 
 
@@ -87,10 +99,13 @@ def test_rows_of_several_sources_are_in_the_table_of_rows(parts):
     dataset, _, _ = parts
     rows = SourceRows(name="prose", rows=5), SourceRows(name="code", rows=1234)
     tables = {
-        name: changed(of, sources={"train": rows, "validation": rows[:1]}) for name, of in dataset.row_tables.items()
+        name: changed(of, sources={"train": rows, "validation": rows[:1]})
+        for name, of in dataset.row_tables.items()
     }
     shown = markdown(dataset_document(changed(dataset, row_tables=tables)))
-    assert "| of prose | 5 | 5 |" in shown and "| of code | 1,234 |" in shown and "name=" not in shown
+    assert (
+        "| of prose | 5 | 5 |" in shown and "| of code | 1,234 |" in shown and "name=" not in shown
+    )
 
 
 def test_skipped_documents_are_counted_by_reason(parts):
@@ -98,9 +113,15 @@ def test_skipped_documents_are_counted_by_reason(parts):
     left_out = LeftOut(records=1234, empty=3, duplicates=2, bad=("a.json: no text",))
     read = changed(reference, text=changed(reference.text, left_out=left_out))
     shown = markdown(dataset_document(dataset, report, read))
-    assert "Of 1,234 records read" in shown and "| empty | 3 |" in shown and "- a.json: no text" in shown
+    assert (
+        "Of 1,234 records read" in shown
+        and "| empty | 3 |" in shown
+        and "- a.json: no text" in shown
+    )
     assert "exact duplicates (kept" in shown and "too short" not in shown
-    assert "Skipped" not in markdown(dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)})))
+    assert "Skipped" not in markdown(
+        dataset_document(dataset.model_copy(update={"left_out": LeftOut(records=5)}))
+    )
 
 
 def test_a_dataset_as_a_page(built, dataset, read_page):
@@ -135,7 +156,9 @@ def test_tokens_are_counted(built, dataset, monkeypatch):
     assert counts.sum() == reference.train.tokens and len(counts) == reference.vocab_size
     assert counts[content.eos_id] == reference.train.documents
     shares = counts[counts > 0] / counts.sum()
-    assert -(shares * np.log2(shares)).sum() == pytest.approx(reference.train.unigram_entropy_bits, abs=0.01)
+    assert -(shares * np.log2(shares)).sum() == pytest.approx(
+        reference.train.unigram_entropy_bits, abs=0.01
+    )
     monkeypatch.setattr("infini_llama.tasks.report.dataset.MOST_TOKENS", 100)
     assert training_counts(dataset, content).sum() == 100
 

@@ -29,7 +29,9 @@ def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
 def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
     folder = make_run()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk, or in the folder of another user
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (0, hard)
+    )  # as on a full disk, or in the folder of another user
     try:
         code = main(["report", str(folder), "--json"])
     finally:
@@ -43,7 +45,9 @@ def test_a_finished_run(make_run, read_page):
     folder = make_run(gates=[[0.2, 0.3], [0.5]])
     paths = write_report(folder)
     written = (folder / "report.html").read_text()
-    assert 'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written, "values under the pointer"
+    assert 'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written, (
+        "values under the pointer"
+    )
     page = read_page(written)
     for words in (
         "finished; step 60 of 60",
@@ -87,7 +91,10 @@ def test_a_run_without_steps(make_run, read_page):
 
 def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_page):
     folder = make_run()
-    run, step_fields = RunFolder(folder), {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]}
+    run, step_fields = (
+        RunFolder(folder),
+        {"mfu": 0.25, "param_norm": 30.0, "gates": [[0.25, 0.75], [0.5, 0.125]]},
+    )
     fields = {"train": step_fields, "validation": {"memory_reads": [0.5, 2.0]}}
     lines = [changed(line, **fields[line.kind]) for line in read_metrics(run)]
     # A long step, and at the end one whose MFU is not known, and a short one: of all steps together it is 20 %.
@@ -95,14 +102,33 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
         lines[place] = changed(lines[place], mfu=share, step_time=seconds)
     run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     run.samples.write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
-    cell = {"length": 90, "tokens": 90, "distance": 60, "right_tokens": 0.75, "right_by_token": (0.5, 1.0)}
-    cells = tuple(PasskeyResult(**cell, boundaries=ends, found=found) for ends, found in ((2, 1.0), (8, 0.5)))
-    about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
-    passkey = PasskeyLine(**about, kind="passkey", samples=2, seed=0, trained_length=64, memory=cells, no_memory=cells)
-    loss = TextLoss(
-        loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9, part=4, bits_per_byte_by_part=(1.6, 1.4)
+    cell = {
+        "length": 90,
+        "tokens": 90,
+        "distance": 60,
+        "right_tokens": 0.75,
+        "right_by_token": (0.5, 1.0),
+    }
+    cells = tuple(
+        PasskeyResult(**cell, boundaries=ends, found=found) for ends, found in ((2, 1.0), (8, 0.5))
     )
-    for line in (passkey, PerplexityLine(**about, kind="evaluate", text="rows", stream=False, model=loss)):
+    about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
+    passkey = PasskeyLine(
+        **about, kind="passkey", samples=2, seed=0, trained_length=64, memory=cells, no_memory=cells
+    )
+    loss = TextLoss(
+        loss=1.0,
+        perplexity=2.7,
+        bits_per_byte=1.5,
+        tokens=9,
+        bytes=9,
+        part=4,
+        bits_per_byte_by_part=(1.6, 1.4),
+    )
+    for line in (
+        passkey,
+        PerplexityLine(**about, kind="evaluate", text="rows", stream=False, model=loss),
+    ):
         append_line(run.evaluations, line, run.read_id())
     write_report(folder)
     written = (folder / "report.html").read_text()
@@ -119,7 +145,10 @@ def test_a_row_table_of_another_run_is_not_described(make_run):
     assert RunReader(folder).dataset is not None
     run = RunFolder(folder)
     lineage = run.require_lineage()
-    run.write(run.lineage, changed(lineage, dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64)))
+    run.write(
+        run.lineage,
+        changed(lineage, dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64)),
+    )
     assert RunReader(folder).dataset is None
 
 
@@ -134,7 +163,9 @@ class _Counted(list[SampleLine]):
 
 
 def test_samples_are_gone_through_once():
-    samples = _Counted(SampleLine(step=step, prompt=prompt, text="") for step in range(20) for prompt in "ab")
+    samples = _Counted(
+        SampleLine(step=step, prompt=prompt, text="") for step in range(20) for prompt in "ab"
+    )
     newest_first = [(sample.step, sample.prompt) for sample in _newest_first(samples)]
     assert newest_first == [(step, prompt) for step in reversed(range(20)) for prompt in "ab"]
     assert samples.times <= 1

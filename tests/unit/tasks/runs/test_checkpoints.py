@@ -45,12 +45,17 @@ def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, cap
     damage(checkpoint_path(folder, 30))
     (checkpoint_path(folder, 20) / "weights").unlink()
     assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10)
-    assert {path.name for path in folder.iterdir()} >= {"step-00000030.damaged-1", "step-00000020.damaged-1"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "step-00000030.damaged-1",
+        "step-00000020.damaged-1",
+    }
     assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_damaged_ones_that_may_not_be_moved_stay_and_the_next_one_serves(folder, monkeypatch, caplog, code):
+def test_damaged_ones_that_may_not_be_moved_stay_and_the_next_one_serves(
+    folder, monkeypatch, caplog, code
+):
     """Of another user's run, or on a disk that is only read."""
 
     def refuse(path: Path) -> Path:
@@ -59,7 +64,9 @@ def test_damaged_ones_that_may_not_be_moved_stay_and_the_next_one_serves(folder,
     monkeypatch.setattr(checkpoints, "move_aside", refuse)
     damage(checkpoint_path(folder, 30))
     damage(checkpoint_path(folder, 20))
-    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10) and steps(folder) == [30, 20, 10]
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10) and steps(
+        folder
+    ) == [30, 20, 10]
     for step in (30, 20):
         assert f"step-000000{step} is damaged" in caplog.text
     assert f"cannot be moved aside ({os.strerror(code)}); the next one is used" in caplog.text
@@ -121,7 +128,9 @@ def test_the_lowest_validation_loss_is_the_best(folder):
 def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
     damage(checkpoint_path(folder, 20))
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)
-    assert "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
+    assert (
+        "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
+    )
     assert [path.name for path in (folder / "abandoned").iterdir()] == ["step-00000030"]
 
 
@@ -154,7 +163,9 @@ def test_permanent_ones_stay_beside_the_newest(folder):
     for step in (40, 50, 60, 70):
         add_checkpoint(folder, step, 2.0)
     point_and_prune(folder, keep=2, permanent_every=30)
-    assert steps(folder) == [70, 60, 50, 30, 20], "30 and 60 are permanent, 20 is the best, and two others the newest"
+    assert steps(folder) == [70, 60, 50, 30, 20], (
+        "30 and 60 are permanent, 20 is the best, and two others the newest"
+    )
 
 
 def test_steps_beyond_eight_digits_still_order(folder):
@@ -168,7 +179,8 @@ def test_rules(folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert (
-        choose_and_abandon_newer(empty, "auto", None) is None and choose_and_abandon_newer(empty, "never", None) is None
+        choose_and_abandon_newer(empty, "auto", None) is None
+        and choose_and_abandon_newer(empty, "never", None) is None
     )
     assert choose_and_abandon_newer(folder, "auto", None) == checkpoint_path(folder, 30)
     with pytest.raises(ConfigError, match="has checkpoints"):
@@ -183,18 +195,24 @@ def test_going_back_moves_newer_ones_to_abandoned_once(folder):
     wanted = checkpoint_path(folder, 10)
     assert choose_and_abandon_newer(folder, str(wanted), None) == wanted
     assert steps(folder) == [10]
-    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000020", "step-00000030"]
+    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == [
+        "step-00000020",
+        "step-00000030",
+    ]
     add_checkpoint(folder, 20)
-    assert choose_and_abandon_newer(folder, str(wanted), str(wanted)) == checkpoint_path(folder, 20), (
-        "the second time the same command carries on"
-    )
+    assert choose_and_abandon_newer(folder, str(wanted), str(wanted)) == checkpoint_path(
+        folder, 20
+    ), "the second time the same command carries on"
 
 
 def test_the_best_pointer_follows_two_rollbacks_which_keep_their_records(folder):
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
     add_checkpoint(folder, 30, 5.0)
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
-    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == ["step-00000030", "step-00000030-2"]
+    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == [
+        "step-00000030",
+        "step-00000030-2",
+    ]
 
 
 def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
@@ -218,7 +236,9 @@ def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
     with pytest.raises(Damaged, match="step-00000040"):
         choose_and_abandon_newer(folder, str(copy), None)
     assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 30)
-    assert (folder / "step-00000040.damaged-1").is_dir() and "step-00000040 is damaged" in caplog.text
+    assert (
+        folder / "step-00000040.damaged-1"
+    ).is_dir() and "step-00000040 is damaged" in caplog.text
 
 
 def test_a_renamed_copy_is_still_valid(folder, tmp_path):
@@ -236,7 +256,10 @@ def test_going_back_moves_damaged_ones_away_too(folder, resume):
     add_checkpoint(folder, 40)
     (checkpoint_path(folder, 40) / "weights").write_bytes(b"short")
     wanted = checkpoint_path(folder, 20)
-    assert choose_and_abandon_newer(folder, "best" if resume == "best" else str(wanted), None) == wanted
+    assert (
+        choose_and_abandon_newer(folder, "best" if resume == "best" else str(wanted), None)
+        == wanted
+    )
     assert {path.name for path in folder.iterdir()} - {"latest", "best"} == {
         "step-00000010",
         "step-00000020",
@@ -251,7 +274,10 @@ def test_a_run_goes_back_again_after_gc_deleted_what_it_abandoned_first(folder):
     checkpoints.remove(folder / "abandoned" / "step-00000040")
     add_checkpoint(folder, 40)
     checkpoints.abandon_newer(folder, 30)
-    assert {path.name for path in (folder / "abandoned").iterdir()} == {"step-00000040", "step-00000040-2"}
+    assert {path.name for path in (folder / "abandoned").iterdir()} == {
+        "step-00000040",
+        "step-00000040-2",
+    }
 
 
 def test_pointers_follow_when_the_run_goes_back(folder):

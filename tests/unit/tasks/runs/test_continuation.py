@@ -9,7 +9,13 @@ from infini_llama.tasks.runs.generation import Continuation
 from support.tokenizer_kinds import BYTES, KINDS, of_kind
 
 PROMPTS = ["The river", "it was the best ", "日本", "a", "naïve\n", ""]
-TEXTS = ["The river runs past", "größer, 日本語 🙂!", "  two  spaces \n", "a     b", "e\u0301 \ufffd ok"]
+TEXTS = [
+    "The river runs past",
+    "größer, 日本語 🙂!",
+    "  two  spaces \n",
+    "a     b",
+    "e\u0301 \ufffd ok",
+]
 
 
 def expected(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
@@ -48,11 +54,18 @@ def test_pieces_join_to_the_decoding_of_prompt_and_continuation(kind):
     tokenizer, choose = of_kind(kind), random.Random(kind)
     for _ in range(150):
         prompt = tokenizer.encode(choose.choice(PROMPTS), add_special_tokens=False).ids or [0]
-        tokens, written, finals = continuation(tokenizer, choose), Continuation(tokenizer, prompt), [""]
+        tokens, written, finals = (
+            continuation(tokenizer, choose),
+            Continuation(tokenizer, prompt),
+            [""],
+        )
         for number, token in enumerate(tokens, start=1):
             written.add(token)
             finals.append(written.final)
-            assert written.final + written.open == expected(tokenizer, prompt, tokens[:number]), (prompt, tokens)
+            assert written.final + written.open == expected(tokenizer, prompt, tokens[:number]), (
+                prompt,
+                tokens,
+            )
         whole = written.final + written.open
         assert all(map(whole.startswith, finals)), (prompt, tokens, finals)
 

@@ -13,7 +13,11 @@ import pytest
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs import gc
-from infini_llama.tasks.runs.checkpoints import abandon_newer, newest_with_damaged_moved_aside, step_of
+from infini_llama.tasks.runs.checkpoints import (
+    abandon_newer,
+    newest_with_damaged_moved_aside,
+    step_of,
+)
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import list_runs
@@ -78,7 +82,9 @@ def test_space_is_freed_on_a_full_disk(home):
 
 def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monkeypatch):
     """As NFS answers while another process reads a file of it."""
-    first, second = (staging(home / "runs" / "run" / "checkpoints" / f"step-0000012{digit}") for digit in "01")
+    first, second = (
+        staging(home / "runs" / "run" / "checkpoints" / f"step-0000012{digit}") for digit in "01"
+    )
     rmtree = shutil.rmtree
 
     def refuse(path: Path, **settings: Any) -> None:
@@ -89,7 +95,9 @@ def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monke
     monkeypatch.setattr(shutil, "rmtree", refuse)
     found = collect(home, ALL, yes=True)
     assert paths(found) == [second.relative_to(home).as_posix()] and not second.exists()
-    assert [kept.path for kept in found.in_use] == [first.relative_to(home).as_posix()] and first.exists()
+    assert [kept.path for kept in found.in_use] == [
+        first.relative_to(home).as_posix()
+    ] and first.exists()
 
 
 def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkeypatch):
@@ -103,7 +111,9 @@ def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkey
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert [run.run for run in list_runs(home)] == ["run"]
     path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
-    assert paths(collect(home, Rules(0.0, unused_datasets=True), yes=True)) == [path.relative_to(home).as_posix()]
+    assert paths(collect(home, Rules(0.0, unused_datasets=True), yes=True)) == [
+        path.relative_to(home).as_posix()
+    ]
 
 
 def test_younger_files_are_kept(home):
@@ -123,7 +133,10 @@ def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
 
     monkeypatch.setattr(gc, "_of_run", listed_and_gone)
     path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
-    assert paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()] and not path.exists()
+    assert (
+        paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()]
+        and not path.exists()
+    )
 
 
 def test_locked_folders_are_kept(home, dataset):
@@ -142,17 +155,23 @@ def test_the_newest_best_and_permanent_checkpoints_stay(home):
     for step, loss in ((10, 9.0), (15, 0.1), (80, 7.0), (100, 8.0)):
         add_checkpoint(folder.checkpoints, step, loss)
     lineage = folder.require_lineage()
-    folder.write(folder.lineage, changed(lineage, train=changed(lineage.train, save_permanent_every=40)))
+    folder.write(
+        folder.lineage, changed(lineage, train=changed(lineage.train, save_permanent_every=40))
+    )
     record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
     gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
-    assert paths(record) == gone  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
+    assert (
+        paths(record) == gone
+    )  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
     assert collect(home, Rules(0.0, keep_checkpoints=2), yes=True).files == ()
 
 
 def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     other = RunFolder(make_run("other"))
     start = home / "runs" / "run" / "checkpoints" / "step-00000020"
-    assert f"{start.relative_to(home)}" in paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=False))
+    assert f"{start.relative_to(home)}" in paths(
+        collect(home, Rules(0.0, keep_checkpoints=2), yes=False)
+    )
     other.write(other.lineage, changed(other.require_lineage(), resumed_from=str(start)))
     left = paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=True))
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
@@ -170,7 +189,9 @@ def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, datase
 @pytest.mark.parametrize(
     "moved", ["runs", "runs/run", "datasets", "datasets/{dataset}", "units", "runs/run/checkpoints"]
 )
-def test_what_was_moved_to_another_disk_behind_a_link_is_used(make_run, data, built, dataset, tmp_path, moved):
+def test_what_was_moved_to_another_disk_behind_a_link_is_used(
+    make_run, data, built, dataset, tmp_path, moved
+):
     """Another disk has copies of linked files."""
     home, path = built[0], built[0] / moved.format(dataset=dataset.name)
     make_run()
@@ -200,20 +221,31 @@ def test_runs_are_listed_the_last_one_first(home, make_run):
 def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_path, small_parts):
     reference = preprocess(data(), tmp_path)
     assert not [
-        path for path in paths(collect(tmp_path, ALL, yes=False)) if "parts" not in path and "tokenizers" not in path
+        path
+        for path in paths(collect(tmp_path, ALL, yes=False))
+        if "parts" not in path and "tokenizers" not in path
     ]
-    units = sorted(path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.glob("units/*/*/manifest.json"))
+    units = sorted(
+        path.parent.relative_to(tmp_path).as_posix()
+        for path in tmp_path.glob("units/*/*/manifest.json")
+    )
     notes = sorted(
-        path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("units/*/*.json") if path.parent.name in NOTES
+        path.relative_to(tmp_path).as_posix()
+        for path in tmp_path.glob("units/*/*.json")
+        if path.parent.name in NOTES
     )
     half = staging(tmp_path / units[0])
     shutil.rmtree(tmp_path / reference.path)
     with Lock(tmp_path / "locks" / "prepare-0123456789ab.lock"):
         assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
-    with Lock(tmp_path / "locks" / "units.lock", shared=True):  # a preparation that began since the list was made
+    with Lock(
+        tmp_path / "locks" / "units.lock", shared=True
+    ):  # a preparation that began since the list was made
         assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
     assert len(units) > 3
-    assert paths(collect(tmp_path, ALL, yes=True)) == sorted([*units, *notes, half.relative_to(tmp_path).as_posix()])
+    assert paths(collect(tmp_path, ALL, yes=True)) == sorted(
+        [*units, *notes, half.relative_to(tmp_path).as_posix()]
+    )
     assert not (tmp_path / units[0]).exists() and not half.exists()
     assert preprocess(data(), tmp_path) == reference
 
@@ -224,5 +256,7 @@ def test_a_home_is_gone_through_once_for_each_lock_and_not_for_each_file(home, m
         (home / "units" / "parts").mkdir(parents=True, exist_ok=True)
         (home / "units" / "parts" / f"{number}.json").write_text("{}")
     listed, leftovers = list[Path](), gc.leftovers
-    monkeypatch.setattr(gc, "leftovers", lambda home, rules: [listed.append(home), leftovers(home, rules)][1])
+    monkeypatch.setattr(
+        gc, "leftovers", lambda home, rules: [listed.append(home), leftovers(home, rules)][1]
+    )
     assert len(collect(home, ALL, yes=True).files) == 9 and len(listed) == 2

@@ -47,7 +47,9 @@ class Scripted(Llama):
 
     def prefill(self, *arguments, **options):
         self.begun += 1
-        return self._scores()[self.begun - 1 : self.begun], super().prefill(*arguments, **options)[1]
+        return self._scores()[self.begun - 1 : self.begun], super().prefill(*arguments, **options)[
+            1
+        ]
 
     def decode(self, *_arguments):
         self.step += 1
@@ -91,7 +93,11 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     model = Scripted(tokenizer, "é")
     model.script = [[half, *tokenizer.encode("STOP").ids, half, half, END]]
     writer = Writer(model, tokenizer, ["p"], (END,))
-    assert "".join(piece for _, piece in writer.write(50, Sampling())) == writer.texts[0] == "\ufffdSTOP\ufffd\ufffd"
+    assert (
+        "".join(piece for _, piece in writer.write(50, Sampling()))
+        == writer.texts[0]
+        == "\ufffdSTOP\ufffd\ufffd"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -110,13 +116,25 @@ def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
 
 def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_of, capsys):
     run = RunFolder(run_of()[0])
-    command = ["generate", str(run.path), "--prompt", "a", "--temperature", "0", "--max-new-tokens", "4", "--json"]
+    command = [
+        "generate",
+        str(run.path),
+        "--prompt",
+        "a",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    ]
     assert main(command) == 0
     (before,) = json.loads(capsys.readouterr().out)["texts"]
     first, *others = before["tokens"]
     ends = tuple(token for token in others if token != first)
     assert ends
-    initial = InitialWeights(path="theirs", digest="", vocab_size=0, conversation=Conversation(end_tokens=ends))
+    initial = InitialWeights(
+        path="theirs", digest="", vocab_size=0, conversation=Conversation(end_tokens=ends)
+    )
     run.write(run.lineage, changed(run.require_lineage(), init_from=initial))
     assert main(command) == 0
     (text,) = json.loads(capsys.readouterr().out)["texts"]
@@ -125,27 +143,50 @@ def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_
     assert generate(trained, ["a"], 4) == [text["text"]]
     train = TrainingConfig(sample_prompts=["a"], sample_tokens=50)
     every = Conversation(end_tokens=tuple(range(trained.tokenizer.get_vocab_size())))
-    texts = [sample_texts(trained.model, dataset_of(run.path), train, kept)[0].text for kept in (Conversation(), every)]
+    texts = [
+        sample_texts(trained.model, dataset_of(run.path), train, kept)[0].text
+        for kept in (Conversation(), every)
+    ]
     assert texts[0] != texts[1] == "a"
 
 
 def test_control_characters_are_printed_escaped(run_of, capsys):
     run, _ = run_of()
     assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--max-new-tokens", "2"]) == 0
-    assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--prompt", "c", "--max-new-tokens", "2"]) == 0
+    assert (
+        main(
+            [
+                "generate",
+                str(run),
+                "--prompt",
+                "a\x1b[31mb",
+                "--prompt",
+                "c",
+                "--max-new-tokens",
+                "2",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
     assert printed.out.count("a\\x1b[31mb") == 2 and "\x1b" not in printed.out + printed.err
 
 
-@pytest.mark.parametrize(("given", "code"), [(("--prompt", "a\udcff"), 64), (("--max-new-tokens", "1" + "0" * 15), 71)])
+@pytest.mark.parametrize(
+    ("given", "code"), [(("--prompt", "a\udcff"), 64), (("--max-new-tokens", "1" + "0" * 15), 71)]
+)
 def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, code):
     run, _ = run_of()
     assert main(["generate", str(run), "--prompt", "a", *given]) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("attention", "new", "warned"), [("softmax", 63, 0), ("softmax", 64, 1), ("local", 64, 0)])
-def test_full_attention_beyond_its_trained_length_is_one_warning(run_of, tokenizer, caplog, attention, new, warned):
+@pytest.mark.parametrize(
+    ("attention", "new", "warned"), [("softmax", 63, 0), ("softmax", 64, 1), ("local", 64, 0)]
+)
+def test_full_attention_beyond_its_trained_length_is_one_warning(
+    run_of, tokenizer, caplog, attention, new, warned
+):
     run, _ = run_of()
     model = Llama(LlamaConfig(300, 8, 8, 1, 1, 1, 64, attention=attention))
     warn_beyond_trained_length(run, Writer(model, tokenizer, ["a", "a"], (END,)), new)

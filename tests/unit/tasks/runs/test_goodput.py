@@ -8,23 +8,41 @@ import pytest
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, read_attempts, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    append_attempt,
+    read_attempts,
+    write_attempt_plan,
+)
 from infini_llama.tasks.storage.locks import this_machine
 from support.records import make_attempt
 
 
 def story(
-    run, number: int, began: float, from_step: int, lines: list[dict], seconds: float | None, kind: str, **end
+    run,
+    number: int,
+    began: float,
+    from_step: int,
+    lines: list[dict],
+    seconds: float | None,
+    kind: str,
+    **end,
 ) -> None:
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
     write_attempt_plan(
         folder,
-        make_attempt(run.path, started=StartTime(wall=began, monotonic=0.0, machine="another"), from_step=from_step),
+        make_attempt(
+            run.path,
+            started=StartTime(wall=began, monotonic=0.0, machine="another"),
+            from_step=from_step,
+        ),
     )
     (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
     if seconds is not None:
-        append_attempt(run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds, **end))
+        append_attempt(
+            run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds, **end)
+        )
 
 
 def line(step: int, at: float, **phases: float) -> dict:
@@ -39,7 +57,9 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
         line(2, 122.0, evaluate=1.0, data=0.5, compute=2.5),  # step 3
     ]
     story(run, 1, 100.0, 0, first, 30.0, "failed")  # 8 s of a step that nobody finished
-    story(run, 2, 135.0, 1, [line(1, 140.0, start=2.0, compute=3.0)], None, "")  # killed with its command
+    story(
+        run, 2, 135.0, 1, [line(1, 140.0, start=2.0, compute=3.0)], None, ""
+    )  # killed with its command
     third = [line(1, 152.0, start=2.0, data=1.0, compute=5.0), line(2, 153.0, save=1.0)]
     story(run, 3, 144.0, 1, third, 10.0, "done")
     found = goodput(run)
@@ -56,7 +76,9 @@ def test_lost_lines_of_a_ledger_are_named(tmp_path, caplog, kept):
     run = RunFolder(tmp_path)
     lines = [line(0, 14.0, start=4.0), line(1, 16.0, compute=2.0), line(2, 19.0, compute=3.0)]
     story(run, 1, 10.0, 0, lines, 9.5, "done", step=2)
-    assert goodput(run).training == 5.0 and caplog.text.count(LEDGER) == 1, "only the line that was cut short"
+    assert goodput(run).training == 5.0 and caplog.text.count(LEDGER) == 1, (
+        "only the line that was cut short"
+    )
     ledger = run.path / "logs" / "attempt-01" / LEDGER
     ledger.write_text("".join(json.dumps(lines[number]) + "\n" for number in kept))
     caplog.clear()
@@ -74,7 +96,8 @@ def test_an_attempt_with_no_step_left_has_lost_no_line(tmp_path, caplog):
 def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
     run, read = RunFolder(tmp_path), []
     monkeypatch.setattr(
-        "infini_llama.tasks.runs.goodput.read_attempts", lambda of: read.append(of) or read_attempts(of)
+        "infini_llama.tasks.runs.goodput.read_attempts",
+        lambda of: read.append(of) or read_attempts(of),
     )
     for number in (1, 2, 3):
         story(run, number, number * 10.0, 0, [], 5.0, "preempted")
@@ -91,7 +114,15 @@ def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
 
 def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
     run = RunFolder(tmp_path)
-    story(run, 1, 0.0, 0, [line(0, 5.0, start=1.0, compute=4.0), line(1, 6.0, save=1.0)], 6.0, "preempted")
+    story(
+        run,
+        1,
+        0.0,
+        0,
+        [line(0, 5.0, start=1.0, compute=4.0), line(1, 6.0, save=1.0)],
+        6.0,
+        "preempted",
+    )
     assert goodput(run).lost_work == 0.0
     assert goodput(run, from_step=0, now=7.0).lost_work == 5.0
 
@@ -112,7 +143,11 @@ def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     ledger.leave("compute")
     ledger.close_step(4)
     spent = ledger.spent()
-    assert spent.start_up == pytest.approx(3.0, abs=0.5) and spent.training >= 5.0 and spent.lost_work == 2.0
+    assert (
+        spent.start_up == pytest.approx(3.0, abs=0.5)
+        and spent.training >= 5.0
+        and spent.lost_work == 2.0
+    )
     assert sum(spent.parts().values()) - 7.0 == pytest.approx(spent.wall - 9.0, abs=1e-6)
     written = json.loads((tmp_path / LEDGER).read_text())
     assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
@@ -129,6 +164,14 @@ def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
     """It goes through the folders of all attempts, of which a preempted run can have a thousand."""
     run, read_id, ids = RunFolder(tmp_path), RunFolder.read_id, list[str]()
     for number in range(1, 6):
-        story(run, number, 100.0 * number, 0, [line(0, 100.0 * number + 1.0, start=1.0)], 1.0, "failed")
+        story(
+            run,
+            number,
+            100.0 * number,
+            0,
+            [line(0, 100.0 * number + 1.0, start=1.0)],
+            1.0,
+            "failed",
+        )
     monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
     assert goodput(run).down == 4 * 99.0 and len(ids) <= 2

@@ -57,13 +57,17 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
 def test_checksums_of_a_checkpoint_are_computed_once(run_of, monkeypatch, by_name):
     (chosen,) = (run_of()[0] / "checkpoints").glob("step-*")
     read, checksum = [], artifacts.file_checksum
-    monkeypatch.setattr(artifacts, "file_checksum", lambda path: read.append(path.name) or checksum(path))
+    monkeypatch.setattr(
+        artifacts, "file_checksum", lambda path: read.append(path.name) or checksum(path)
+    )
     load_run(chosen.parents[1], chosen.name if by_name else "latest")
     assert sorted(read) == ["rank-00000.bin", "tensors.json", "train_state.json"]
 
 
 @pytest.mark.parametrize("moved", [".", "runs", "runs/run"])
-def test_a_run_that_was_moved_behind_a_link_is_found_by_both_names(run_of, tmp_path, monkeypatch, moved):
+def test_a_run_that_was_moved_behind_a_link_is_found_by_both_names(
+    run_of, tmp_path, monkeypatch, moved
+):
     run, _ = run_of("run")
     home = run.parent.parent
     (home / moved).rename(tmp_path / "moved")
@@ -98,7 +102,11 @@ def test_the_documented_snippet_reads_the_weights_without_this_project(run_of, m
     run, model = run_of("run")
     monkeypatch.chdir(run.parent.parent)
     page = (Path(__file__).parents[4] / "docs/api.md").read_text()
-    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "tensors.json" in block)
+    (block,) = (
+        block
+        for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+        if "tensors.json" in block
+    )
     assert "infini_llama" not in block
     read = {}
     exec(block.replace("workspace/", ""), read)

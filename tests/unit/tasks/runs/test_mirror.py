@@ -51,12 +51,16 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+    }
 
 
 def settings(home: Path, url: str | None) -> PipelineConfig:
     source = {"data": {"source": "python-stdlib"}}
-    return parse_config(source | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}})
+    return parse_config(
+        source | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}}
+    )
 
 
 @pytest.fixture
@@ -80,7 +84,9 @@ def test_a_partial_copy_does_not_exist(url, home, monkeypatch):
     path = checkpoint(home / "runs" / "one", 10)
     mirror = Mirror(url, home)
     whole = mirror.keep_file
-    monkeypatch.setattr(mirror, "keep_file", lambda file: None if file.name == MANIFEST else whole(file))
+    monkeypatch.setattr(
+        mirror, "keep_file", lambda file: None if file.name == MANIFEST else whole(file)
+    )
     mirror.keep(path, checkpoints.KIND)
     assert mirror.kept(path.parent) == [] and not mirror.has(path)
     shutil.rmtree(path)
@@ -115,7 +121,9 @@ def test_a_rebuilt_artifact_replaces_its_copy(url, home):
     checkpoint(home / "runs" / "one", 10, "others")
     assert not mirror.has(path) and mirror.keep(path, checkpoints.KIND) > 0
     shutil.rmtree(path)
-    assert mirror.restore(path, checkpoints.KIND) and (path / "tensors.bin").read_text() == "others 10"
+    assert (
+        mirror.restore(path, checkpoints.KIND) and (path / "tensors.bin").read_text() == "others 10"
+    )
 
 
 def test_a_damaged_artifact_is_not_copied(url, home):
@@ -148,7 +156,9 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     found = preparation.lookup()
     assert found is not None and found.digest == reference.digest
     assert [checkpoint.step for checkpoint in checkpoints.committed(run / "checkpoints")] == [20]
-    assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (run / "lineage.json").exists()
+    assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (
+        run / "lineage.json"
+    ).exists()
     checkpoint(run, 40)
     with mirrored(wanted, reference):
         shutil.rmtree(run / "checkpoints" / "step-00000020")
@@ -160,7 +170,9 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     assert "step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
 
 
-def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(url, home, built, monkeypatch):
+def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(
+    url, home, built, monkeypatch
+):
     _, reference = built
     run = home / "runs" / "one"
     checkpoint(run, 10)
@@ -179,15 +191,23 @@ def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(ur
 
     restore, restore_file, files = Mirror.restore, Mirror.restore_file, list[Path]()
     monkeypatch.setattr(Mirror, "restore", restore_while_another_begins)
-    monkeypatch.setattr(Mirror, "restore_file", lambda mirror, path: files.append(path) or restore_file(mirror, path))
+    monkeypatch.setattr(
+        Mirror,
+        "restore_file",
+        lambda mirror, path: files.append(path) or restore_file(mirror, path),
+    )
     with ThreadPoolExecutor(1) as commands:
         restore_run(wanted)
         others[0].result()
-    assert (run / "lineage.json").exists() and len(files) == len(set(files)), "the first one may train by then"
+    assert (run / "lineage.json").exists() and len(files) == len(set(files)), (
+        "the first one may train by then"
+    )
 
 
 def steps_kept(url: str, run: Path) -> list[int]:
-    return [checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")]
+    return [
+        checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")
+    ]
 
 
 def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path, built, caplog):
@@ -207,7 +227,10 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path
     assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
     shutil.rmtree(tmp_path / "a")
     restore_run(settings(first.parents[1], url))
-    assert checkpoints.latest_step(first / "checkpoints") == 200 and (first / "lineage.json").read_text() == '"a"'
+    assert (
+        checkpoints.latest_step(first / "checkpoints") == 200
+        and (first / "lineage.json").read_text() == '"a"'
+    )
     with mirrored(wanted, reference):
         checkpoint(second, 200, "b")
     assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
@@ -290,9 +313,14 @@ def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplo
         checkpoint(home / "runs" / "one", 10)
         while len(tries) < 3:
             time.sleep(0.001)
-    first, last = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    first, last = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert "no route to host" in first and "will be retried" in first
-    assert all(name in last for name in (reference.path, "runs/one/checkpoints/step-00000010", "records of run one"))
+    assert all(
+        name in last
+        for name in (reference.path, "runs/one/checkpoints/step-00000010", "records of run one")
+    )
     assert set(tries) == {"this run"}, "a flow of Prefect shows the lines of its own context"
 
 
@@ -301,8 +329,12 @@ def test_the_mirror_is_asked_once_for_each_checkpoint(home, built, monkeypatch):
     run, looks, asked = home / "runs" / "one", [], []
     committed, exists = mirror_module._committed, Mirror._exists
     monkeypatch.setattr(mirror_module, "LOOK_EVERY", 0.001)
-    monkeypatch.setattr(mirror_module, "_committed", lambda run: (looks.append(run), committed(run))[1])
-    monkeypatch.setattr(Mirror, "_exists", lambda self, place: (asked.append(place), exists(self, place))[1])
+    monkeypatch.setattr(
+        mirror_module, "_committed", lambda run: (looks.append(run), committed(run))[1]
+    )
+    monkeypatch.setattr(
+        Mirror, "_exists", lambda self, place: (asked.append(place), exists(self, place))[1]
+    )
 
     def look(times: int) -> None:
         until = len(looks) + times
@@ -333,8 +365,13 @@ def test_a_run_that_may_be_in_a_mirror_that_fails_does_not_begin(failing, home, 
     """It would be another run of the same name."""
     url, kind = failing
     wanted = settings(home, url)
-    for restore in (lambda: restore_run(wanted), lambda: restore_dataset(wanted, Preparation(data(), home).plan)):
-        with pytest.raises(PipelineError, match=r"storage\.mirror=.*Run one is not on this machine") as raised:
+    for restore in (
+        lambda: restore_run(wanted),
+        lambda: restore_dataset(wanted, Preparation(data(), home).plan),
+    ):
+        with pytest.raises(
+            PipelineError, match=r"storage\.mirror=.*Run one is not on this machine"
+        ) as raised:
             restore()
         assert type(raised.value) is kind and "hunter2" not in str(raised.value)
 
@@ -353,7 +390,11 @@ def test_a_run_that_is_here_continues_while_the_mirror_fails(failing, home, buil
     assert "run one continues with what is on this machine" in caplog.text
     with mirrored(wanted, reference):
         pass
-    assert "not copied: " in caplog.text and "step-00000010" in caplog.text and "hunter2" not in caplog.text
+    assert (
+        "not copied: " in caplog.text
+        and "step-00000010" in caplog.text
+        and "hunter2" not in caplog.text
+    )
 
 
 def test_a_wrong_protocol_is_refused_before_training(home, built):

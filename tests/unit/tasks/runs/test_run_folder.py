@@ -9,7 +9,13 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, cut_metrics, read_attempts, read_metrics
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    append_attempt,
+    cut_metrics,
+    read_attempts,
+    read_metrics,
+)
 from infini_llama.tasks.train.planning import bind_run
 from support.made_up_runs import add_checkpoint, add_result
 from support.records import make_attempt, make_dataset, make_plan
@@ -30,12 +36,17 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
     assert "train.document_masking: False before, True now" in caplog.text
     bind_run(config_in(tmp_path / "b", train={"eval_tokens": "1k"}), DATASET, make_plan())
     bind_run(config_in(tmp_path / "b", train={"eval_tokens": 1000}), DATASET, make_plan())
-    for name, line in (("seed", "seed: 1234 before, 1 now"), ("eval_tokens", "eval_tokens: None before, 1 now")):
+    for name, line in (
+        ("seed", "seed: 1234 before, 1 now"),
+        ("eval_tokens", "eval_tokens: None before, 1 now"),
+    ):
         with pytest.raises(ConfigError, match=rf"train\.{line}"):
             bind_run(config_in(tmp_path, train={name: 1}), DATASET, make_plan())
 
 
-@pytest.mark.parametrize("changed", [{"max_steps": 10}, {"learning_rate": 0.1}, {"logging_steps": 3}])
+@pytest.mark.parametrize(
+    "changed", [{"max_steps": 10}, {"learning_rate": 0.1}, {"logging_steps": 3}]
+)
 def test_a_finished_run_keeps_the_settings_that_it_was_trained_with(tmp_path, caplog, changed):
     settings: dict = {"max_steps": 20, "warmup_steps": 5}
     run = RunFolder(tmp_path / "runs" / "mine")
@@ -44,28 +55,47 @@ def test_a_finished_run_keeps_the_settings_that_it_was_trained_with(tmp_path, ca
     add_result(run, 20)
     before = [path.read_bytes() for path in (run.lineage, run.config)]
     kept = bind_run(config_in(tmp_path, train=settings | changed), DATASET, make_plan())
-    assert kept.max_steps == 20 and [path.read_bytes() for path in (run.lineage, run.config)] == before
+    assert (
+        kept.max_steps == 20 and [path.read_bytes() for path in (run.lineage, run.config)] == before
+    )
     (name, value), (record,) = *changed.items(), caplog.records
-    assert record.getMessage().startswith("run mine has already finished at step 20; changed settings are not used: ")
+    assert record.getMessage().startswith(
+        "run mine has already finished at step 20; changed settings are not used: "
+    )
     assert f"train.{name}: " in record.getMessage() and f"{value} now" in record.getMessage()
-    assert bind_run(config_in(tmp_path, train=settings | {"max_steps": 30}), DATASET, make_plan()).max_steps == 30
+    assert (
+        bind_run(
+            config_in(tmp_path, train=settings | {"max_steps": 30}), DATASET, make_plan()
+        ).max_steps
+        == 30
+    )
 
 
 def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):
-    run, config = RunFolder(tmp_path / "runs" / "mine"), config_in(tmp_path, train={"micro_batch_size": 8})
+    run, config = (
+        RunFolder(tmp_path / "runs" / "mine"),
+        config_in(tmp_path, train={"micro_batch_size": 8}),
+    )
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))
     run.write(run.lineage, changed(lineage, micro_batch_limit=2))
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=2))
     assert lineage.micro_batch_limit == 2 and not caplog.text
     lineage = bind_run(config, DATASET, make_plan(micro_batch_size=8))
-    assert make_attempt(run.path, config, plan=make_plan(micro_batch_size=8), lineage=lineage).micro_batch_size == 2
+    assert (
+        make_attempt(
+            run.path, config, plan=make_plan(micro_batch_size=8), lineage=lineage
+        ).micro_batch_size
+        == 2
+    )
     assert [record.args for record in caplog.records] == [(8, 2)]
 
 
 def test_the_learning_rate_of_a_step_that_never_comes_is_not_reported(tmp_path, caplog):
     def messages(steps: int) -> str:
         caplog.clear()
-        bind_run(config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}), DATASET, make_plan())
+        bind_run(
+            config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}), DATASET, make_plan()
+        )
         return caplog.text
 
     messages(20)
@@ -76,7 +106,12 @@ def test_the_learning_rate_of_a_step_that_never_comes_is_not_reported(tmp_path, 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)])
 def test_epochs_are_counted_exactly(tmp_path, epochs, steps):
-    train = {"num_epochs": epochs, "global_batch_size": 10, "micro_batch_size": 2, "warmup_steps": 0}
+    train = {
+        "num_epochs": epochs,
+        "global_batch_size": 10,
+        "micro_batch_size": 2,
+        "warmup_steps": 0,
+    }
     assert bind_run(config_in(tmp_path, train=train), DATASET, make_plan()).max_steps == steps
 
 
@@ -101,9 +136,14 @@ def test_more_steps_do_not_send_a_run_back_to_shorter_rows(tmp_path):
     stage = {"sequence_length": 8, "until": 0.5}
     data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
     dataset = make_dataset(
-        curriculum=[{"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}]
+        curriculum=[
+            {"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}
+        ]
     )
-    configs = [config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5}) for steps in (100, 200)]
+    configs = [
+        config_in(tmp_path, data=data, train={"max_steps": steps, "warmup_steps": 5})
+        for steps in (100, 200)
+    ]
     begun, resumed = (bind_run(config, dataset, make_plan()) for config in configs)
     assert begun.curriculum_ends == resumed.curriculum_ends == (50,) and resumed.max_steps == 200
     attempt = make_attempt(tmp_path / "runs" / "mine", configs[1], dataset=dataset, lineage=resumed)
@@ -140,7 +180,10 @@ DAMAGE = [
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda line: repr(line[:40]))
 def test_a_damaged_line_of_metrics_is_named_and_skipped(tmp_path, caplog, damage):
     run = RunFolder(tmp_path)
-    before, after = "".join(map(train_line, (1, 2))).encode(), "".join(map(train_line, (4, 5, 6))).encode()
+    before, after = (
+        "".join(map(train_line, (1, 2))).encode(),
+        "".join(map(train_line, (4, 5, 6))).encode(),
+    )
     run.metrics.write_bytes(before + damage + after)
     assert [line.step for line in read_metrics(run)] == [1, 2, 4, 5, 6]
     cut_metrics(run, 5)

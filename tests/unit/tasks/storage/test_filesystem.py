@@ -40,7 +40,9 @@ def test_without_links_there_is_no_pointer_and_all_else_works(lacking, tmp_path,
     lacking(os, "symlink", number)
     preprocess(data(), tmp_path)
     set_pointer(tmp_path, "latest", "x")
-    assert not os.path.lexists(tmp_path / "latest") and not os.path.lexists(tmp_path / "datasets" / "latest")
+    assert not os.path.lexists(tmp_path / "latest") and not os.path.lexists(
+        tmp_path / "datasets" / "latest"
+    )
     (tmp_path / "checkpoints").mkdir()
     add_checkpoint(tmp_path / "checkpoints", 8)
     checkpoints.point_and_prune(tmp_path / "checkpoints", 1)
@@ -53,7 +55,9 @@ def test_a_folder_in_place_of_a_link_is_moved_aside(tmp_path):
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "kept").touch()
     set_pointer(tmp_path, "latest", "x")
-    assert (tmp_path / "latest").readlink().name == "x" and (tmp_path / "latest.damaged-1" / "kept").exists()
+    assert (tmp_path / "latest").readlink().name == "x" and (
+        tmp_path / "latest.damaged-1" / "kept"
+    ).exists()
 
 
 def test_a_folder_in_place_of_a_link_may_be_moved_by_another_build(tmp_path, monkeypatch):
@@ -93,7 +97,9 @@ def test_a_folder_that_cannot_be_synced_alone_is_no_fault(lacking, tmp_path):
 def test_a_map_that_the_system_refuses_is_no_damage(few_addresses, tmp_path):
     table, shard = tmp_path / "table.npy", tmp_path / "shard.arrow"
     with table.open("wb") as file:
-        write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": (few_addresses,)})
+        write_array_header_1_0(
+            file, {"descr": "<i2", "fortran_order": False, "shape": (few_addresses,)}
+        )
     shard.touch()
     os.truncate(table, 2 * few_addresses + table.stat().st_size)
     os.truncate(shard, few_addresses)

@@ -32,7 +32,9 @@ def test_every_changed_bit_is_found_or_changes_nothing(path):
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in range(8):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
+            )
             try:
                 assert read_record(SampleRange, path) == RECORD
             except Damaged as fault:
@@ -79,5 +81,7 @@ def test_a_record_of_another_run_is_named(tmp_path):
         with pytest.raises(Damaged, match=name):
             one.read(SampleRange, path)
         for other in {"environment.json", "lineage.json"} - {name}:
-            assert one.read(SampleRange, one.path / other) == RECORD, "what is its own stays readable"
+            assert one.read(SampleRange, one.path / other) == RECORD, (
+                "what is its own stays readable"
+            )
         path.write_bytes(kept)

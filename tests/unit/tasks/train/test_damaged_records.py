@@ -63,7 +63,9 @@ def add_attempt(run: RunFolder, number: int, attempt: AttemptPlan | None = None)
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
 def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
     for number, name in ((1, "older"), (2, "newer")):
-        add_attempt(run, number, make_attempt(run.path, lineage=changed(make_lineage(), resumed_from=name)))
+        add_attempt(
+            run, number, make_attempt(run.path, lineage=changed(make_lineage(), resumed_from=name))
+        )
     add_attempt(run, 3)
     run.lineage.write_text(text)
     assert run.require_lineage().resumed_from == "newer"
@@ -78,7 +80,9 @@ def test_a_removed_lineage_is_taken_from_an_attempt(run, caplog):
     rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
     run.lineage.unlink()
     home = run.path.parents[1]
-    with pytest.raises(Damaged, match=r"Put the file back from a backup"):  # its checkpoints may be of any settings
+    with pytest.raises(
+        Damaged, match=r"Put the file back from a backup"
+    ):  # its checkpoints may be of any settings
         run.read_lineage()
     assert not [each for each in leftovers(home, rules) if each.kind == "dataset of no run"]
     add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
@@ -115,25 +119,36 @@ def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, caplog):
         "dataset of no run",
     }
     replaced_by_a_folder(run.lineage)
-    assert [file.path for file in collect(home, rules, yes=True).files] == ["runs/two/.report.html.1-0123abcd.tmp"]
-    assert str(run.lineage) in caplog.text and [results.run for results in list_runs(home)] == ["two"]
+    assert [file.path for file in collect(home, rules, yes=True).files] == [
+        "runs/two/.report.html.1-0123abcd.tmp"
+    ]
+    assert str(run.lineage) in caplog.text and [results.run for results in list_runs(home)] == [
+        "two"
+    ]
 
 
 @pytest.mark.parametrize(
-    "name", ["lock", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "logs/attempt-01/time.jsonl"]
+    "name",
+    ["lock", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "logs/attempt-01/time.jsonl"],
 )
 def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name):
     add_attempt(run, 1, make_attempt(run.path))
     (run.path / name).mkdir(parents=True)
     described = RunReader(run.path).description
-    assert described.checkpoints and RunReader(run.path).goodput and RunReader(run.path).evaluations == []
+    assert (
+        described.checkpoints
+        and RunReader(run.path).goodput
+        and RunReader(run.path).evaluations == []
+    )
     assert str(run.path / name) in caplog.text or name == "lock"
     with pytest.raises(DataError, match=name):
         if name == "lock":
             with Lock(run.path / name):
                 pass
         else:
-            append_line(run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.read_id())
+            append_line(
+                run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.read_id()
+            )
 
 
 @pytest.mark.parametrize(
@@ -143,13 +158,20 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
     ids=str,
 )  # fmt: skip
 def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missing):
-    run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in steps))
+    run.metrics.write_text(
+        "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in steps)
+    )
     assert len(RunReader(run.path).metrics) == len(steps)
     assert f"{run.metrics} has no line of step {missing}:" in caplog.text
     caplog.clear()
-    run.write(run.lineage, changed(run.require_lineage(), resumed_from="another/checkpoints/step-00000008"))
+    run.write(
+        run.lineage,
+        changed(run.require_lineage(), resumed_from="another/checkpoints/step-00000008"),
+    )
     assert len(RunReader(run.path).metrics) == len(steps)
-    assert ("has no line of step" in caplog.text) == (min(steps, default=0) < 9), "it began at step 9"
+    assert ("has no line of step" in caplog.text) == (min(steps, default=0) < 9), (
+        "it began at step 9"
+    )
 
 
 def add_settings(run: RunFolder, number: int, from_step: int, **train: object) -> None:
@@ -162,13 +184,22 @@ def test_settings_of_one_attempt_make_nothing_of_another_missing(run, caplog):
     lines = [{"kind": "train", "step": step} for step in range(1, 17)]
     lines += [{"kind": "validation", "step": step} for step in (8, 12, 14, 16)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run.samples.write_text("".join(json.dumps({"step": step, "text": "a"}) + "\n" for step in (12, 14)))
+    run.samples.write_text(
+        "".join(json.dumps({"step": step, "text": "a"}) + "\n" for step in (12, 14))
+    )
     for number, (from_step, train) in enumerate(
-        ((0, {"eval_steps": 8, "sample_prompts": []}), (10, {"eval_steps": 6}), (12, {"eval_steps": 2})), 1
+        (
+            (0, {"eval_steps": 8, "sample_prompts": []}),
+            (10, {"eval_steps": 6}),
+            (12, {"eval_steps": 2}),
+        ),
+        1,
     ):
         add_settings(run, number, from_step, **train)
         append_attempt(run, AttemptRecord(attempt=number, kind="failed", code=70))
-    run.write(run.lineage, changed(run.require_lineage(), train=changed(TrainingConfig(), eval_steps=2)))
+    run.write(
+        run.lineage, changed(run.require_lineage(), train=changed(TrainingConfig(), eval_steps=2))
+    )
     reader = RunReader(run.path)
     assert len(reader.metrics) == 20 and len(reader.samples) == 2 and not caplog.text
 
@@ -198,19 +229,29 @@ def test_missing_validations_texts_attempts_and_measurements_are_named(run, capl
         (True, "the newest", ["passkey", "export"]),
     ],
 )
-def test_a_missing_evaluation_after_training_is_logged(make_run, caplog, finished, measured, missing):
+def test_a_missing_evaluation_after_training_is_logged(
+    make_run, caplog, finished, measured, missing
+):
     run = RunFolder(make_run(finished=finished))
-    run.write_config(run.read_config() | {"evaluate": {"after_training": ["perplexity", "passkey", "export"]}})
+    run.write_config(
+        run.read_config() | {"evaluate": {"after_training": ["perplexity", "passkey", "export"]}}
+    )
     if measured:
         newest = committed(run.checkpoints)[0]
         digest = newest.digest if measured == "the newest" else "blake3:0"
-        asked = EvaluationRequest(checkpoint=newest.path.name, digest=digest, sequences=None, passkey_lengths=())
+        asked = EvaluationRequest(
+            checkpoint=newest.path.name, digest=digest, sequences=None, passkey_lengths=()
+        )
         loss = TextLoss(loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9)
         about = {"run": "run", "checkpoint": newest.path.name, "step": newest.step, "device": "cpu"}
-        line = PerplexityLine(**about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss)
+        line = PerplexityLine(
+            **about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss
+        )
         append_line(run.evaluations, line, run.read_id())
     run_document(RunReader(run.path))
-    assert "after_training" not in caplog.text, "the card of the training is made before the evaluation"
+    assert "after_training" not in caplog.text, (
+        "the card of the training is made before the evaluation"
+    )
     write_report(run.path)
     logged = [record.args for record in caplog.records if record.name == "infini_llama.report"]
     assert logged == [(run.path, kind) for kind in missing]
@@ -221,7 +262,9 @@ def test_an_altered_line_is_not_read(run, caplog):
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0))
     whole = run.attempts.read_text()
     run.attempts.write_text(whole.replace("25.0", "75.0"))
-    assert [record.attempt for record in read_attempts(run)] == [2] and f"{run.attempts}: line 1 " in caplog.text
+    assert [record.attempt for record in read_attempts(run)] == [
+        2
+    ] and f"{run.attempts}: line 1 " in caplog.text
     run.attempts.write_text(whole)
     run.lineage.write_text(json.dumps(make_lineage().to_json() | {"run_id": "another"}))
     assert read_attempts(run) == [], "the lines are of another run"
@@ -238,7 +281,10 @@ def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
 
 def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     run.write_config({"train": {"learning_rate": 0.25}})
-    assert RunReader(run.path).config == {"train": {"learning_rate": 0.25}} and str(run.config) not in caplog.text
+    assert (
+        RunReader(run.path).config == {"train": {"learning_rate": 0.25}}
+        and str(run.config) not in caplog.text
+    )
     text = run.config.read_text().replace("0.25", "0.75")
     run.config.write_text(text)
     assert (
@@ -258,13 +304,19 @@ def test_a_damaged_result_or_environment_is_named(run, caplog, name, text):
     assert str(run.path / name) in caplog.text
 
 
-@pytest.mark.parametrize(("max_steps", "state"), [(12, "finished"), (16, "finished"), (20, "not begun")])
+@pytest.mark.parametrize(
+    ("max_steps", "state"), [(12, "finished"), (16, "finished"), (20, "not begun")]
+)
 def test_a_run_is_finished_once_it_has_its_steps_or_more(run, max_steps, state):
     run.write(run.lineage, changed(run.require_lineage(), max_steps=max_steps))
-    assert RunReader(run.path).state == state and (RunReader(run.path).summary is None) == (state != "finished")
+    assert RunReader(run.path).state == state and (RunReader(run.path).summary is None) == (
+        state != "finished"
+    )
 
 
-@pytest.mark.parametrize(("patience", "state"), [(3, "finished"), (4, "not begun"), (None, "not begun")])
+@pytest.mark.parametrize(
+    ("patience", "state"), [(3, "finished"), (4, "not begun"), (None, "not begun")]
+)
 def test_a_run_that_stopped_early_is_finished_under_the_same_patience(run, patience, state):
     train = changed(TrainingConfig(), early_stopping_patience=patience)
     run.write(run.lineage, changed(run.require_lineage(), max_steps=20, train=train))
@@ -293,7 +345,9 @@ def test_a_summary_without_metrics_has_no_losses(run, caplog):
     assert RunReader(run.path).result is None and f"{run.result} is missing" in caplog.text
 
 
-@pytest.mark.parametrize("line", ["[1,2]", '{"attempt": "2"}', '{"attempt": 2, "code": 70', "\0", "null"])
+@pytest.mark.parametrize(
+    "line", ["[1,2]", '{"attempt": "2"}', '{"attempt": 2, "code": 70', "\0", "null"]
+)
 def test_a_damaged_line_of_attempts_is_named_and_rebuilt(run, caplog, line):
     append_attempt(run, AttemptRecord(attempt=1, invocation=None, kind="done", code=0))
     with run.attempts.open("a") as file:
@@ -302,7 +356,10 @@ def test_a_damaged_line_of_attempts_is_named_and_rebuilt(run, caplog, line):
     add_attempt(run, 2)
     assert record_killed_attempts(run) == 2
     assert [(record.attempt, record.code) for record in read_attempts(run)] == [(1, 0), (2, 70)]
-    assert f"{run.attempts}: line 2" in caplog.text and "cannot be read" in read_attempts(run)[-1].message
+    assert (
+        f"{run.attempts}: line 2" in caplog.text
+        and "cannot be read" in read_attempts(run)[-1].message
+    )
 
 
 def test_invalid_utf_8_lines_are_bad_lines(run):
@@ -312,7 +369,10 @@ def test_invalid_utf_8_lines_are_bad_lines(run):
     run.samples.write_bytes(b"\xff\n[1]\n")
     record = RunReader(run.path)
     assert (record.attempts, record.evaluations, record.samples) == ([], [], [])
-    assert record.config["train"] == make_lineage().train.model_dump(mode="json") and record.goodput.wall == 0.0
+    assert (
+        record.config["train"] == make_lineage().train.model_dump(mode="json")
+        and record.goodput.wall == 0.0
+    )
 
 
 def test_a_folder_that_is_no_attempt_is_ignored(run):

@@ -9,7 +9,12 @@ from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train import stopping
 from infini_llama.tasks.train.launch import TorchrunWorkers
-from infini_llama.tasks.train.stopping import grace_period, notify_systemd, stop_seconds, stop_workers
+from infini_llama.tasks.train.stopping import (
+    grace_period,
+    notify_systemd,
+    stop_seconds,
+    stop_workers,
+)
 from support.records import make_attempt, make_plan
 
 STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
@@ -49,11 +54,17 @@ class Interrupted(TorchrunWorkers):
             raise self.requests.pop(0)
 
 
-def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(tmp_path, monkeypatch):
-    attempt = make_attempt(tmp_path, parse_config({"data": {"source": "python-stdlib"}}), plan=make_plan())
+def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(
+    tmp_path, monkeypatch
+):
+    attempt = make_attempt(
+        tmp_path, parse_config({"data": {"source": "python-stdlib"}}), plan=make_plan()
+    )
     first, second = KeyboardInterrupt(), KeyboardInterrupt()
     assert stop_workers(attempt, Interrupted()) is None
-    repeated = Interrupted(first, second)  # within a second: one request, for which the workers still save
+    repeated = Interrupted(
+        first, second
+    )  # within a second: one request, for which the workers still save
     assert stop_workers(attempt, repeated) is first and not repeated.requests
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", -1.0)
     ended = Interrupted(first, second, KeyboardInterrupt())

@@ -27,15 +27,28 @@ CPU = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus
 
 
 def planned(
-    home: Path, invocation: str = "a", resume: str = "auto", hidden_size: int = 64, max_steps: int = 1000
+    home: Path,
+    invocation: str = "a",
+    resume: str = "auto",
+    hidden_size: int = 64,
+    max_steps: int = 1000,
 ) -> AttemptPlan:
     """The next attempt of a command at the run `mine`."""
-    model = {"hidden_size": hidden_size, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     runtime = {"home": str(home), "name": "mine", "resume": resume}
     train = {"max_steps": max_steps, "warmup_steps": 1}
-    config = parse_config({"data": {"source": "python-stdlib"}, "model": model, "train": train, "runtime": runtime})
+    config = parse_config(
+        {"data": {"source": "python-stdlib"}, "model": model, "train": train, "runtime": runtime}
+    )
     lineage = make_lineage(config, make_dataset())
-    return plan_attempt(config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False)
+    return plan_attempt(
+        config, make_dataset(), make_plan(), lineage, invocation, verify_on_read=False
+    )
 
 
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):
@@ -43,7 +56,10 @@ def test_workers_that_share_sequences_come_in_whole_groups(caplog):
     config = parse_config({"data": {"source": "python-stdlib"}} | sections)
     plan = plan_environment(config, CPU)
     assert plan.nproc_per_node == 2
-    for count, kept in ((3, 2), (4, 4)):  # 32 sequences are two micro-batches of eight for two groups of two
+    for count, kept in (
+        (3, 2),
+        (4, 4),
+    ):  # 32 sequences are two micro-batches of eight for two groups of two
         pinned = changed(plan.pinned(), nproc_per_node=count)
         assert plan_environment(config, CPU, pinned).nproc_per_node == kept
     assert caplog.text.count("train.context_parallel=2, but 3 worker(s)") == 1
@@ -55,11 +71,17 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
         with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
             planned(tmp_path, resume=str(theirs), hidden_size=128)
         attempt = planned(tmp_path, resume=str(theirs))
-        assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (theirs, 7, str(theirs))
+        assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (
+            theirs,
+            7,
+            str(theirs),
+        )
 
 
 def test_a_checkpoint_of_another_dataset(tmp_path, caplog):
-    add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, world_size=1, dataset="other")
+    add_checkpoint(
+        RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, world_size=1, dataset="other"
+    )
     with pytest.raises(DataError, match=r"another dataset \(other\) than this run \(same\)"):
         planned(tmp_path)
     shutil.rmtree(tmp_path / "runs")
@@ -75,7 +97,9 @@ def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
             planned(tmp_path, resume=str(theirs), max_steps=max_steps)
     assert planned(tmp_path, resume=str(theirs), max_steps=8).from_step == 7
     add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, model={}, world_size=1)
-    assert planned(tmp_path, max_steps=7).from_step == 7 and not caplog.text, "killed after its last save"
+    assert planned(tmp_path, max_steps=7).from_step == 7 and not caplog.text, (
+        "killed after its last save"
+    )
     assert planned(tmp_path, max_steps=5).from_step == 7 and "step 7" in caplog.text
 
 
@@ -89,13 +113,19 @@ def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
         planned(tmp_path, "b", "never")
 
 
-def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_command(tmp_path, monkeypatch):
+def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_command(
+    tmp_path, monkeypatch
+):
     dataset, data = make_dataset(), DataConfig(source="python-stdlib")
     run = RunFolder(make_run(tmp_path, dataset, data))
     plan, attempts = make_plan(), list[AttemptPlan]()
-    record = EnvironmentRecord(plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
+    record = EnvironmentRecord(
+        plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+    )
     run.write(run.environment, record)
-    monkeypatch.setattr(stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt))
+    monkeypatch.setattr(
+        stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
+    )
     for resume, steps, rate, cores in (
         ("auto", 60, 1e-3, 2),
         (str(run.checkpoints / "step-00000020"), 40, 1e-4, 4),
@@ -106,12 +136,18 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
         planned = PlannedEnvironment(plan=plan, record=changed(record, facts=changed(CPU, cores=4)))
         stage.train(config, dataset, planned, "a")
         lineage, environment = run.require_lineage(), run.read(EnvironmentRecord, run.environment)
-        assert (lineage.max_steps, lineage.train.learning_rate, environment.facts.cores) == (steps, rate, cores)
+        assert (lineage.max_steps, lineage.train.learning_rate, environment.facts.cores) == (
+            steps,
+            rate,
+            cores,
+        )
     assert [attempt.from_step for attempt in attempts] == [20]
     files = (run.lineage, run.environment, run.config)
     before = [path.read_bytes() for path in files]
     runtime |= {"resume": str(run.checkpoints / "mistyped")}
-    config = PipelineConfig.model_validate({"data": data, "train": train | {"learning_rate": 0.5}, "runtime": runtime})
+    config = PipelineConfig.model_validate(
+        {"data": data, "train": train | {"learning_rate": 0.5}, "runtime": runtime}
+    )
     with pytest.raises(ConfigError, match="mistyped"):
         stage.train(config, dataset, PlannedEnvironment(plan=plan, record=record), "b")
     assert [path.read_bytes() for path in files] == before, "it was refused"
@@ -122,12 +158,18 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_its_name_to_other
     tmp_path, monkeypatch, resume
 ):
     plan, attempts = make_plan(), list[AttemptPlan]()
-    record = EnvironmentRecord(plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00")
-    monkeypatch.setattr(stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt))
+    record = EnvironmentRecord(
+        plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+    )
+    monkeypatch.setattr(
+        stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
+    )
 
     def train(resume: str, seed: int) -> None:
         runtime = {"name": "mine", "home": str(tmp_path), "resume": resume}
-        config = parse_config({"data": {"source": "python-stdlib"}, "train": {"seed": seed}, "runtime": runtime})
+        config = parse_config(
+            {"data": {"source": "python-stdlib"}, "train": {"seed": seed}, "runtime": runtime}
+        )
         stage.train(config, make_dataset(), PlannedEnvironment(plan=plan, record=record), "a")
 
     with pytest.raises(ConfigError, match=rf"runtime\.resume=.*{resume}"):
@@ -151,6 +193,8 @@ def test_retry_of_a_killed_flow_run_does_not_go_back_again(tmp_path):
     folder.mkdir(parents=True)
     write_attempt_plan(folder, first)
     own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
-    assert planned(tmp_path, "flow-run-a", "never").resume_from == own, "the attempt was killed with its process"
+    assert planned(tmp_path, "flow-run-a", "never").resume_from == own, (
+        "the attempt was killed with its process"
+    )
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
         planned(tmp_path, "flow-run-b", "never")

@@ -40,7 +40,10 @@ def begun(run):
     """begun(**sections): the first attempt of the run."""
 
     def begin(plan=None, **sections: dict) -> AttemptPlan:
-        own = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(run.path.parents[1]), "name": "mine"}}
+        own = {
+            "data": {"source": "python-stdlib"},
+            "runtime": {"home": str(run.path.parents[1]), "name": "mine"},
+        }
         own["runtime"] |= sections.pop("runtime", {})
         return make_attempt(run.path, parse_config(own | sections), plan=plan or make_plan())
 
@@ -85,7 +88,9 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun)
     assert [checkpoint.step for checkpoint in committed(run.checkpoints)] == [20, 10]
     assert first.from_step == 20 and skipped(first) == [(160, 260)]
     second = diverged(first, 3, 40)
-    assert second.resume_from is None and skipped(second)[-1] == (0, 40), "before every checkpoint: from the start"
+    assert second.resume_from is None and skipped(second)[-1] == (0, 40), (
+        "before every checkpoint: from the start"
+    )
     add_state(run, 10)
     assert diverged(second, 3, 40) is None
     assert committed(run.checkpoints), "a refused rollback moves nothing"
@@ -131,14 +136,24 @@ def test_a_rollback_after_progress_is_another_one(run, begun, limit):
 
 def test_skipped_samples_are_passed_over_also_where_ranges_touch():
     ranges = [SampleRange(first=first, end=end) for first, end in ((40, 60), (10, 20), (20, 40))]
-    assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [0, 9, 60, 60, 60, 60, 60]
+    assert [next_sample(number, ranges) for number in (0, 9, 10, 19, 20, 59, 60)] == [
+        0,
+        9,
+        60,
+        60,
+        60,
+        60,
+        60,
+    ]
 
 
 @given(step=st.integers(0, 12), torn=st.integers(0, 30))
 def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(tmp_path_factory, step, torn):
     run = RunFolder(tmp_path_factory.mktemp("run"))
     lines = [
-        json.dumps({"kind": kind, "step": number}) + "\n" for number in range(1, 11) for kind in ("train", "validation")
+        json.dumps({"kind": kind, "step": number}) + "\n"
+        for number in range(1, 11)
+        for kind in ("train", "validation")
     ]
     run.metrics.write_text("".join(lines) + lines[0][:torn].rstrip("\n"))
     cut_metrics(run, step)
@@ -148,25 +163,35 @@ def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(tmp_path_factory, st
 
 def test_each_line_of_metrics_is_parsed_once_when_a_run_resumes(run, monkeypatch):
     """Of a million steps this takes half a minute, and the records of all lines would take gigabytes of memory."""
-    run.metrics.write_text("".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 101)))
+    run.metrics.write_text(
+        "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, 101))
+    )
     parsed = list[bytes]()
     parse_line = record_files.parse_line
     monkeypatch.setattr(
-        record_files, "parse_line", lambda line, *rest: [parsed.append(line), parse_line(line, *rest)][1]
+        record_files,
+        "parse_line",
+        lambda line, *rest: [parsed.append(line), parse_line(line, *rest)][1],
     )
     cut_metrics(run, 90)
     assert len(parsed) == 100 and run.metrics.read_text().count("\n") == 90
 
 
-def test_an_attempt_does_not_train_towards_a_save_for_which_there_is_no_space(begun, run, monkeypatch):
+def test_an_attempt_does_not_train_towards_a_save_for_which_there_is_no_space(
+    begun, run, monkeypatch
+):
     """As a retry after a full disk would, at which nothing has changed."""
     attempt = plan_next_attempt(begun())
     assert attempt.resume_from is not None and attempt.resume_from.name == "step-00000030"
     size = size_of(attempt.resume_from)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
-    with pytest.raises(TrainFailed, match=r"no space for another checkpoint in .*step-00000030 takes"):
+    with pytest.raises(
+        TrainFailed, match=r"no space for another checkpoint in .*step-00000030 takes"
+    ):
         prepare(attempt)
     assert not (run.path / "logs").exists()
-    assert prepare(changed(attempt, from_step=attempt.max_steps)).is_dir(), "a finished run saves nothing"
+    assert prepare(changed(attempt, from_step=attempt.max_steps)).is_dir(), (
+        "a finished run saves nothing"
+    )
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
     assert prepare(attempt).is_dir()

@@ -45,7 +45,9 @@ def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
 
 
 def test_an_error_of_its_own_that_mentions_gloo_is_the_ranks_own():
-    own = word(1, "failed", 65, time=2.0, message="/data/gloo/NCCL.txt: Broken pipe", kind="DataError")
+    own = word(
+        1, "failed", 65, time=2.0, message="/data/gloo/NCCL.txt: Broken pipe", kind="DataError"
+    )
     assert reported(1, word(0, "running", 70), own).culprit == 1
 
 
@@ -63,7 +65,12 @@ def test_one_preempted_and_one_silent_is_a_failure():
 
 
 def test_out_of_memory_keeps_its_code():
-    assert reported(1, word(0, "failed", 71, message="CUDA out of memory", kind="OutOfMemoryError")).code == 71
+    assert (
+        reported(
+            1, word(0, "failed", 71, message="CUDA out of memory", kind="OutOfMemoryError")
+        ).code
+        == 71
+    )
 
 
 DONE = (word(0, "done", step=8),)

@@ -18,7 +18,13 @@ def progress(tmp_path, caplog):
     def write(*steps, seconds):
         with run.metrics.open("a") as file:
             for step in steps:
-                line = {"kind": "train", "step": step, "loss": 2.0, "learning_rate": 3e-5, "tokens_per_second": 10.0}
+                line = {
+                    "kind": "train",
+                    "step": step,
+                    "loss": 2.0,
+                    "learning_rate": 3e-5,
+                    "tokens_per_second": 10.0,
+                }
                 line |= {"step_time": seconds}
                 file.write(json.dumps(line) + "\n")
 
@@ -96,7 +102,9 @@ def test_a_warning_of_another_rank_is_logged_and_equal_ones_once(progress):
     progress = Progress(run, run.path, max_steps=20, logging_steps=100, ranks=3)
     head = "2026-01-01 00:00:00,000 WARNING infini_llama.worker:"
     for rank, own in enumerate(("", "", f"{head} the profile failed\n")):
-        (run.path / f"rank-{rank}.log").write_text(f"{head} train.compile=block is turned off\n{own}")
+        (run.path / f"rank-{rank}.log").write_text(
+            f"{head} train.compile=block is turned off\n{own}"
+        )
     progress.poll()
     progress.poll()
     assert messages() == ["train.compile=block is turned off", "the profile failed"]

@@ -2,7 +2,13 @@
 
 import pytest
 
-from infini_llama.configs.errors import ConfigError, DataError, PipelineError, Preempted, TrainFailed
+from infini_llama.configs.errors import (
+    ConfigError,
+    DataError,
+    PipelineError,
+    Preempted,
+    TrainFailed,
+)
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs.run_folder import RunFolder, is_retried
 from infini_llama.tasks.storage.locks import Busy
@@ -13,7 +19,9 @@ from infini_llama.tasks.train.retries import LONGEST_DELAY, Retries, retries_for
 def policy(limit=3, first_delay=5.0, steps=(0,)):
     """A policy that sees the newest checkpoint at these steps, one after the other, the last one for ever."""
     remaining = list(steps)
-    return Retries(limit, first_delay, lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0])
+    return Retries(
+        limit, first_delay, lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,12 +35,16 @@ def test_not_retried(error):
     assert policy().delay_after(error) is None
 
 
-@pytest.mark.parametrize("error", [TrainFailed("rank 1 died"), ValueError("unexpected"), OSError(5, "I/O error")])
+@pytest.mark.parametrize(
+    "error", [TrainFailed("rank 1 died"), ValueError("unexpected"), OSError(5, "I/O error")]
+)
 def test_retried(error):
     assert policy().delay_after(error) == 5.0
 
 
-@pytest.mark.parametrize(("code", "delay"), [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (76, 5.0)])
+@pytest.mark.parametrize(
+    ("code", "delay"), [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (76, 5.0)]
+)
 def test_an_attempt_that_failed_or_hung_is_retried_and_no_other(code, delay):
     error = error_of(Outcome("failed", code, "x"))
     assert error.exit_code == code and policy().delay_after(error) == delay
@@ -40,7 +52,13 @@ def test_an_attempt_that_failed_or_hung_is_retried_and_no_other(code, delay):
 
 def test_delays_double_until_the_budget_at_one_step_is_spent():
     retries = policy(limit=3)
-    assert [retries.delay_after(TrainFailed("x")) for _ in range(5)] == [5.0, 10.0, 20.0, None, None]
+    assert [retries.delay_after(TrainFailed("x")) for _ in range(5)] == [
+        5.0,
+        10.0,
+        20.0,
+        None,
+        None,
+    ]
 
 
 def test_an_older_checkpoint_does_not_renew_the_budget():

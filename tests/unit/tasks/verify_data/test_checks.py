@@ -29,7 +29,9 @@ def files_below(folder: Path) -> list[Path]:
 
 def rewrite(shard: Path, change: Change) -> None:
     offsets, values = change(*(array.copy() for array in map_shard(shard)))
-    batch = pa.record_batch({"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))})
+    batch = pa.record_batch(
+        {"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))}
+    )
     with shard.open("wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
 
@@ -52,12 +54,22 @@ def test_a_good_dataset_passes_with_a_report(built, dataset, level, caplog):
     assert VerifyReport.model_validate(report.to_json()) == report
     assert (report.level, report.verify_on_read) == (level, False)
     names = [check.name for check in report.checks]
-    assert names[:5] == ["manifest of the tokens", "manifest of the rows", "token files", "row files", "tokenizer"]
+    assert names[:5] == [
+        "manifest of the tokens",
+        "manifest of the rows",
+        "token files",
+        "row files",
+        "tokenizer",
+    ]
     assert names[5:] == (["tokens", "rows", "leakage", "text"] if level == "deep" else [])
     assert all(check.detail for check in report.checks)
     files = [path for path in files_below(dataset) if path.name != MANIFEST]
-    assert report.files == len(files) and report.checked_bytes == sum(path.stat().st_size for path in files)
-    progress = [record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")]
+    assert report.files == len(files) and report.checked_bytes == sum(
+        path.stat().st_size for path in files
+    )
+    progress = [
+        record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")
+    ]
     assert progress[-1].done == progress[-1].total == len(names)
 
 
@@ -71,8 +83,14 @@ def test_every_shard_is_checked_whatever_the_threads(built, dataset, caplog, mon
             verify(reference, home, "deep")
         for split in ("train", "validation"):
             shards = list((dataset / split).glob("*.arrow"))
-            reported = [record.progress for record in caplog.records if f"the tokens of {split}" in record.getMessage()]
-            assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(shards) > 1
+            reported = [
+                record.progress
+                for record in caplog.records
+                if f"the tokens of {split}" in record.getMessage()
+            ]
+            assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(
+                shards
+            ) > 1
 
 
 def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built, dataset):
@@ -121,12 +139,20 @@ def test_quick_above_the_bound_leaves_only_the_bytes_of_shards_unread(built, dat
 
 def test_every_refusal_says_what_to_do_and_doing_it_helps(built, dataset, row_table, data):
     home, reference = built
-    for path in (row_table / "train.rows.npy", dataset / "tokenizer.json", dataset / "train" / "data-00000.arrow"):
+    for path in (
+        row_table / "train.rows.npy",
+        dataset / "tokenizer.json",
+        dataset / "train" / "data-00000.arrow",
+    ):
         flip(path, 8 * 200)
         with pytest.raises(DataError, match=str(path)) as caught:
             verify(reference, home, "quick")
-        assert "preprocess CONFIG --repair" in str(caught.value) and " aside" not in str(caught.value)
-        assert changed(preprocess(data(), home, repair=True), built=[]) == changed(reference, built=[])
+        assert "preprocess CONFIG --repair" in str(caught.value) and " aside" not in str(
+            caught.value
+        )
+        assert changed(preprocess(data(), home, repair=True), built=[]) == changed(
+            reference, built=[]
+        )
         verify(reference, home, "deep")
 
 
@@ -174,18 +200,33 @@ def token(place: int, value: int) -> Change:
     return change
 
 
-NO_END, NO_ASCENT = "do not end with the one end-of-text token", "document offsets that do not ascend"
+NO_END, NO_ASCENT = (
+    "do not end with the one end-of-text token",
+    "document offsets that do not ascend",
+)
 COUNTS = r"has \{'documents': .*; the manifest says"
 WRONG = [
     (token(1, 300), "has token 300, beyond the vocabulary of 300"),
     (token(1, 0), NO_END),
     (token(-1, 5), NO_END),
-    (lambda offsets, values: (offsets, values.astype(np.uint32)), "holds uint32; the manifest says uint16"),
+    (
+        lambda offsets, values: (offsets, values.astype(np.uint32)),
+        "holds uint32; the manifest says uint16",
+    ),
     (lambda offsets, values: (np.append(offsets[:-1], offsets[-1] - 1), values), COUNTS),
-    (lambda offsets, values: (np.concatenate((offsets[:2], offsets[1:2], offsets[3:])), values), NO_ASCENT),
+    (
+        lambda offsets, values: (np.concatenate((offsets[:2], offsets[1:2], offsets[3:])), values),
+        NO_ASCENT,
+    ),
     (lambda offsets, values: (np.concatenate(([1], offsets[1:])), values), COUNTS),
     (lambda offsets, values: (np.delete(offsets, 1), values), COUNTS),
-    (lambda offsets, values: (np.append(offsets[:-1], offsets[-1] + 1), np.append(values, values[-1:])), COUNTS),
+    (
+        lambda offsets, values: (
+            np.append(offsets[:-1], offsets[-1] + 1),
+            np.append(values, values[-1:]),
+        ),
+        COUNTS,
+    ),
 ]
 
 
@@ -203,7 +244,13 @@ def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(built, dataset, change
 def test_a_row_table_of_other_tokens_is_found_by_deep(built, row_table):
     home, reference = built
     starts = np.load(row_table / "train.rows.npy")
-    for wrong in (starts + 1, starts[::-1], starts[:-1], starts.astype(np.int32), np.append(starts, starts[-1] + 16)):
+    for wrong in (
+        starts + 1,
+        starts[::-1],
+        starts[:-1],
+        starts.astype(np.int32),
+        np.append(starts, starts[-1] + 16),
+    ):
         save_array(row_table / "train.rows.npy", wrong)
         resealed = changed(reference, row_table_digest=reseal(row_table))
         verify(resealed, home, "quick")
@@ -240,7 +287,11 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built, datas
     for shard in (dataset / "train").glob("*.arrow"):
         rewrite(shard, unmerge)
     with pytest.raises(DataError, match=r"the tokens of train .* bytes of text"):
-        verify(changed(reference, digest=reseal(dataset, train=counted(dataset, "train"))), home, "deep")
+        verify(
+            changed(reference, digest=reseal(dataset, train=counted(dataset, "train"))),
+            home,
+            "deep",
+        )
 
 
 def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
@@ -256,13 +307,20 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
     rewrite(shard, prepend)
     facts = counted(dataset, "validation")
     for number, entry in enumerate(facts["shards"]):
-        added = {"documents": 1, "tokens": extra} if number == 0 else {"first_document": 1, "first_token": extra}
+        added = (
+            {"documents": 1, "tokens": extra}
+            if number == 0
+            else {"first_document": 1, "first_token": extra}
+        )
         entry |= {name: entry[name] + by for name, by in added.items()}
     facts |= {"documents": facts["documents"] + 1, "tokens": facts["tokens"] + extra}
     rows = np.arange((facts["tokens"] - 1) // 16, dtype=np.int64) * 16
     save_array(row_table / "validation.rows.npy", rows)
     counts = {"train": reference.train.rows, "validation": len(rows)}
-    digests = {"digest": reseal(dataset, validation=facts), "row_table_digest": reseal(row_table, rows=counts)}
+    digests = {
+        "digest": reseal(dataset, validation=facts),
+        "row_table_digest": reseal(row_table, rows=counts),
+    }
     with pytest.raises(DataError, match=r"^1 training document"):
         verify(changed(reference, **digests), home, "deep")
 
@@ -273,7 +331,9 @@ def test_an_end_of_text_token_that_text_could_hold_is_no_text(data, dataset, tmp
 
 
 def detail_of_text(reference: DatasetRef, home: Path) -> str:
-    (found,) = (check.detail for check in verify(reference, home, "deep").checks if check.name == "text")
+    (found,) = (
+        check.detail for check in verify(reference, home, "deep").checks if check.name == "text"
+    )
     return found
 
 

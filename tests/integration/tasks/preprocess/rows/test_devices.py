@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.preprocess.rows import tables
 from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
-from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, require_device, rows_by_torch, rows_on
+from infini_llama.tasks.preprocess.rows.tables import (
+    ON_A_GPU,
+    require_device,
+    rows_by_torch,
+    rows_on,
+)
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.storage.artifacts import read_row_table
 
@@ -49,7 +54,9 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    monkeypatch.setattr(tables, "rows_by_torch", lambda *arguments: rows_by_torch(*arguments[:-1], "cpu"))
+    monkeypatch.setattr(
+        tables, "rows_by_torch", lambda *arguments: rows_by_torch(*arguments[:-1], "cpu")
+    )
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
@@ -90,7 +97,15 @@ def test_a_gpu_that_fails_is_refused(monkeypatch):
 
 def test_the_process_returns_the_rows():
     with rows_on("cpu:0") as compute:  # which torch takes for the CPU; numpy's is "cpu"
-        for strategy, stride in (("concat", None), ("window", 3), ("padded", None), ("greedy", None)):
-            found, expected = compute(LENGTHS, strategy, 10, stride), compute_rows(LENGTHS, strategy, 10, stride)
+        for strategy, stride in (
+            ("concat", None),
+            ("window", 3),
+            ("padded", None),
+            ("greedy", None),
+        ):
+            found, expected = (
+                compute(LENGTHS, strategy, 10, stride),
+                compute_rows(LENGTHS, strategy, 10, stride),
+            )
             assert found.entries.tobytes() == expected.entries.tobytes()
             assert expected.pieces is None or found.pieces.tobytes() == expected.pieces.tobytes()

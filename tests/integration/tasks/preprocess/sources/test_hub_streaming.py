@@ -16,7 +16,10 @@ from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.task import _is_transient
 
-ROWS = [{"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)} for n in range(700)]
+ROWS = [
+    {"id": n, "body": None if n % 50 == 7 else f"row {n}: größer, 日本語 " * (n % 9)}
+    for n in range(700)
+]
 
 
 @pytest.fixture
@@ -45,8 +48,16 @@ def folder(request, tmp_path):
     return tmp_path / "hub"
 
 
-def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(data, folder, cache, tmp_path, digests):
-    given = {"source": "huggingface", "dataset": str(folder), "text_column": "body", "files": [], "deduplicate": True}
+def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(
+    data, folder, cache, tmp_path, digests
+):
+    given = {
+        "source": "huggingface",
+        "dataset": str(folder),
+        "text_column": "body",
+        "files": [],
+        "deduplicate": True,
+    }
     streamed = preprocess(data(**given, streaming=True), tmp_path / "streamed")
     assert not list(cache.rglob("*.arrow"))
     copied = preprocess(data(**given), tmp_path / "copied")
@@ -86,7 +97,9 @@ def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
     with pytest.raises(DataError, match="nothing"):
         preprocess(data(**given, text_column="body", dataset_split="nothing"), tmp_path / "home")
     records = list(texts_of(HubSplit(str(folder), None, "train", None, True), "id"))
-    assert len(records) == len(ROWS) and all(isinstance(record, Fault) for record in records)  # numbers are no text
+    assert len(records) == len(ROWS) and all(
+        isinstance(record, Fault) for record in records
+    )  # numbers are no text
     last = sorted((folder / "data").iterdir())[-1]
     last.write_bytes(b'"\xff\xfe never a file\n')
     with pytest.raises(DataError, match="hub"):
@@ -114,7 +127,10 @@ class Breaking:
     [
         (None, ConnectionResetError("reset by peer")),
         (None, TimeoutError("no byte for 60 s")),
-        ("owner/name", ValueError("closed without the rest")),  # whatever a reader makes of a cut connection
+        (
+            "owner/name",
+            ValueError("closed without the rest"),
+        ),  # whatever a reader makes of a cut connection
     ],
 )
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
@@ -122,8 +138,15 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
     data, folder, cache, tmp_path, monkeypatch, dataset, error, on_bad_input
 ):
     opened = hub._opened
-    monkeypatch.setattr(hub, "_opened", lambda split: Breaking(opened(replace(split, path=str(folder))), error))
-    given = {"source": "huggingface", "dataset": dataset or str(folder), "text_column": "body", "files": []}
+    monkeypatch.setattr(
+        hub, "_opened", lambda split: Breaking(opened(replace(split, path=str(folder))), error)
+    )
+    given = {
+        "source": "huggingface",
+        "dataset": dataset or str(folder),
+        "text_column": "body",
+        "files": [],
+    }
     with pytest.raises(PipelineError, match="'train'") as found:
         preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), tmp_path / "home")
     assert found.value.exit_code == 70
@@ -135,7 +158,12 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
 def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch):
     for place in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
         monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
-    given = {"source": "huggingface", "dataset": "owner/never-fetched", "files": [], "on_bad_input": "skip"}
+    given = {
+        "source": "huggingface",
+        "dataset": "owner/never-fetched",
+        "files": [],
+        "on_bad_input": "skip",
+    }
     with pytest.raises(PipelineError, match="owner/never-fetched") as found:
         preprocess(data(**given, streaming=True), tmp_path / "home")
     assert found.value.exit_code == 70
@@ -143,7 +171,12 @@ def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(
     ("error", "again"),
-    [(PipelineError("cut"), True), (OSError("disk"), True), (DataError("bad"), False), (ConfigError("bad"), False)],
+    [
+        (PipelineError("cut"), True),
+        (OSError("disk"), True),
+        (DataError("bad"), False),
+        (ConfigError("bad"), False),
+    ],
 )
 def test_only_transient_errors_are_retried(error, again):
     assert _is_transient(None, None, Failed(data=error)) == again

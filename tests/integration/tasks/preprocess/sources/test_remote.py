@@ -37,7 +37,9 @@ def folder(tmp_path_factory):
     (folder / ".hidden.txt").write_text("not read")
     (folder / "deep" / "b.jsonl").write_bytes(b"".join(lines[:200]))
     (folder / "deep" / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[200:300]), mtime=0))
-    (folder / "deep" / "er" / "d.jsonl.bz2").write_bytes(b"".join(bz2.compress(line) for line in lines[300:310]))
+    (folder / "deep" / "er" / "d.jsonl.bz2").write_bytes(
+        b"".join(bz2.compress(line) for line in lines[300:310])
+    )
     (folder / "deep" / "er" / "e.txt.xz").write_bytes(lzma.compress(TEXTS[311].encode()))
     with pa.CompressedOutputStream(str(folder / "f.jsonl.zst"), "zstd") as file:
         file.write(b"".join(lines[320:400]))
@@ -91,7 +93,9 @@ def test_an_unreachable_server_is_not_bad_input(web, fault, monkeypatch):
     monkeypatch.setattr(remote, "TRIES", 2)
     web.faults = [fault] * 1000
     with pytest.raises(PipelineError) as raised:
-        survey(DataConfig(files=[f"{web.url}/text/deep/b.jsonl?signature=hush"], on_bad_input="skip"))
+        survey(
+            DataConfig(files=[f"{web.url}/text/deep/b.jsonl?signature=hush"], on_bad_input="skip")
+        )
     assert raised.value.exit_code == 70 and "hush" not in str(raised.value)
 
 
@@ -119,7 +123,10 @@ def connected(folder, monkeypatch) -> str:
 def test_a_filesystem_that_connects_when_it_is_opened_is_tried_again(folder, connected, pattern):
     here = survey(DataConfig(files=[pattern.format(folder)])).identity
     ConnectedFiles.refusals = remote.TRIES - 1
-    assert survey(DataConfig(files=[pattern.format(connected)])).identity == here and not ConnectedFiles.refusals
+    assert (
+        survey(DataConfig(files=[pattern.format(connected)])).identity == here
+        and not ConnectedFiles.refusals
+    )
 
 
 def test_a_server_that_refuses_every_connection_is_named_without_the_password(connected):
@@ -154,7 +161,9 @@ def test_a_url_that_its_filesystem_does_not_take_is_a_mistake_of_the_configurati
 
 def test_a_pointer_elsewhere_is_refused(folder, web):
     pointer = folder / "deep" / ".pointer.jsonl"
-    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n")
+    pointer.write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
+    )
     with pytest.raises(DataError, match=r"pointer\.jsonl is a Git LFS pointer"):
         survey(DataConfig(files=[f"{web.url}/text/deep/.pointer.jsonl"], on_bad_input="skip"))
 
@@ -167,7 +176,9 @@ def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatc
         assert server.requests["b.jsonl"] < 6
 
 
-def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(folder, tmp_path, web, monkeypatch):
+def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(
+    folder, tmp_path, web, monkeypatch
+):
     copy = folder.parent / "copy"
     copy.mkdir()
     for number in range(3):
@@ -191,7 +202,13 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 4096)
     texts = [os.urandom(500).hex() for _ in range(2000)]
     table = pa.table({"text": texts, "other": [os.urandom(500) for _ in texts]})
-    pq.write_table(table, web.root / "rows.parquet", row_group_size=100, compression="none", use_dictionary=False)
+    pq.write_table(
+        table,
+        web.root / "rows.parquet",
+        row_group_size=100,
+        compression="none",
+        use_dictionary=False,
+    )
     _, [(file, _)] = matching(f"{web.url}/rows.parquet")
     web.sent.clear()
     assert [text for batch in formats.read(file, "text") for text in batch] == texts
@@ -199,19 +216,31 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     spans = formats.spans(file, file.size or 0, "auto", 150_000)
     assert spans is not None and len(spans) == 20
     web.sent.clear()
-    assert [text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch] == texts[1000:1100]
+    assert [
+        text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch
+    ] == texts[1000:1100]
     assert web.sent["rows.parquet"] < 300_000
 
 
 def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch):
     commit, read = "0123456789" * 4, []
-    monkeypatch.setattr("infini_llama.tasks.preprocess.sources.sources.commit_of", lambda path, revision: commit)
+    monkeypatch.setattr(
+        "infini_llama.tasks.preprocess.sources.sources.commit_of", lambda path, revision: commit
+    )
     monkeypatch.setattr(
         "infini_llama.tasks.preprocess.sources.sources.texts_of",
         lambda *given, **_: (read.append(given), iter(TEXTS))[1],
     )
-    given = {"source": "huggingface", "dataset": "someone/something", "files": [], "streaming": True}
+    given = {
+        "source": "huggingface",
+        "dataset": "someone/something",
+        "files": [],
+        "streaming": True,
+    }
     reference = preprocess(data(**given), tmp_path)
-    assert read_dataset(tmp_path / reference.path).meta.revision == commit and read[0][0].revision == commit
+    assert (
+        read_dataset(tmp_path / reference.path).meta.revision == commit
+        and read[0][0].revision == commit
+    )
     before = len(read)
     assert lookup(data(**given), tmp_path) == changed(reference, built=[]) and len(read) == before

@@ -19,7 +19,12 @@ from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokenizers.engines import EngineDiffers, choose_engine, compare, open_engine
+from infini_llama.tasks.preprocess.tokenizers.engines import (
+    EngineDiffers,
+    choose_engine,
+    compare,
+    open_engine,
+)
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.tokenizer_kinds import train_bpe
 
@@ -81,13 +86,17 @@ print(stage.preprocess(DataConfig.model_validate_json(data), Path(home)).path)
 """
 
 
-def test_the_bytes_are_the_same_with_every_engine(data, tmp_path, digests, small_parts, monkeypatch):
+def test_the_bytes_are_the_same_with_every_engine(
+    data, tmp_path, digests, small_parts, monkeypatch
+):
     first = preprocess(data(), tmp_path / "slow")
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
     second = preprocess(data(num_workers=2), tmp_path / "fast")
     assert first == second
     assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
-    slow, fast = (read_dataset(tmp_path / name / first.path).meta.engine for name in ("slow", "fast"))
+    slow, fast = (
+        read_dataset(tmp_path / name / first.path).meta.engine for name in ("slow", "fast")
+    )
     assert (slow.name, fast.name, fast.refused) == ("tokenizers", "gigatoken", {})
 
 
@@ -129,13 +138,19 @@ def wrong(monkeypatch):
 
 def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
     tokenizer, compared = train_bpe(TEXTS * 3, 300), []
-    monkeypatch.setattr(engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"])
+    monkeypatch.setattr(
+        engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"]
+    )
     with caplog.at_level(logging.WARNING):
         chosen = choose_engine(tokenizer, tmp_path)
     assert chosen.name == "tokenizers" and "other ids" in chosen.refused["gigatoken"]
     assert "gigatoken" in caplog.text
     [note] = tmp_path.iterdir()
-    for damage in (lambda: None, lambda: note.write_bytes(b"\xff"), lambda: (note.unlink(), note.mkdir())):
+    for damage in (
+        lambda: None,
+        lambda: note.write_bytes(b"\xff"),
+        lambda: (note.unlink(), note.mkdir()),
+    ):
         damage()
         assert choose_engine(tokenizer, tmp_path).name == "tokenizers" and len(compared) == 1
 
@@ -175,10 +190,21 @@ def test_a_difference_leaves_another_preparation_its_units_and_both_switch_to_th
         folders.append(shutil.copytree(corpus, tmp_path / f"text-{len(folders)}"))
         (folders[-1] / "text-050.txt").write_text("WRONG, and not sampled")
         (folders[-1] / "text-099.txt").write_text(last)
-    settings = [data(files=[str(folder)], tokenizer={"path": str(frozen)}, num_workers=1) for folder in folders]
+    settings = [
+        data(files=[str(folder)], tokenizer={"path": str(frozen)}, num_workers=1)
+        for folder in folders
+    ]
 
     def start(number: int, sampled: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", PREPARING, home, settings[number].model_dump_json(), str(sampled), waiting]
+        command = [
+            sys.executable,
+            "-c",
+            PREPARING,
+            home,
+            settings[number].model_dump_json(),
+            str(sampled),
+            waiting,
+        ]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     first = start(0, sampled=10**9)
@@ -222,7 +248,9 @@ def test_a_failure_after_a_mismatch_leaves_no_wrong_ids_in_the_next_dataset(
         with pytest.raises(OSError, match="Input/output error"):
             preprocess(data(), home)
     assert list(home.glob("units/*/*/manifest.json"))  # wrong from the second text on
-    monkeypatch.setattr(engines, "version", lambda name: "99" if name == engines.REFERENCE else version(name))
+    monkeypatch.setattr(
+        engines, "version", lambda name: "99" if name == engines.REFERENCE else version(name)
+    )
     reference = preprocess(data(), home)
     assert slow(data(), tmp_path / "slow", monkeypatch) == reference
     assert digests(home / "datasets") == digests(tmp_path / "slow" / "datasets")
@@ -235,13 +263,21 @@ def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     text = shutil.copytree(corpus, tmp_path / "text")
     settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
     monkeypatch.setattr(engines, "SAMPLED", 1000)
-    earlier = preprocess(settings, tmp_path / "home").path  # wrong from the second text on, and not caught
+    earlier = preprocess(
+        settings, tmp_path / "home"
+    ).path  # wrong from the second text on, and not caught
     tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
-    engines.remember_comparison(tokenizer, tmp_path / "home" / "engine-checks", "another text showed it")
-    (text / "text-99-tomorrow.txt").write_text("another day, and what it brought " * 30, encoding="utf-8")
+    engines.remember_comparison(
+        tokenizer, tmp_path / "home" / "engine-checks", "another text showed it"
+    )
+    (text / "text-99-tomorrow.txt").write_text(
+        "another day, and what it brought " * 30, encoding="utf-8"
+    )
     reference = preprocess(settings, tmp_path / "home")
     slow(settings, tmp_path / "fresh", monkeypatch)
-    assert digests(tmp_path / "home" / reference.path) == digests(tmp_path / "fresh" / reference.path)
+    assert digests(tmp_path / "home" / reference.path) == digests(
+        tmp_path / "fresh" / reference.path
+    )
 
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
@@ -255,7 +291,10 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
 def test_characters_of_newer_unicode_versions_use_the_reference_engine():
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
     tokenizer = train_bpe(texts * 50, 300)
-    slow, fast = engines.reference(engines.encoder_of(tokenizer)), open_engine("gigatoken", tokenizer)
+    slow, fast = (
+        engines.reference(engines.encoder_of(tokenizer)),
+        open_engine("gigatoken", tokenizer),
+    )
     encoded = [text.encode() for text in texts]
     for found, right in zip(fast(encoded), slow(encoded), strict=True):
         assert found.tolist() == right.tolist()
@@ -272,7 +311,9 @@ def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
 
 def test_the_build_uses_the_engine_that_was_compared_once(tmp_path, monkeypatch):
     tokenizer, opened, right = train_bpe(TEXTS * 3, 300), [], engines.gigatoken_of
-    monkeypatch.setattr(engines, "gigatoken_of", lambda description: opened.append(1) or right(description))
+    monkeypatch.setattr(
+        engines, "gigatoken_of", lambda description: opened.append(1) or right(description)
+    )
     assert choose_engine(tokenizer, tmp_path).name == "gigatoken"
     for times in (1, 2):  # later ones, after so much text, are new
         open_engine("gigatoken", tokenizer)(ENCODED)
@@ -291,7 +332,11 @@ def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeyp
     """Neither its refusal nor an earlier good check outlasts the installation."""
     tokenizer = train_bpe(TEXTS * 3, 300)
     monkeypatch.setattr(engines, "version", lambda name: "1.0")
-    monkeypatch.setattr(engines, "gigatoken_of", lambda description: engines.reference(Tokenizer.from_str(description)))
+    monkeypatch.setattr(
+        engines,
+        "gigatoken_of",
+        lambda description: engines.reference(Tokenizer.from_str(description)),
+    )
     used = []
     for module in (None, ModuleType("gigatoken"), None):
         monkeypatch.setitem(sys.modules, "awkward", module)
@@ -318,7 +363,9 @@ def test_a_pattern_that_backtracks_without_end_is_refused(data, tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for number in range(20):
-        (tmp_path / f"{number}.txt").write_text(f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else ""))
+        (tmp_path / f"{number}.txt").write_text(
+            f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else "")
+        )
     settings = data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path), "eos": "</s>"})
     with pytest.raises(DataError, match="retry-limit"):
         preprocess(settings, tmp_path / "home")

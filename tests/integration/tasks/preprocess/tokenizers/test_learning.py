@@ -21,5 +21,7 @@ print(kilobytes("VmHWM") - before)
 
 def test_memory_does_not_grow_with_the_length_of_a_text():
     """8 MB of text, for which `tokenizers` would take 700 MB as a whole, in each of its threads."""
-    learning = subprocess.run([sys.executable, "-c", LEARNING], capture_output=True, text=True, check=True)
+    learning = subprocess.run(
+        [sys.executable, "-c", LEARNING], capture_output=True, text=True, check=True
+    )
     assert int(learning.stdout) < 150_000

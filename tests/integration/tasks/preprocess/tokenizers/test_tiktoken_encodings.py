@@ -18,7 +18,11 @@ from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokenizers import tiktoken_encodings
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, from_rank_file, rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import (
+    ENCODINGS,
+    from_rank_file,
+    rank_file,
+)
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import end_of_text, load
 from infini_llama.tasks.verify_data.checks import verify
 
@@ -39,7 +43,9 @@ def server(tmp_path):
             asked.append(self.path)
 
     (tmp_path / "served").mkdir()
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served")))
+    httpd = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served"))
+    )
     threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
     yield tmp_path / "served", f"http://127.0.0.1:{httpd.server_port}", asked
     httpd.shutdown()
@@ -52,7 +58,9 @@ def small(server, monkeypatch, tmp_path):
     served, url, asked = server
     learned = ["th", "the", " t", " the", "in", "er", "12", "  "]
     tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in learned)]
-    content = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)).encode()
+    content = "".join(
+        f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)
+    ).encode()
     (served / "small.tiktoken").write_bytes(content)
     count = len(tokens)
     encoding = replace(
@@ -71,7 +79,11 @@ def test_the_file_is_fetched_once_and_its_checksum_is_verified(small, tmp_path):
     encoding, served, asked = small
     file = rank_file(NAME, None)
     assert file == tmp_path / "tiktoken" / hashlib.sha1(encoding.url.encode()).hexdigest()
-    assert file.read_bytes() == served.read_bytes() and rank_file(NAME, None) == file and len(asked) == 1
+    assert (
+        file.read_bytes() == served.read_bytes()
+        and rank_file(NAME, None) == file
+        and len(asked) == 1
+    )
     file.write_bytes(b"YQ== 0\n")
     assert rank_file(NAME, None).read_bytes() == served.read_bytes() and len(asked) == 2
     file.unlink()
@@ -89,23 +101,35 @@ def test_a_local_file_must_be_the_published_one(small, tmp_path):
     assert rank_file(NAME, str(served)) == served and not asked
     other = tmp_path / "other.tiktoken"
     other.write_text("YQ== 0\n")
-    with pytest.raises(ConfigError, match=r"other\.tiktoken .*data\.tokenizer\.encoding=cl100k_base"):
+    with pytest.raises(
+        ConfigError, match=r"other\.tiktoken .*data\.tokenizer\.encoding=cl100k_base"
+    ):
         load(section(path=str(other)))
     with pytest.raises(ConfigError, match="No such file"):
         load(section(path=str(tmp_path / "none")))
 
 
 def test_ids_and_special_tokens_are_tiktokens(small):
-    tiktoken, ranks_of = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken.load").load_tiktoken_bpe
+    tiktoken, ranks_of = (
+        pytest.importorskip("tiktoken"),
+        pytest.importorskip("tiktoken.load").load_tiktoken_bpe,
+    )
     encoding, served, _ = small
     tokenizer = load(section())
     ranks = ranks_of(str(served))
-    reference = tiktoken.Encoding(NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=encoding.special)
-    assert tokenizer.get_vocab_size() == reference.n_vocab and end_of_text(tokenizer, section()) == reference.eot_token
+    reference = tiktoken.Encoding(
+        NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=encoding.special
+    )
+    assert (
+        tokenizer.get_vocab_size() == reference.n_vocab
+        and end_of_text(tokenizer, section()) == reference.eot_token
+    )
     assert tokenizer.token_to_id("<|endofprompt|>") == encoding.special["<|endofprompt|>"]
     encoder = encoder_of(tokenizer)
     for text in [*TEXTS, Path(__file__).read_text(), Path(os.__file__).read_text()]:
-        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(text), text[:80]
+        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
+            text
+        ), text[:80]
 
 
 # as tiktoken 0.14 has it, with its possessive quantifiers
@@ -125,7 +149,10 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
     key = Preparation(given, tmp_path).plan().key
     assert not asked
     encoding, _, _ = small
-    for changes in ({"pattern": encoding.pattern + "|x"}, {"special": encoding.special | {"<|other|>": 270}}):
+    for changes in (
+        {"pattern": encoding.pattern + "|x"},
+        {"special": encoding.special | {"<|other|>": 270}},
+    ):
         with monkeypatch.context() as patch:
             patch.setitem(ENCODINGS, NAME, replace(encoding, **changes))
             assert Preparation(given, tmp_path).plan().key != key
@@ -137,32 +164,58 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
 
 
 def test_a_named_encoding_is_valid_with_every_key():
-    assert section(**section().model_dump()) == section(), "a configuration that is written out names every key"
+    assert section(**section().model_dump()) == section(), (
+        "a configuration that is written out names every key"
+    )
 
 
 @pytest.fixture(scope="module")
 def short_words(tmp_path_factory):
     """Ranks among which is every word of up to 5 of 5 characters, so that ids say where a text was cut."""
-    words = ["".join(letters) for size in range(2, 6) for letters in product(" \n\ra1", repeat=size)]
+    words = [
+        "".join(letters) for size in range(2, 6) for letters in product(" \n\ra1", repeat=size)
+    ]
     tokens = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
     file = tmp_path_factory.mktemp("words") / "words.tiktoken"
-    file.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)))
+    file.write_bytes(
+        b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+    )
     return file, words, {token: rank for rank, token in enumerate(tokens)}
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS])
 def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(short_words, name, monkeypatch):
-    tiktoken, public = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken_ext.openai_public")
+    tiktoken, public = (
+        pytest.importorskip("tiktoken"),
+        pytest.importorskip("tiktoken_ext.openai_public"),
+    )
     file, words, ranks = short_words
-    monkeypatch.setattr(public, "load_tiktoken_bpe", lambda url, expected_hash: (url, expected_hash))
+    monkeypatch.setattr(
+        public, "load_tiktoken_bpe", lambda url, expected_hash: (url, expected_hash)
+    )
     theirs, ours = getattr(public, name)(), ENCODINGS[name]
-    assert theirs["mergeable_ranks"] == (ours.url, ours.sha256) and theirs["special_tokens"] == ours.special
-    reference = tiktoken.Encoding(name, pat_str=theirs["pat_str"], mergeable_ranks=ranks, special_tokens={})
+    assert (
+        theirs["mergeable_ranks"] == (ours.url, ours.sha256)
+        and theirs["special_tokens"] == ours.special
+    )
+    reference = tiktoken.Encoding(
+        name, pat_str=theirs["pat_str"], mergeable_ranks=ranks, special_tokens={}
+    )
     encoder = encoder_of(from_rank_file(file, ours.pattern, ["<|endoftext|>"]))
-    texts = [*words, "a\n  ", "a \n \n", "a  \n\n  \nb  ", "1\r\n \r\n", *TEXTS, *(f"{text}\n \n  " for text in TEXTS)]
+    texts = [
+        *words,
+        "a\n  ",
+        "a \n \n",
+        "a  \n\n  \nb  ",
+        "1\r\n \r\n",
+        *TEXTS,
+        *(f"{text}\n \n  " for text in TEXTS),
+    ]
     found = [encoding.ids for encoding in encoder.encode_batch(texts, add_special_tokens=False)]
     expected = reference.encode_ordinary_batch(texts, num_threads=1)
-    assert not [text for text, ids, wanted in zip(texts, found, expected, strict=True) if ids != wanted]
+    assert not [
+        text for text, ids, wanted in zip(texts, found, expected, strict=True) if ids != wanted
+    ]
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS])
@@ -177,4 +230,6 @@ def test_the_real_encodings_are_tiktokens_where_its_cache_has_them(name):
     assert end_of_text(tokenizer, section(encoding=name)) == reference.eot_token
     encoder = encoder_of(tokenizer)
     for text in [*TEXTS, Path(os.__file__).read_text()]:
-        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(text), text[:80]
+        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
+            text
+        ), text[:80]

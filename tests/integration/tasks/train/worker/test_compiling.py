@@ -52,7 +52,9 @@ def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch):
 
     validation, metrics = SimpleNamespace(measure=step), SimpleNamespace(writer=None)
     heartbeat = SimpleNamespace(beat=lambda *_: None)
-    evaluation = Evaluation(strategy, validation, TrainingConfig(), 9, strategy.ranks, metrics, heartbeat)
+    evaluation = Evaluation(
+        strategy, validation, TrainingConfig(), 9, strategy.ranks, metrics, heartbeat
+    )
     loss = step(strategy.module).loss
     assert len(calls) == 2
     assert abs(evaluation._measure(1) - loss) < 1e-4

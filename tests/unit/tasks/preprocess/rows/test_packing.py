@@ -46,7 +46,9 @@ def literal_pieces(lengths: list[int], length: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def literal_rows(pieces: list[tuple[int, int]], capacity: int, strategy: str) -> list[list[tuple[int, int]]]:
+def literal_rows(
+    pieces: list[tuple[int, int]], capacity: int, strategy: str
+) -> list[list[tuple[int, int]]]:
     """Each strategy as its textbook says it, over all rows for each piece."""
     rows: list[list[tuple[int, int]]] = []
 
@@ -59,7 +61,13 @@ def literal_rows(pieces: list[tuple[int, int]], capacity: int, strategy: str) ->
             fitting = []
         elif strategy == "greedy":
             fitting = [row for row in fitting if row == len(rows) - 1]
-        chosen = min(fitting, key=free) if strategy == "best_fit" and fitting else fitting[0] if fitting else None
+        chosen = (
+            min(fitting, key=free)
+            if strategy == "best_fit" and fitting
+            else fitting[0]
+            if fitting
+            else None
+        )
         if chosen is None:
             rows.append([piece])
         else:
@@ -71,7 +79,10 @@ def literal_rows(pieces: list[tuple[int, int]], capacity: int, strategy: str) ->
 @given(lengths=LENGTHS, length=st.integers(2, 20), strategy=st.sampled_from(PACKED))
 def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths, length, strategy):
     packed = pack(np.array(lengths, dtype=np.int64), length, strategy)
-    found, literal = rows_of(packed), literal_rows(literal_pieces(lengths, length), length + 1, strategy)
+    found, literal = (
+        rows_of(packed),
+        literal_rows(literal_pieces(lengths, length), length + 1, strategy),
+    )
     if strategy == "best_fit":  # of rows with equal space any is the best
         assert (
             sorted(sorted(size for _, size in row) for row in found) and len(found) == len(literal)
@@ -91,7 +102,9 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     assert costs.targets == len(targets) and costs.lost_tokens == lengths.count(1)
     assert costs.cut_documents == sum(size > length + 1 for size in lengths)
     places = len(found) * (length + 1)
-    assert costs.efficiency == pytest.approx(sum(size for row in found for _, size in row) / max(1, places))
+    assert costs.efficiency == pytest.approx(
+        sum(size for row in found for _, size in row) / max(1, places)
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,22 +115,31 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
         return
     windows = compute_rows(table, "window", length, stride)
     starts = windows.entries
-    assert starts.tolist() == [start for start in range(0, tokens, stride) if start + length + 1 <= tokens]
+    assert starts.tolist() == [
+        start for start in range(0, tokens, stride) if start + length + 1 <= tokens
+    ]
     assert row_count(tokens, length, length) == row_count(tokens, length)
     covered = {token for start in starts.tolist() for token in range(start, start + length + 1)}
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]
-    cut = sum(not any(a <= end - size and end <= b for a, b in rows) for end, size in zip(ends, lengths, strict=True))
+    cut = sum(
+        not any(a <= end - size and end <= b for a, b in rows)
+        for end, size in zip(ends, lengths, strict=True)
+    )
     costs = costs_of(windows, table, length)
     assert (costs.lost_tokens, costs.cut_documents) == (tokens - len(covered), cut)
 
 
 def test_best_fit_wastes_less_than_a_thousandth():
     choose = np.random.default_rng(7)
-    lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(np.int64)  # median 740, mean 2,200
+    lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(
+        np.int64
+    )  # median 740, mean 2,200
     packed = pack(lengths, 2048, "best_fit")
     assert costs_of(packed, lengths, 2048).efficiency >= 0.999
-    assert pack(lengths, 2048, "first_fit").entries.size < pack(lengths, 2048, "greedy").entries.size
+    assert (
+        pack(lengths, 2048, "first_fit").entries.size < pack(lengths, 2048, "greedy").entries.size
+    )
 
 
 @pytest.mark.parametrize("strategy", [*PACKED, "window"])
@@ -134,7 +156,9 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     reader = TokenReader(folder, reference.row_table, "train", verify_on_read=True)
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)
-    assert len(reader) == reference.train.rows and reader.count_targets(numbers) == statistics.targets
+    assert (
+        len(reader) == reference.train.rows and reader.count_targets(numbers) == statistics.targets
+    )
     if strategy == "window":
         assert mask is None and tokens[1].tolist() == stream[5 : 5 + 17].tolist()
         return
@@ -158,11 +182,17 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     for row, used in zip(tokens, mask, strict=True):
         length = int(used.sum()) + 1  # a row of one piece: its tokens without the padding
         single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
-    assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(single.item(), rel=1e-9)
+    assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(
+        single.item(), rel=1e-9
+    )
     for world in (1, 2, 4):
-        batches = [TrainBatches(curriculum_stages(reader), 3, 8, 2, rank, world) for rank in range(world)]
+        batches = [
+            TrainBatches(curriculum_stages(reader), 3, 8, 2, rank, world) for rank in range(world)
+        ]
         counted = sum(
-            int((labels != -100).sum()) for b in batches for _, labels in b.micro_batches(16, torch.device("cpu"))
+            int((labels != -100).sum())
+            for b in batches
+            for _, labels in b.micro_batches(16, torch.device("cpu"))
         )
         assert counted == batches[0].targets(16)
 
@@ -186,4 +216,13 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
     assert shared
     assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
     assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
-    assert len(next(TrainBatches(curriculum_stages(reader), 3, 8, 2, 0, 1).micro_batches(0, torch.device("cpu")))) == 2
+    assert (
+        len(
+            next(
+                TrainBatches(curriculum_stages(reader), 3, 8, 2, 0, 1).micro_batches(
+                    0, torch.device("cpu")
+                )
+            )
+        )
+        == 2
+    )

@@ -37,11 +37,18 @@ def written(folder: Path, content: str | bytes, name: str = "x.tsv") -> Path:
 
 
 def lines(*texts: str, end: str = "\n") -> str:
-    return end.join(["id\ttext", *(f"{number}\t{text}" for number, text in enumerate(texts, 1)), ""])
+    return end.join(
+        ["id\ttext", *(f"{number}\t{text}" for number, text in enumerate(texts, 1)), ""]
+    )
 
 
 AS_TEXT = {
-    "opened and closed at the edges of other fields": ['"Hello, he said', "fine", 'goodbye"', "last words"],
+    "opened and closed at the edges of other fields": [
+        '"Hello, he said',
+        "fine",
+        'goodbye"',
+        "last words",
+    ],
     "inside": ["plain", '"Hi" there', "end"],
     "never closed": ['"never closed', *(f"line {number}" for number in range(2, 400))],
     "around some fields that need none": ['"Hello"', "fine", '"bye"'],
@@ -55,7 +62,9 @@ AS_TEXT = {
 @pytest.mark.parametrize("case", AS_TEXT)
 def test_quotes_of_a_tsv_that_no_writer_of_tables_puts_are_text(tmp_path, case, ending):
     for end in ("\n", "\r\n"):
-        path = written(tmp_path, PACK[ending](lines(*AS_TEXT[case], end=end).encode()), f"x.tsv{ending}")
+        path = written(
+            tmp_path, PACK[ending](lines(*AS_TEXT[case], end=end).encode()), f"x.tsv{ending}"
+        )
         assert read(path) == AS_TEXT[case]
 
 
@@ -76,7 +85,9 @@ TEXTS = [
 @pytest.mark.parametrize("quoting", ["QUOTE_MINIMAL", "QUOTE_NONNUMERIC", "QUOTE_ALL"])
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_quotes_of_a_tsv_from_pandas_are_none_of_its_text(tmp_path, columns, quoting, ending):
-    table = pd.DataFrame(COLUMNS[columns](TEXTS)).to_csv(sep="\t", index=False, quoting=getattr(csv, quoting))
+    table = pd.DataFrame(COLUMNS[columns](TEXTS)).to_csv(
+        sep="\t", index=False, quoting=getattr(csv, quoting)
+    )
     path = written(tmp_path, PACK[ending](table.encode()), f"x.tsv{ending}")
     assert read(path) == TEXTS
 
@@ -87,7 +98,11 @@ EXCEL = 'id\ttext\r\n1\t"Hello, you"\r\n2\tfine\r\n3\t"two\nlines, ""quoted"""\r
 def test_quotes_of_a_tsv_from_excel_are_none_of_its_text(tmp_path):
     """It also puts them around each field with a comma."""
     assert read(written(tmp_path, EXCEL)) == ["Hello, you", "fine", 'two\nlines, "quoted"', ""]
-    assert read(written(tmp_path, lines('"Hello, you"', "fine", '"a, b"'))) == ["Hello, you", "fine", "a, b"]
+    assert read(written(tmp_path, lines('"Hello, you"', "fine", '"a, b"'))) == [
+        "Hello, you",
+        "fine",
+        "a, b",
+    ]
     assert read(written(tmp_path, 'place\ttext\nhere, now\t"Hello, you"\n')) == ['"Hello, you"']
 
 
@@ -111,7 +126,11 @@ def test_what_pandas_writes_is_read_or_refused(tmp_path_factory, texts, columns,
 
 
 @settings(max_examples=150, deadline=None)
-@given(texts=st.lists(st.text(st.sampled_from('"",. ab'), min_size=1, max_size=8), min_size=1, max_size=8))
+@given(
+    texts=st.lists(
+        st.text(st.sampled_from('"",. ab'), min_size=1, max_size=8), min_size=1, max_size=8
+    )
+)
 def test_no_line_of_text_with_quotes_is_lost(tmp_path_factory, texts):
     path = written(tmp_path_factory.mktemp("tsv"), lines(*texts))
     try:
@@ -120,17 +139,36 @@ def test_no_line_of_text_with_quotes_is_lost(tmp_path_factory, texts):
         assert "neither all around fields" in str(refused) or "two ways" in str(refused)
     else:
         assert len(found) == len(texts)
-        assert found == texts or found == [row[1] for row in csv.reader(io.StringIO(lines(*texts)), delimiter="\t")][1:]
+        assert (
+            found == texts
+            or found
+            == [row[1] for row in csv.reader(io.StringIO(lines(*texts)), delimiter="\t")][1:]
+        )
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (lines('"say ""hi"" to\nher"', "fine", '"Hi" there'), "line 5 has others), nor all text (line 2 has"),
-        (lines("fine", '"a\ttab"', '"never closed'), "line 4 has others), nor all text (line 3 has"),
-        ('"id"\t"text"\n1\tfine\n2\ta "word" of it\n', "line 3 has others), nor all text (line 1 has"),
-        ('lang\ttext\nen\tfine\nde\t"Hello\nde\tyou"\n', "the quote that line 3 opens is closed in line 4"),
-        (lines('"a table:\n1\tfoo\n2\tbar"', '"say ""hi"" to her"'), "the quote that line 2 opens is closed in line 4"),
+        (
+            lines('"say ""hi"" to\nher"', "fine", '"Hi" there'),
+            "line 5 has others), nor all text (line 2 has",
+        ),
+        (
+            lines("fine", '"a\ttab"', '"never closed'),
+            "line 4 has others), nor all text (line 3 has",
+        ),
+        (
+            '"id"\t"text"\n1\tfine\n2\ta "word" of it\n',
+            "line 3 has others), nor all text (line 1 has",
+        ),
+        (
+            'lang\ttext\nen\tfine\nde\t"Hello\nde\tyou"\n',
+            "the quote that line 3 opens is closed in line 4",
+        ),
+        (
+            lines('"a table:\n1\tfoo\n2\tbar"', '"say ""hi"" to her"'),
+            "the quote that line 2 opens is closed in line 4",
+        ),
         ('text\n"Hello\nyou"\n', "the quote that line 2 opens is closed in line 3"),
     ],
 )
@@ -156,8 +194,16 @@ def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
             "is damaged in the record that begins in line 4 (unexpected end",
         ),
         ("x.csv", b'"id" x,text\n1,one\n', "is damaged in the record that begins in line 1 ("),
-        ("x.csv", b'"id,text\n1,one\n', "is damaged in the record that begins in line 1 (unexpected end"),
-        ("x.csv", b'id,text\n1,"two\nlines"\n\n2,"a"b\n', "is damaged in the record that begins in line 5 ("),
+        (
+            "x.csv",
+            b'"id,text\n1,one\n',
+            "is damaged in the record that begins in line 1 (unexpected end",
+        ),
+        (
+            "x.csv",
+            b'id,text\n1,"two\nlines"\n\n2,"a"b\n',
+            "is damaged in the record that begins in line 5 (",
+        ),
         ("x.csv", b'id,text\n1,"two\nlines"\n2,caf\xe9\n', "is not UTF-8 in line 4 (byte 5 of it)"),
         ("x.tsv", b"id\ttext\r1\ttwo\r2\tcaf\xe9\n", "is not UTF-8 in line 3 (byte 5 of it)"),
     ],
@@ -170,7 +216,9 @@ def test_an_error_names_the_line(tmp_path, monkeypatch, name, content, words):
 
 
 def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
-    found = read(written(tmp_path, 'id,text\r\n1,"two\r\nlines"\r\n"2\n3"\r\n\r\n4,good\r5,better', "x.csv"))
+    found = read(
+        written(tmp_path, 'id,text\r\n1,"two\r\nlines"\r\n"2\n3"\r\n\r\n4,good\r5,better', "x.csv")
+    )
     assert found == ["two\r\nlines", Fault("has 1 fields instead of 2 in line 4"), "good", "better"]
     found = read(written(tmp_path, lines("good", 'a "b"\tc', "better")))
     assert found == ["good", Fault("has 3 fields instead of 2 in line 3"), "better"]
@@ -183,7 +231,9 @@ def test_rows_with_quotes_come_in_batches(tmp_path, monkeypatch):
 
 
 def test_looking_at_quotes_takes_little_memory_however_far_one_is_open(tmp_path):
-    path = written(tmp_path, lines('"open', *("a line of the text that follows " * 20 for _ in range(15_000))))
+    path = written(
+        tmp_path, lines('"open', *("a line of the text that follows " * 20 for _ in range(15_000)))
+    )
     tracemalloc.start()
     found = sum(1 for batch in formats.read(path, "text") for _ in batch)
     peak = tracemalloc.get_traced_memory()[1]

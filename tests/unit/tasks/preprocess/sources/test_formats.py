@@ -26,7 +26,14 @@ from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
 
-TEXTS = ["first", "", 'with "quotes", commas\tand\nlines', "größer 日本語 🙂", "[brackets], {braces}", "last\n"]
+TEXTS = [
+    "first",
+    "",
+    'with "quotes", commas\tand\nlines',
+    "größer 日本語 🙂",
+    "[brackets], {braces}",
+    "last\n",
+]
 
 
 def read(*given: Any) -> Iterator[str | Fault]:
@@ -41,7 +48,10 @@ def compressed(data: bytes, folder: Path, name: str) -> Path:
         case ".xz":
             path.write_bytes(lzma.compress(data))
         case ".zst":
-            with pa.OSFile(str(path), "wb") as file, pa.CompressedOutputStream(file, "zstd") as stream:
+            with (
+                pa.OSFile(str(path), "wb") as file,
+                pa.CompressedOutputStream(file, "zstd") as stream,
+            ):
                 stream.write(data)
         case _:
             path.write_bytes(data)
@@ -54,7 +64,9 @@ def encoded(form: str, texts: list[str]) -> bytes:
     sink = io.BytesIO()
     match form:
         case "jsonl" | "ndjson":
-            return "".join(json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows).encode()
+            return "".join(
+                json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows
+            ).encode()
         case "json":
             return json.dumps(rows, indent=2, ensure_ascii=False).encode()
         case "csv" | "tsv":
@@ -97,7 +109,10 @@ def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=12), block=st.integers(1, 30))
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=12),
+    block=st.integers(1, 30),
+)
 def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts, block):
     path = tmp_path_factory.mktemp("json") / "x.json"
     path.write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
@@ -118,7 +133,9 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
     try:
         for name in ("x.txt", "x.jsonl"):
             pieces = list(read(folder / name, "text"))
-            assert "".join(map(str, pieces)) == text and all(len(str(piece).encode()) <= longest for piece in pieces)
+            assert "".join(map(str, pieces)) == text and all(
+                len(str(piece).encode()) <= longest for piece in pieces
+            )
             for piece in pieces[:-1]:  # cut at a line's end where there is one
                 assert str(piece).endswith("\n") or "\n" not in str(piece)
     finally:
@@ -133,7 +150,10 @@ def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monke
     found = list(read(tmp_path / "x.jsonl", "text"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found == ["good", Fault("has a line longer than 100,000 bytes (line 2)"), "after"] and peak < 6_000_000
+    assert (
+        found == ["good", Fault("has a line longer than 100,000 bytes (line 2)"), "after"]
+        and peak < 6_000_000
+    )
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "csv", "json", "parquet"])
@@ -218,15 +238,25 @@ def test_the_parts_of_a_file_of_lines_are_its_lines_wherever_it_is_cut(
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_the_parts_of_a_file_of_tables_are_its_rows_and_name_them(tmp_path, form):
-    texts, schema = [f"text {number} " * 30 for number in range(50)], pa.schema({"text": pa.string()})
+    texts, schema = (
+        [f"text {number} " * 30 for number in range(50)],
+        pa.schema({"text": pa.string()}),
+    )
     path = tmp_path / f"x.{form}"
     if form == "parquet":
-        pyarrow.parquet.write_table(pa.table({"text": texts}), path, row_group_size=7, compression="none")
+        pyarrow.parquet.write_table(
+            pa.table({"text": texts}), path, row_group_size=7, compression="none"
+        )
     else:
         with pa.ipc.new_file(str(path), schema) as file:
             file.write_table(pa.table({"text": texts}, schema=schema), max_chunksize=7)
     parts = formats.spans(path, path.stat().st_size, "auto", 4000)
-    assert parts is not None and len(parts) > 2 and parts[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(parts))
+    assert (
+        parts is not None
+        and len(parts) > 2
+        and parts[0][0] == 0
+        and all(a[1] == b[0] for a, b in pairwise(parts))
+    )
     assert [record for part in parts for record in read(path, "text", "auto", part)] == texts
     assert formats.spans(path, path.stat().st_size, "auto", 10**6) is None
 
@@ -259,15 +289,25 @@ def test_a_field_may_have_any_name(tmp_path, column):
     lines = [json.dumps({"text": "no", column: f"number {number}"}) for number in range(3)]
     (tmp_path / "x.jsonl").write_text("\n".join([*lines, "{}"]))
     *texts, fault = read(tmp_path / "x.jsonl", column)
-    assert texts == ["number 0", "number 1", "number 2"] and isinstance(fault, Fault) and "in line 4" in fault.reason
+    assert (
+        texts == ["number 0", "number 1", "number 2"]
+        and isinstance(fault, Fault)
+        and "in line 4" in fault.reason
+    )
 
 
 def test_numbers_of_any_length_are_no_text(tmp_path):
     number = "9" * 5000
     (tmp_path / "x.jsonl").write_text(f'{{"n": {number}, "text": "a"}}\n{{"text": {number}}}')
-    assert list(read(tmp_path / "x.jsonl", "text")) == ["a", Fault("has int instead of text in line 2")]
+    assert list(read(tmp_path / "x.jsonl", "text")) == [
+        "a",
+        Fault("has int instead of text in line 2"),
+    ]
     (tmp_path / "x.json").write_text(f'[{{"n": {number}, "text": "a"}}, {number}]')
-    assert list(read(tmp_path / "x.json", "text")) == ["a", Fault("has int instead of text in value 2")]
+    assert list(read(tmp_path / "x.json", "text")) == [
+        "a",
+        Fault("has int instead of text in value 2"),
+    ]
 
 
 def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
@@ -280,7 +320,10 @@ def arrow(*texts: str, new: Any = pa.ipc.new_stream) -> bytes:
 
 
 LINES = [b'{"text": "first"}\n', b'{"text": "second"}\n', b'{"text": "third"}\n']
-PACKED = {"gz": [gzip.compress(line) for line in LINES], "xz": [lzma.compress(line) for line in LINES]}
+PACKED = {
+    "gz": [gzip.compress(line) for line in LINES],
+    "xz": [lzma.compress(line) for line in LINES],
+}
 PACKED["bz2"] = [bz2.compress(line) for line in LINES]
 PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES]
 
@@ -310,12 +353,16 @@ MARK = "\ufeff"
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("form", ["txt", "md", "rst", "py", "jsonl", "ndjson", "json", "csv", "tsv"])
+@pytest.mark.parametrize(
+    "form", ["txt", "md", "rst", "py", "jsonl", "ndjson", "json", "csv", "tsv"]
+)
 def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_path, form, ending):
     texts = [f"first {MARK}", f"{MARK}second"]
     data = "\n".join(texts).encode() if form in formats.PLAIN else encoded(form, texts)
     plain = list(read(compressed(data, tmp_path, f"plain.{form}{ending}"), "text"))
-    marked = list(read(compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text"))
+    marked = list(
+        read(compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text")
+    )
     assert marked == plain and MARK in str(plain[0])
     twice = (
         list(read(compressed(MARK.encode() * 2 + data, tmp_path, f"twice.{form}{ending}"), "text"))
@@ -360,7 +407,12 @@ PADDED = {
     "gz": [b"", gzip.compress(b""), bytes(512)],
     "bz2": [b"", bz2.compress(b""), bytes(512)],
     "xz": [b"", lzma.compress(b""), bytes(4), bytes(2**17)],
-    "zst": [b"", pa.Codec("zstd").compress(b"", asbytes=True), SKIPPED, SKIPPED.replace(b"\4\0\0\0abcd", bytes(4))],
+    "zst": [
+        b"",
+        pa.Codec("zstd").compress(b"", asbytes=True),
+        SKIPPED,
+        SKIPPED.replace(b"\4\0\0\0abcd", bytes(4)),
+    ],
 }
 
 
@@ -393,12 +445,19 @@ def test_padding_of_xz_is_of_multiples_of_four(tmp_path):
 
 
 def frame(
-    content: bytes, *, window: int = 0, dictionary: int = 0, size: int | None = None, has_checksum: bool = False
+    content: bytes,
+    *,
+    window: int = 0,
+    dictionary: int = 0,
+    size: int | None = None,
+    has_checksum: bool = False,
 ) -> bytes:
     """A zstd frame of one raw block (RFC 8878). window: a window descriptor; size: instead of it, one segment of this size."""
     descriptor = bool(dictionary) | has_checksum << 2 | (0 if size is None else 0xA0)
     head = (
-        bytes([descriptor]) + (bytes([window]) if size is None else b"") + (bytes([dictionary]) if dictionary else b"")
+        bytes([descriptor])
+        + (bytes([window]) if size is None else b"")
+        + (bytes([dictionary]) if dictionary else b"")
     )
     head += b"" if size is None else size.to_bytes(4, "little")
     block = (len(content) << 3 | 1).to_bytes(3, "little") + content
@@ -415,17 +474,24 @@ LARGE = frame(b"x", window=21 << 3)  # 2^31 bytes, as of zstd --long=31
         (LARGE, "a zstd window of 2,048 MiB, and at most 128 MiB"),
         (frame(b"x", window=(17 << 3) + 1), "a zstd window of 144 MiB"),
         (frame(b"x", size=2**29), "a zstd window of 512 MiB"),
-        (SKIPPED + PACKED["zst"][0] + frame(b"a" * 300) + frame(b"", size=0) + SKIPPED + LARGE, "2,048 MiB"),
+        (
+            SKIPPED + PACKED["zst"][0] + frame(b"a" * 300) + frame(b"", size=0) + SKIPPED + LARGE,
+            "2,048 MiB",
+        ),
         (frame(b"x", window=8, dictionary=7), "zstd dictionary 7,"),
     ],
     ids=["long", "mantissa", "segment", "later", "dictionary"],
 )
-def test_zstd_that_needs_more_is_refused_with_its_size_and_not_skipped(tmp_path, content, words, on_bad_input):
+def test_zstd_that_needs_more_is_refused_with_its_size_and_not_skipped(
+    tmp_path, content, words, on_bad_input
+):
     (tmp_path / "a.txt").write_text("good " * 100)
     (tmp_path / "b.txt.zst").write_bytes(content)
     with pytest.raises(DataError) as refused:
         survey(DataConfig(files=[str(tmp_path)], on_bad_input=on_bad_input))
-    assert str(refused.value).startswith(f"{tmp_path}/b.txt.zst was compressed with") and words in str(refused.value)
+    assert str(refused.value).startswith(
+        f"{tmp_path}/b.txt.zst was compressed with"
+    ) and words in str(refused.value)
 
 
 def test_zstd_with_the_largest_window_is_read_and_a_damaged_frame_stays_damaged(tmp_path):
@@ -483,7 +549,9 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=200)
 @given(fragments=st.lists(FRAGMENTS, max_size=8))
-@example(fragments=["{", "\n", '"text":"c"', "}", '{"text":"a"}'])  # two lines and two values, but not one in each
+@example(
+    fragments=["{", "\n", '"text":"c"', "}", '{"text":"a"}']
+)  # two lines and two values, but not one in each
 def test_lines_that_are_parsed_together_are_those_parsed_one_by_one(tmp_path_factory, fragments):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_text("".join(fragments), newline="")

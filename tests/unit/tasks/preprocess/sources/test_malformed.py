@@ -36,7 +36,10 @@ TABLE = parquet(*["good"] * 50)
 ARROW = io.BytesIO()
 with pa.ipc.new_stream(ARROW, pa.schema({"text": pa.string()})) as stream:
     stream.write_table(pa.table({"text": ["good"] * 50}), max_chunksize=2)
-OFFSETS = struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 4, 3)  # of 2 texts of 4 bytes, and damaged
+OFFSETS = (
+    struct.pack("<3i", 0, 4, 8),
+    struct.pack("<3i", 0, 4, 3),
+)  # of 2 texts of 4 bytes, and damaged
 # name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
     "utf-16.txt": ("text".encode("utf-16"), "is UTF-16, not UTF-8"),
@@ -54,9 +57,15 @@ FILES = {
     "cut.parquet": (TABLE[: len(TABLE) // 2], "is damaged (Parquet magic bytes"),
     "cut.parquet.gz": (gzip.compress(TABLE)[:-20], "is damaged (Compressed file ended before"),
     "cut-inside.parquet.gz": (gzip.compress(TABLE[:-20]), "is damaged (Parquet magic bytes"),
-    "flipped.parquet": (TABLE[:60] + bytes([TABLE[60] ^ 255]) + TABLE[61:], "is damaged (Couldn't deserialize thrift"),
+    "flipped.parquet": (
+        TABLE[:60] + bytes([TABLE[60] ^ 255]) + TABLE[61:],
+        "is damaged (Couldn't deserialize thrift",
+    ),
     "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:-9], "is damaged (Compressed file ended before"),
-    "wrong-column.parquet": (parquet("x").replace(b"text", b"body"), "has no column 'text' (it has body)"),
+    "wrong-column.parquet": (
+        parquet("x").replace(b"text", b"body"),
+        "has no column 'text' (it has body)",
+    ),
     "deep.json": (b"[" * 200_000, "is not JSON after its value 0"),
     "deep-and-whole.json": (
         b'{"text": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
@@ -68,38 +77,75 @@ FILES = {
         b"id,body\n1,good\n",
         "has no column 'text' (it has id, body); name the one with the text in data.text",
     ),
-    "quote.csv": (b'id,text\n1,good\n2,"open\n', "is damaged in the record that begins in line 3 (unexpected end"),
+    "quote.csv": (
+        b'id,text\n1,good\n2,"open\n',
+        "is damaged in the record that begins in line 3 (unexpected end",
+    ),
     "cut.txt.gz": (gzip.compress(b"good" * 1000)[:-9], "is damaged"),
-    "flipped.txt.gz": (gzip.compress(b"good")[:12] + b"\xff\xff" + gzip.compress(b"good")[14:], "is damaged"),
+    "flipped.txt.gz": (
+        gzip.compress(b"good")[:12] + b"\xff\xff" + gzip.compress(b"good")[14:],
+        "is damaged",
+    ),
     "cut.jsonl.xz": (lzma.compress(GOOD * 1000)[:-20], "is damaged"),
     "no.jsonl.zst": (b"this is no zstd", "is damaged"),
     "cut.arrow": (ARROW.getvalue()[:-150], "is damaged"),
-    "offset.arrow": (ARROW.getvalue().replace(*OFFSETS), "is damaged, or is not UTF-8, in the rows from 1 (Offset"),
+    "offset.arrow": (
+        ARROW.getvalue().replace(*OFFSETS),
+        "is damaged, or is not UTF-8, in the rows from 1 (Offset",
+    ),
     "latin.parquet": (
         TABLE.replace(b"good", b"goo\xe9"),
         "is damaged, or is not UTF-8, in the rows from 1 (Invalid UTF8",
     ),
-    "name.arrow": (ARROW.getvalue().replace(b"text", b"t\xffxt"), "has a column whose name is not UTF-8"),
+    "name.arrow": (
+        ARROW.getvalue().replace(b"text", b"t\xffxt"),
+        "has a column whose name is not UTF-8",
+    ),
     "time.parquet": (parquet(2**62, kind=pa.timestamp("us")), "has timestamp[us] instead of text"),
     "more-after-the-end.json": (b'[{"text": "good"}] rest', "is not JSON after its value 1"),
 }
 RECORDS = {
     "nan.jsonl": (GOOD + b'{"text": NaN}\n', "has float instead of text in line 2", 1, 1),
-    "infinity.jsonl": (GOOD + b'{"text": -Infinity}\n', "has float instead of text in line 2", 1, 1),
+    "infinity.jsonl": (
+        GOOD + b'{"text": -Infinity}\n',
+        "has float instead of text in line 2",
+        1,
+        1,
+    ),
     "nan.parquet": (parquet(float("nan")), "has float instead of text in row 1", 0, 1),
-    "bytes.parquet": (parquet(b"\xff", b"ok", kind=pa.binary()), "has bytes instead of text in row 1", 0, 2),
+    "bytes.parquet": (
+        parquet(b"\xff", b"ok", kind=pa.binary()),
+        "has bytes instead of text in row 1",
+        0,
+        2,
+    ),
     "struct.parquet": (parquet({"a": 1}), "has dict instead of text in row 1", 0, 1),
-    "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 10**5 + b"\n", "has a line 2 that is nested too deeply", 1, 1),
+    "deep.jsonl": (
+        GOOD + b'{"text": ' + b"[" * 10**5 + b"\n",
+        "has a line 2 that is nested too deeply",
+        1,
+        1,
+    ),
     "deep-and-whole.jsonl": (
         GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n",
         "has a line 2 that is nested too deeply",
         1,
         1,
     ),
-    "digits.jsonl": (GOOD + b'{"text": ' + b"9" * 6000 + b"}\n", "has int instead of text in line 2", 1, 1),
+    "digits.jsonl": (
+        GOOD + b'{"text": ' + b"9" * 6000 + b"}\n",
+        "has int instead of text in line 2",
+        1,
+        1,
+    ),
     "list.jsonl": (GOOD + b'["a"]\n', "has list instead of text in line 2", 1, 1),
     "no-field.jsonl": (GOOD + b'{"body": "a"}\n', "has no field 'text' in line 2", 1, 1),
-    "latin.jsonl": (GOOD + b'{"text": "caf\xe9"}\n', "is not UTF-8 in line 2 (byte 13 of it)", 1, 1),
+    "latin.jsonl": (
+        GOOD + b'{"text": "caf\xe9"}\n',
+        "is not UTF-8 in line 2 (byte 13 of it)",
+        1,
+        1,
+    ),
     "surrogate.json": (b'["good", {"text": "\\ud800"}]', "has half a character", 1, 1),
     "cut.jsonl": (GOOD + b'{"text": "half', "has a line 2 that is not JSON", 1, 1),
     "number.jsonl": (GOOD + b'{"text": 3}\n', "has int instead of text in line 2", 1, 1),
@@ -131,7 +177,9 @@ def text(tmp_path) -> Path:
     folder = tmp_path / "text"
     folder.mkdir()
     for number in range(30):
-        (folder / f"fine-{number:02d}.txt").write_text(f"the {number}th good text, of which nothing may be lost " * 5)
+        (folder / f"fine-{number:02d}.txt").write_text(
+            f"the {number}th good text, of which nothing may be lost " * 5
+        )
     return folder
 
 
@@ -157,7 +205,10 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
     documents = reference.train.documents + reference.validation.documents
     assert documents == 30 + used
     verify(reference, tmp_path / "home", "deep")
-    assert f"{left_out} damaged records" in caplog.text and f"{len(FILES)} damaged files" in caplog.text
+    assert (
+        f"{left_out} damaged records" in caplog.text
+        and f"{len(FILES)} damaged files" in caplog.text
+    )
     bad = survey(settings).report.bad
     assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
 
@@ -188,10 +239,14 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     assert reference.train.documents + reference.validation.documents == 1030
 
 
-def test_a_tokenizer_learns_nothing_from_a_file_that_is_damaged_at_its_end(data, text, tmp_path, small_units):
+def test_a_tokenizer_learns_nothing_from_a_file_that_is_damaged_at_its_end(
+    data, text, tmp_path, small_units
+):
     """A dataset is named by the units that it uses: another machine, without the file, has the same name and the same bytes."""
     settings = data(files=[str(text)], on_bad_input="skip")
-    lines = "".join(json.dumps({"text": f"zyxwvut {number} qqqq"}) + "\n" for number in range(100_000))
+    lines = "".join(
+        json.dumps({"text": f"zyxwvut {number} qqqq"}) + "\n" for number in range(100_000)
+    )
     damaged = text / "z.jsonl.gz"
     damaged.write_bytes(gzip.compress(lines.encode())[:-9])
     with_it = preprocess(settings, tmp_path / "with")
@@ -225,7 +280,9 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     reference = preprocess(settings, tmp_path / "home")
     is_all = not pattern.endswith("fine-*")
     assert reference.train.documents + reference.validation.documents == 30 + is_all
-    assert survey(settings).report.bad_files == 2 * is_all, "a link to nothing is text that is missing"
+    assert survey(settings).report.bad_files == 2 * is_all, (
+        "a link to nothing is text that is missing"
+    )
 
 
 def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, caplog):
@@ -233,7 +290,9 @@ def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path
     inner.mkdir()
     (inner / "caf\udce9.txt").write_text("a text in a file of that name")
     (inner / "caf\udce9.jsonl").write_bytes(GOOD + b"broken\n")
-    (inner / "caf\udce9.jsonl.zst").write_bytes(pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True))
+    (inner / "caf\udce9.jsonl.zst").write_bytes(
+        pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True)
+    )
     home = tmp_path / "home"
     with pytest.raises(DataError) as refused:
         preprocess(data(files=[str(text)]), home)

@@ -31,18 +31,27 @@ def test_an_archive_is_refused_and_not_read_as_a_text(
     (tmp_path / "fine.txt").write_text("a text " * 50)
     (tmp_path / name).write_text("a file's name, and its text")
     with pytest.raises(DataError, match=rf"{name} is an archive; unpack it"):
-        survey(DataConfig(files=[f"{tmp_path}/*"], validation_fraction=0.5, on_bad_input=on_bad_input))
+        survey(
+            DataConfig(files=[f"{tmp_path}/*"], validation_fraction=0.5, on_bad_input=on_bad_input)
+        )
 
 
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
-def test_what_is_packed_is_refused_whatever_its_name(tmp_path: Path, on_bad_input: Literal["fail", "skip"]) -> None:
+def test_what_is_packed_is_refused_whatever_its_name(
+    tmp_path: Path, on_bad_input: Literal["fail", "skip"]
+) -> None:
     (tmp_path / "fine.txt").write_text("a text " * 50)
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         archive.add(tmp_path / "fine.txt")
     tar = (tmp_path / "x.tar").read_bytes()
     (tmp_path / "x.tar").unlink()
     lines = b'{"text": "fine"}\n' * 9
-    packed = {"a.txt": tar, "b.txt.gz": gzip.compress(tar), "c.jsonl": gzip.compress(lines), "d.csv": b"PK\x03\x04 zip"}
+    packed = {
+        "a.txt": tar,
+        "b.txt.gz": gzip.compress(tar),
+        "c.jsonl": gzip.compress(lines),
+        "d.csv": b"PK\x03\x04 zip",
+    }
     packed |= {
         "e.txt": lzma.compress(lines),
         "f.json": bz2.compress(lines),
@@ -52,7 +61,11 @@ def test_what_is_packed_is_refused_whatever_its_name(tmp_path: Path, on_bad_inpu
     for name, content in packed.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=rf"{name} is (an archive|compressed with)"):
-            survey(DataConfig(files=[str(tmp_path)], validation_fraction=0.5, on_bad_input=on_bad_input))
+            survey(
+                DataConfig(
+                    files=[str(tmp_path)], validation_fraction=0.5, on_bad_input=on_bad_input
+                )
+            )
         (tmp_path / name).unlink()
 
 
@@ -61,7 +74,9 @@ def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pq.write_table(pa.table({"text": [name * 50] * 10}), tmp_path / f"{name}.parquet")
     joined = tmp_path / "joined.parquet"
-    joined.write_bytes((tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes())
+    joined.write_bytes(
+        (tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes()
+    )
     with pytest.raises(DataError, match="several parquet files"):
         survey(DataConfig(files=[str(joined)], validation_fraction=0.5))
 
@@ -76,11 +91,22 @@ def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("small_units")
-def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(tmp_path: Path) -> None:
-    (tmp_path / "good.jsonl").write_text("".join(f'{{"text": "good {number}"}}\n' for number in range(200)))
+def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "good.jsonl").write_text(
+        "".join(f'{{"text": "good {number}"}}\n' for number in range(200))
+    )
     file = tmp_path / "pages.parquet"
     table = pa.table({"text": [f"document number {number}" for number in range(500)]})
-    pq.write_table(table, file, row_group_size=50, compression="none", use_dictionary=False, write_page_checksum=True)
+    pq.write_table(
+        table,
+        file,
+        row_group_size=50,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
     data = DataConfig(files=[str(tmp_path)], on_bad_input="skip", validation_fraction=0.5)
     assert len(survey(data).documents) == 700
     for number in (77, 333):
@@ -92,9 +118,21 @@ def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(tm
     assert all("pages.parquet is damaged" in line for line in report.bad) and report.bad
 
 
-def test_a_folder_gives_its_texts_and_counts_its_other_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_gives_its_texts_and_counts_its_other_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "deep" / ".git").mkdir(parents=True)
-    names = ("a.txt", "a.html", "deep/b.HTML", "deep/b.md", "c.zip", ".hidden.txt", "deep/.b", "Makefile", "state.json")
+    names = (
+        "a.txt",
+        "a.html",
+        "deep/b.HTML",
+        "deep/b.md",
+        "c.zip",
+        ".hidden.txt",
+        "deep/.b",
+        "Makefile",
+        "state.json",
+    )
     for name in names:
         (tmp_path / name).write_text(name)
     (tmp_path / "d.ndjson").write_text('{"text": "a line"}\n')
@@ -108,7 +146,9 @@ def test_a_folder_gives_its_texts_and_counts_its_other_files(tmp_path: Path, cap
     assert "1 .zip" in caplog.text and "2 hidden" in caplog.text
 
 
-def test_what_is_left_out_is_of_todays_text(data, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_of_todays_text(
+    data, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Not of the text that the dataset was first built from, though it is the same dataset."""
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_text(f"some text with number {number} " * 9)
@@ -118,7 +158,11 @@ def test_what_is_left_out_is_of_todays_text(data, tmp_path: Path, caplog: pytest
     bad.write_text('{"text": "it is right"}\n')
     whole = preprocess(both, tmp_path / "home")
     preprocess(alone, tmp_path / "home")
-    for text, settings, count in (('{"text": ', both, 1), ('{"text": 3}\n' * 2, both, 2), ("", alone, 0)):
+    for text, settings, count in (
+        ('{"text": ', both, 1),
+        ('{"text": 3}\n' * 2, both, 2),
+        ("", alone, 0),
+    ):
         bad.write_text(text)
         caplog.clear()
         with caplog.at_level(logging.INFO):
@@ -130,9 +174,17 @@ def test_what_is_left_out_is_of_todays_text(data, tmp_path: Path, caplog: pytest
 
 def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text("held out")
-    for name, text in {"a": "held out", "b": "held out", "c": "twice", "d": "twice", "e": "once"}.items():
+    for name, text in {
+        "a": "held out",
+        "b": "held out",
+        "c": "twice",
+        "d": "twice",
+        "e": "once",
+    }.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    data = DataConfig(files=[str(tmp_path / "?.txt")], validation_files=[str(tmp_path / "held.txt")])
+    data = DataConfig(
+        files=[str(tmp_path / "?.txt")], validation_files=[str(tmp_path / "held.txt")]
+    )
     for deduplicate, kept in ((False, 3), (True, 2)):
         corpus = survey(changed(data, deduplicate=deduplicate))
         assert (corpus.report.also_validation, corpus.report.duplicates) == (2, 1)
@@ -149,7 +201,11 @@ def test_names_that_are_not_utf_8_are_read_cached_and_printed(
         file.write_text(f"some text with number {number} " * 20)
     monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", 0)
     config = tmp_path / "config.yaml"
-    settings = {"files": [str(tmp_path / "texts")], "sequence_length": 64, "validation_fraction": 0.3}
+    settings = {
+        "files": [str(tmp_path / "texts")],
+        "sequence_length": 64,
+        "validation_fraction": 0.3,
+    }
     config.write_text(json.dumps({"data": settings, "runtime": {"home": str(tmp_path / "home")}}))
     for _ in range(2):
         assert main(["preprocess", str(config)]) == 0

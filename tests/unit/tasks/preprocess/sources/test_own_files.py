@@ -14,7 +14,12 @@ from infini_llama.flows.cli.main import main
 from infini_llama.flows.pipeline import preparation_for
 from infini_llama.tasks.preprocess.corpus import Corpus
 
-WRITTEN = ("runs/one/samples.jsonl", "datasets/x/tokenizer.json", "datasets/x/train/data.arrow", "units/a/b.arrow")
+WRITTEN = (
+    "runs/one/samples.jsonl",
+    "datasets/x/tokenizer.json",
+    "datasets/x/train/data.arrow",
+    "units/a/b.arrow",
+)
 
 
 def write(folder: Path, *names: str) -> None:
@@ -42,7 +47,9 @@ def texts(home: Path, **data: object) -> tuple[set[str], dict[str, int]]:
 
 @pytest.mark.parametrize("pattern", [".", "**/*.jsonl", "*", "../project"])
 @pytest.mark.parametrize("home", ["workspace", "absolute", "../linked", "workspace/"])
-def test_files_below_the_home_folder_are_left_out_and_counted(project: Path, pattern: str, home: str) -> None:
+def test_files_below_the_home_folder_are_left_out_and_counted(
+    project: Path, pattern: str, home: str
+) -> None:
     (project.parent / "linked").symlink_to(project / "workspace")
     folder = project / "workspace" if home == "absolute" else Path(home)
     found, left_out = texts(folder, files=[pattern])
@@ -81,7 +88,8 @@ def test_a_pattern_that_begins_in_the_home_folder_names_text_of_the_users(projec
 
 
 @pytest.mark.parametrize(
-    "pattern", ["workspace/runs/one/samples.jsonl", "workspace/runs", "workspace/*/*/*.json", "link"]
+    "pattern",
+    ["workspace/runs/one/samples.jsonl", "workspace/runs", "workspace/*/*/*.json", "link"],
 )
 def test_text_that_only_the_program_wrote_is_refused(project: Path, pattern: str) -> None:
     (project / "link").symlink_to("workspace/runs/one/samples.jsonl")
@@ -91,7 +99,10 @@ def test_text_that_only_the_program_wrote_is_refused(project: Path, pattern: str
 
 
 def test_held_out_files_and_sources_leave_them_out_too(project: Path) -> None:
-    sources = [{"name": "one", "files": ["."]}, {"name": "two", "files": ["text"], "validation_files": ["**/*.jsonl"]}]
+    sources = [
+        {"name": "one", "files": ["."]},
+        {"name": "two", "files": ["text"], "validation_files": ["**/*.jsonl"]},
+    ]
     found, left_out = texts(Path("workspace"), sources=sources)
     assert found == {"a.jsonl", "text/b.jsonl"} and sum(left_out.values()) == 5
 
@@ -113,11 +124,18 @@ def test_a_folder_of_the_program_that_cannot_be_read_is_no_fault_of_the_text(
         texts(Path("elsewhere"), files=["."])
 
 
-def test_the_configuration_and_the_mirror_are_no_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_and_the_mirror_are_no_text(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A configuration that is JSON, whose text is the folder that has it, its home and its mirror; built twice, with files added by
     the first build."""
     write(project, *(f"words-{number}.json" for number in range(30)))
-    data = {"files": ["."], "sequence_length": 16, "validation_fraction": 0.3, "tokenizer": {"vocab_size": 300}}
+    data = {
+        "files": ["."],
+        "sequence_length": 16,
+        "validation_fraction": 0.3,
+        "tokenizer": {"vocab_size": 300},
+    }
     (project / "run.json").write_text(json.dumps({"data": data, "storage": {"mirror": "backup"}}))
     write(project / "backup", "runs/one/samples.jsonl")
     names = []
@@ -127,7 +145,11 @@ def test_the_configuration_and_the_mirror_are_no_text(project: Path, capsys: pyt
         reference = json.loads(printed.out)
         names.append(reference["path"])
         places = reference["text"]["left_out"]["own_files"]
-        assert places[f"{project / 'run.json'} (the configuration)"] == places["backup (storage.mirror)"] == 1
+        assert (
+            places[f"{project / 'run.json'} (the configuration)"]
+            == places["backup (storage.mirror)"]
+            == 1
+        )
     assert names[0] == names[1] and printed.err.count("(runtime.home)") == 1
     assert main(["preprocess", "run.json", "data.files=[run.json]"]) == 65
     assert "the configuration" in capsys.readouterr().err
@@ -137,4 +159,6 @@ def test_the_places_of_a_run_are_kept_where_its_configuration_is_resolved(projec
     (project / "run.json").write_text(json.dumps({"data": {"files": ["*.json*"]}}))
     config = load_config("run.json")
     config = changed(config, runtime=changed(config.runtime, home=project / "workspace"))
-    assert preparation_for(config).corpus.left_out().own_files == {f"{project / 'run.json'} (the configuration)": 1}
+    assert preparation_for(config).corpus.left_out().own_files == {
+        f"{project / 'run.json'} (the configuration)": 1
+    }

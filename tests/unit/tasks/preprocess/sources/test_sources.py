@@ -77,7 +77,10 @@ def test_a_file_that_is_removed_or_changed_after_it_was_listed_is_named(tmp_path
             corpus.read()
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux has a file that nobody can read from its start")
+@pytest.mark.skipif(
+    not Path("/proc/self/mem").exists(),
+    reason="Linux has a file that nobody can read from its start",
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "broken.txt").symlink_to("/proc/self/mem")
     with pytest.raises(DataError, match=r"broken\.txt .*Input/output error"):
@@ -95,7 +98,11 @@ def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path
     training, held_out = files_of(DataConfig(source="python-stdlib"))
     assert not held_out and sum(source.size() for source in training) > 5_000_000
     found = {source.name for source in training}
-    assert len(found) > 300 and {"os.py", "json/decoder.py"} <= found and all(name.endswith(".py") for name in found)
+    assert (
+        len(found) > 300
+        and {"os.py", "json/decoder.py"} <= found
+        and all(name.endswith(".py") for name in found)
+    )
     skipped = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
     assert not any(skipped & set(Path(name).parts) for name in found)
     assert all(str(source.path).startswith(sysconfig.get_path("stdlib")) for source in training)

@@ -65,7 +65,10 @@ def _trained_with(pattern):
         ]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=400, min_frequency=1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        min_frequency=1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(LEARNED, trainer)
     return tokenizer
@@ -79,13 +82,19 @@ def test_the_ids_of_the_pieces_are_those_of_the_whole(kinds, text):
         for kind, encoder in kinds.items():
             pieces = cut_of(encoder)(text)
             assert "".join(pieces) == text
-            found = [number for piece in pieces for number in encoder.encode(piece, add_special_tokens=False).ids]
+            found = [
+                number
+                for piece in pieces
+                for number in encoder.encode(piece, add_special_tokens=False).ids
+            ]
             assert found == encoder.encode(text, add_special_tokens=False).ids, kind
 
 
 def test_every_kind_that_is_trained_here_and_every_known_pattern_is_cut(kinds):
     for text in ("a line of words\n" * 200, "words that go on without a line end " * 100):
-        assert {kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()} == dict.fromkeys(kinds, True)
+        assert {
+            kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()
+        } == dict.fromkeys(kinds, True)
 
 
 def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
@@ -104,7 +113,10 @@ def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
     other.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]{1,7}"), "isolated")
     first_word = changed()  # a mark before the first word of the text alone
     first_word.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Metaspace(prepend_scheme="first")]
+        [
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Metaspace(prepend_scheme="first"),
+        ]
     )
     nothing = changed(pre_tokenizer=None)
     for encoder in (over_lines, prefixed, normalized, other, first_word, nothing):

@@ -40,7 +40,9 @@ def bpe(*pieces: str, **settings: object) -> models.Model:
 
 def over_bytes(model: models.Model, *words: pre_tokenizers.PreTokenizer) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*words, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -55,7 +57,9 @@ def saved(tokenizer: Tokenizer, folder: Path, *added: str) -> dict[str, str]:
 def write(folder: Path, strange: str) -> list[str]:
     """Thirty files of plain text, of which the seventh has some more."""
     for number in range(30):
-        (folder / f"{number}.txt").write_text(f"text number {number}, and more of it. " * 40 + strange * (number == 7))
+        (folder / f"{number}.txt").write_text(
+            f"text number {number}, and more of it. " * 40 + strange * (number == 7)
+        )
     return [f"{folder}/*.txt"]
 
 
@@ -65,14 +69,20 @@ LOSSY = {
     "unigram": Tokenizer(models.Unigram(scores(*LETTERS), unk_id=1)),
     "some bytes": over_bytes(bpe(*ALPHABET[:94], "Ġ")),
     "some of the fallback": Tokenizer(bpe(*LETTERS, *BYTES[:200], byte_fallback=True)),
-    "words": Tokenizer(models.WordPiece(ids(*LETTERS, *(f"##{letter}" for letter in LETTERS)), unk_token="<unk>")),
+    "words": Tokenizer(
+        models.WordPiece(ids(*LETTERS, *(f"##{letter}" for letter in LETTERS)), unk_token="<unk>")
+    ),
 }
 LOSSY["words"].pre_tokenizer = pre_tokenizers.Whitespace()
 
 
 @pytest.mark.parametrize("kind", LOSSY)
-def test_much_text_without_tokens_is_refused_with_its_file_and_a_little_is_counted(data, tmp_path, caplog, kind):
-    given = data(files=write(tmp_path, "日本語の文章。 " * 20), tokenizer=saved(LOSSY[kind], tmp_path))
+def test_much_text_without_tokens_is_refused_with_its_file_and_a_little_is_counted(
+    data, tmp_path, caplog, kind
+):
+    given = data(
+        files=write(tmp_path, "日本語の文章。 " * 20), tokenizer=saved(LOSSY[kind], tmp_path)
+    )
     with pytest.raises(DataError, match=r"7\.txt.*data\.files"):
         preprocess(given, tmp_path / "home")
     write(tmp_path, "日本")
@@ -103,7 +113,10 @@ def test_a_unit_of_several_files_is_counted_by_todays_files(data, tmp_path):
 
 @pytest.mark.parametrize(
     "model",
-    [models.Unigram(scores(*LETTERS)), models.WordPiece(dict(list(ids(*LETTERS).items())), unk_token="[no]")],
+    [
+        models.Unigram(scores(*LETTERS)),
+        models.WordPiece(dict(list(ids(*LETTERS).items())), unk_token="[no]"),
+    ],
 )
 def test_a_tokenizer_that_fails_at_a_text_is_refused_with_the_file(data, tmp_path, model):
     given = data(files=write(tmp_path, "日本"), tokenizer=saved(Tokenizer(model), tmp_path))
@@ -116,13 +129,17 @@ def fallback(**settings: object) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_a_trained_tokenizer_loses_nothing_and_nothing_is_counted(data, tmp_path, kind, monkeypatch):
+def test_a_trained_tokenizer_loses_nothing_and_nothing_is_counted(
+    data, tmp_path, kind, monkeypatch
+):
     monkeypatch.setattr(Losses, "__init__", lambda *_: pytest.fail("counted"))
     tokenizer = train(["the cat, and the dog"] * 9, TokenizerConfig(kind=kind, vocab_size=300))
     assert has_all_bytes(tokenizer) and keeps_text(tokenizer)
     reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), tmp_path)
     assert not list((tmp_path / "units").glob("*/*/lost.npy"))
-    assert "hashes of the text" in " ".join(check.detail for check in verify(reference, tmp_path, "deep").checks)
+    assert "hashes of the text" in " ".join(
+        check.detail for check in verify(reference, tmp_path, "deep").checks
+    )
 
 
 def test_byte_fallback_and_byte_alphabets_lose_nothing():
@@ -136,7 +153,9 @@ def test_byte_fallback_and_byte_alphabets_lose_nothing():
 
 
 def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
-    tokenizer = Tokenizer(bpe(*(letter for letter in LETTERS if not letter.isupper()), unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        bpe(*(letter for letter in LETTERS if not letter.isupper()), unk_token="<unk>")
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_tokens(["日本"])
@@ -146,13 +165,19 @@ def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
 
 
 def test_an_unknown_token_stands_for_no_bytes():
-    assert token_bytes(Tokenizer(models.WordPiece(ids("the"), unk_token="<unk>"))).tolist() == [4, 0, 3]
+    assert token_bytes(Tokenizer(models.WordPiece(ids("the"), unk_token="<unk>"))).tolist() == [
+        4,
+        0,
+        3,
+    ]
 
 
 def test_counting_of_losses_can_be_stopped(tmp_path):
     tokenizer = LOSSY["unknown"]
     recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine())
-    documents = Documents([b"one", b"two"], [(TextFile(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
+    documents = Documents(
+        [b"one", b"two"], [(TextFile(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0
+    )
     requests = iter([False, False, True])  # of encoding, and of each document's loss
     with pytest.raises(Abandoned):
         write_unit(recipe, documents, lambda: next(requests))

@@ -25,7 +25,11 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
 from infini_llama.tasks.verify_data.checks import verify
 from support.tokenizer_kinds import train_bpe
 
-TEXTS = ["the cat sat on the mat", "def value(self): return self.value", f"it says {EOS} and <pad>"] * 20
+TEXTS = [
+    "the cat sat on the mat",
+    "def value(self): return self.value",
+    f"it says {EOS} and <pad>",
+] * 20
 KINDS = ("bpe", "wordpiece", "unigram")
 
 
@@ -40,13 +44,18 @@ def trained() -> dict[str, Tokenizer]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=200) | st.lists(st.sampled_from([EOS, "<pad>", "<|", " ", "the"])).map("".join))
+@given(
+    text=st.text(max_size=200)
+    | st.lists(st.sampled_from([EOS, "<pad>", "<|", " ", "the"])).map("".join)
+)
 @example(text="x" * 1000)
 @example(text=f"{EOS}<pad>")
 def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, text):
     encoder = encoder_of(trained[kind])
     ids = encoder.encode(text, add_special_tokens=False).ids
-    assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[:3] == [True, True, False]
+    assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[
+        :3
+    ] == [True, True, False]
     assert encoder.decode(ids, skip_special_tokens=False) == text
     assert token_bytes(trained[kind])[ids].sum() == len(text.encode())
     assert [one.ids for one in encoder.encode_batch_fast([text], add_special_tokens=False)] == [ids]
@@ -57,7 +66,12 @@ def test_end_of_text_is_id_0_and_every_byte_has_a_token():
     tokenizer = train_bpe(TEXTS, 300)
     lengths = token_bytes(tokenizer)
     assert tokenizer.token_to_id(EOS) == EOS_ID == 0 and tokenizer.get_vocab_size() == 300
-    assert lengths.dtype == np.int32 and lengths[0] == 0 and (lengths[1:] > 0).all() and (lengths == 1).sum() == 256
+    assert (
+        lengths.dtype == np.int32
+        and lengths[0] == 0
+        and (lengths[1:] > 0).all()
+        and (lengths == 1).sum() == 256
+    )
 
 
 def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
@@ -94,15 +108,22 @@ def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     assert (tmp_path / second.path / "tokenizer.json").read_bytes() == file.read_bytes()
     assert second.vocab_size == first.vocab_size and second.path != first.path
     verify(second, tmp_path, "deep")
-    again = preprocess(data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), tmp_path)
+    again = preprocess(
+        data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), tmp_path
+    )
     assert again.path not in (first.path, second.path)
 
 
 @pytest.fixture
 def lossy(tmp_path) -> Tokenizer:
     """A tokenizer that changes text, and is saved."""
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(
+        models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        normalizers.Lowercase(),
+        pre_tokenizers.Whitespace(),
+    )
     tokenizer.add_special_tokens(["[UNK]", "[END]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return tokenizer
@@ -114,7 +135,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
     assert end_of_text(load(given), given) == 1 and token_bytes(lossy).tolist() == [0, 0, 3, 3, 1]
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("The cat cats THE " * (number + 1))
-    reference = preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
+    reference = preprocess(
+        data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
+    )
     report = verify(reference, tmp_path / "home", "deep")
     assert any("changes text" in check.detail for check in report.checks)
     with pytest.raises(ConfigError, match=r"data\.tokenizer\.eos.*<end>.*\[UNK\], \[END\]"):
@@ -125,7 +148,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
 def test_special_tokens_that_a_given_tokenizer_lacks_are_named(tmp_path):
     load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]"]))
     for token in ("<pad>", "cat"):  # the second one is an ordinary token
-        with pytest.raises(ConfigError, match=rf"data\.tokenizer\.special_tokens=\['{token}'\].*tokenizer\.json"):
+        with pytest.raises(
+            ConfigError, match=rf"data\.tokenizer\.special_tokens=\['{token}'\].*tokenizer\.json"
+        ):
             load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]", token]))
 
 
@@ -144,12 +169,17 @@ def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stat
 @pytest.mark.parametrize(
     ("beside", "content"),
     [
-        ("tokenizer_config.json", {"eos_token": "[END]", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}}),
+        (
+            "tokenizer_config.json",
+            {"eos_token": "[END]", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}},
+        ),
         ("added_tokens.json", {"<|im_end|>": 5}),
         ("added_tokens.json", {"[END]": 3}),
     ],
 )
-def test_added_tokens_that_only_a_file_beside_the_tokenizer_has_are_refused(tmp_path, named, beside, content):
+def test_added_tokens_that_only_a_file_beside_the_tokenizer_has_are_refused(
+    tmp_path, named, beside, content
+):
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[END]"}')
     (tmp_path / beside).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=rf"{beside}.*(im_end|END)"):
@@ -163,12 +193,18 @@ LETTERS = [chr(letter) for letter in range(32, 127)]
 
 
 def unigram() -> Tokenizer:
-    return Tokenizer(models.Unigram([("</s>", 0.0), ("[UNK]", 0.0), *((letter, -5.0) for letter in LETTERS)], unk_id=1))
+    return Tokenizer(
+        models.Unigram(
+            [("</s>", 0.0), ("[UNK]", 0.0), *((letter, -5.0) for letter in LETTERS)], unk_id=1
+        )
+    )
 
 
 def word_level() -> Tokenizer:
     """One token per character, or per text in brackets."""
-    tokenizer = Tokenizer(models.WordLevel({text: id for id, text in enumerate([*SPECIAL, *LETTERS])}, "[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({text: id for id, text in enumerate([*SPECIAL, *LETTERS])}, "[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</s>|\[UNK\]|."), "isolated")
     return tokenizer
 
@@ -181,9 +217,18 @@ def test_special_tokens_in_a_models_own_vocabulary_are_not_found_in_text(made, a
     tokenizer.add_tokens(added)
     encoder, special = encoder_of(tokenizer), special_ids(tokenizer)
     ids = encoder.encode("a</s>b日plain", add_special_tokens=False).ids
-    parts = ["a", *("</s>" if made is unigram else ["[UNK]"]), "b", "[UNK]", *(added[:1] or "plain")]
+    parts = [
+        "a",
+        *("</s>" if made is unigram else ["[UNK]"]),
+        "b",
+        "[UNK]",
+        *(added[:1] or "plain"),
+    ]
     assert ids == [tokenizer.token_to_id(part) for part in parts] and not special[ids].any()
-    assert encoder.get_vocab_size() == tokenizer.get_vocab_size() and special[tokenizer.token_to_id("</s>")]
+    assert (
+        encoder.get_vocab_size() == tokenizer.get_vocab_size()
+        and special[tokenizer.token_to_id("</s>")]
+    )
 
 
 def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp_path):
@@ -192,13 +237,19 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(f"text {number} with {'</s>' if number == 7 else 's>'} in it")
+        (tmp_path / f"{number}.txt").write_text(
+            f"text {number} with {'</s>' if number == 7 else 's>'} in it"
+        )
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
-        preprocess(data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
+        preprocess(
+            data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
+        )
 
 
 @pytest.mark.parametrize("added", [[], [{"special": False}]])
-def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(data, tmp_path, caplog, added):
+def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(
+    data, tmp_path, caplog, added
+):
     written = described()
     written["added_tokens"] = [written["added_tokens"][0] | changes for changes in added]
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
@@ -213,7 +264,9 @@ def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end
     assert caplog.text.count("is no special token") == 1
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5])
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5]
+)
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     tokenizer = train_bpe(TEXTS, 300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -226,9 +279,13 @@ def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
 @pytest.mark.usefixtures("lossy")
 def test_equal_tokens_in_both_splits_pass_if_the_tokenizer_changes_text(data, tmp_path):
     cases = ["".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases))
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases)
+    )
     given = {"path": str(tmp_path / "tokenizer.json"), "eos": "[END]"}
-    reference = preprocess(data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), tmp_path / "home")
+    reference = preprocess(
+        data(files=[str(tmp_path / "x.jsonl")], tokenizer=given), tmp_path / "home"
+    )
     verify(reference, tmp_path / "home", "deep")
 
 
@@ -236,7 +293,11 @@ def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
     """tiktoken's rule, word for word: join the leftmost neighbours whose joined bytes have the lowest rank."""
     parts = [bytes([byte]) for byte in word]
     while True:
-        joined = [(ranks[left + right], k) for k, (left, right) in enumerate(pairwise(parts)) if left + right in ranks]
+        joined = [
+            (ranks[left + right], k)
+            for k, (left, right) in enumerate(pairwise(parts))
+            if left + right in ranks
+        ]
         if not joined:
             return [ranks[part] for part in parts]
         _, k = min(joined)
@@ -248,11 +309,20 @@ def ranked(tmp_path_factory):
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency; with their file and its encoder."""
     tokenizer = train_bpe([*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9] * 2, 400)
     byte_of = {letter: byte for byte, letter in enumerate(_letters())}
-    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number)
-    learned = [bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1]
-    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])}
+    vocabulary = sorted(
+        (number, token) for token, number in tokenizer.get_vocab().items() if number
+    )
+    learned = [
+        bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1
+    ]
+    ranks = {
+        token: rank
+        for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])
+    }
     file = tmp_path_factory.mktemp("ranks") / "x.tiktoken"
-    file.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
+    file.write_text(
+        "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+    )
     return ranks, file, encoder_of(from_rank_file(file, r"[\s\S]+", [EOS]))
 
 
@@ -283,17 +353,26 @@ def described(**model: object) -> dict[str, Any]:
 
 def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog):
     texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"abcabcabc {number} " * 9}) + "\n" for number in range(30)))
+    texts.write_text(
+        "".join(json.dumps({"text": f"abcabcabc {number} " * 9}) + "\n" for number in range(30))
+    )
     datasets = []
     for name, changes in {"steady": {}, "one": {"dropout": 0.5}, "two": {"dropout": 0.5}}.items():
         written = described(**changes)
         if changes:
-            written["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+            written["truncation"] = {
+                "direction": "Right",
+                "max_length": 4,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            }
         (tmp_path / f"{name}.json").write_text(json.dumps(written))
         given = data(files=[str(texts)], tokenizer={"path": str(tmp_path / f"{name}.json")})
         reference = preprocess(given, tmp_path / name)
         verify(reference, tmp_path / name, "deep")
-        datasets.append((reference.digest, (tmp_path / name / reference.path / "tokenizer.json").read_text()))
+        datasets.append(
+            (reference.digest, (tmp_path / name / reference.path / "tokenizer.json").read_text())
+        )
     assert datasets[0] == datasets[1] == datasets[2]
     assert "dropout" in caplog.text
 
@@ -302,7 +381,10 @@ def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog
     ("changed", "words"),
     [
         (lambda text: text.replace('"b": 67', '"b": 66'), "'a' and 'b'"),
-        (lambda text: text.replace('"b": 67', '"b": 66').replace('"abc": 97', '"abc": 98'), "'a' and 'b'"),
+        (
+            lambda text: text.replace('"b": 67', '"b": 66').replace('"abc": 97', '"abc": 98'),
+            "'a' and 'b'",
+        ),
         (lambda text: text.replace('"abc": 97', '"abc": 99'), "gaps"),
         (lambda text: text.replace('"b": 67', '"b": 67, "b": 68'), "'b' twice"),
         (lambda text: text.replace('"id": 0', '"id": 5'), "'</s>' two IDs"),

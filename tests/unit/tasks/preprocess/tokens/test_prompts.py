@@ -42,7 +42,9 @@ def texts(tmp_path_factory) -> Path:
         return " ".join(random.choice(words, size=random.integers(least, 12)))
 
     lines = [f"{number} {some(0)}{MARK}{some(1)}" for number in range(40)]
-    lines += [f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)] + [f"60 empty{MARK}"]
+    lines += [f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)] + [
+        f"60 empty{MARK}"
+    ]
     file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
     return file
 
@@ -55,7 +57,10 @@ def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
         for start, end in pairwise(offsets):
             text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
             before, mark, after = text.rpartition(MARK)
-            prompt, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in (before + mark, after))
+            prompt, answer = (
+                tokenizer.encode(part, add_special_tokens=False).ids
+                for part in (before + mark, after)
+            )
             ids += [*prompt, *answer, 0]
             answers += [False] * len(prompt) + [True] * (len(answer) + 1)
     return np.array(ids), np.array(answers)
@@ -70,7 +75,10 @@ def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, 
     for split in ("train", "validation"):
         ids, answers = literal(folder, split)
         reader = TokenReader(folder, reference.row_table, split)
-        assert np.concatenate([map_shard(path)[1] for path in reader.stream.paths]).tolist() == ids.tolist()
+        assert (
+            np.concatenate([map_shard(path)[1] for path in reader.stream.paths]).tolist()
+            == ids.tolist()
+        )
         rows = np.arange(len(reader))
         mask, counted = reader.targets(rows), 0
         assert mask is not None and mask.shape == (len(rows), 16)
@@ -93,9 +101,15 @@ def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, tmp_path, strategy):
     prose = tmp_path / "prose.jsonl"
-    lines = [f"{number} blue sky over green «fields»{MARK if number % 3 else ''} and more" for number in range(60)]
+    lines = [
+        f"{number} blue sky over green «fields»{MARK if number % 3 else ''} and more"
+        for number in range(60)
+    ]
     prose.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    sources = [{"name": "answers", "files": [str(texts)], **ANSWERS}, {"name": "prose", "files": [str(prose)]}]
+    sources = [
+        {"name": "answers", "files": [str(texts)], **ANSWERS},
+        {"name": "prose", "files": [str(prose)]},
+    ]
     given = data(files=[], sources=sources, **strategy)
     reference = preprocess(given, tmp_path)
     verify(reference, tmp_path, "deep")
@@ -119,23 +133,34 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
                 if isinstance(reader.rows, WindowRows)
                 else reader.rows.pieces_of(row).tolist()
             )
-            expected = [label for start, size in pieces for label in (False, *counts[start + 1 : start + size])]
+            expected = [
+                label
+                for start, size in pieces
+                for label in (False, *counts[start + 1 : start + size])
+            ]
             assert targets.tolist() == (expected + [False] * (17 - len(expected)))[1:]
         assert reader.count_targets(rows) == int(mask.sum())
     assert {name: source.loss_on for name, source in describe(folder).sources.items()} == {
         "answers": "answer",
         "prose": "all",
     }
-    shards = {shard.source: folder / shard.file for shard in read_dataset(folder).content.validation.shards}
+    shards = {
+        shard.source: folder / shard.file
+        for shard in read_dataset(folder).content.validation.shards
+    }
     assert map_prompts(shards["answers"]).min() > 0 == map_prompts(shards["prose"]).max()
     assert preprocess(given, tmp_path).built == ()
 
 
 def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
-    reference = preprocess(data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path)
+    reference = preprocess(
+        data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path
+    )
     folder = tmp_path / reference.path
     reader = TokenReader(folder, reference.row_table, "train")
-    batches = TrainBatches(curriculum_stages(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1)
+    batches = TrainBatches(
+        curriculum_stages(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1
+    )
     ids, answers = literal(folder, "train")
     config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
     torch.manual_seed(0)
@@ -144,20 +169,29 @@ def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
     def gradients(total: torch.Tensor) -> list[torch.Tensor]:
         model.zero_grad()
         total.backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return [
+            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+        ]
 
     inputs, labels = torch.zeros(4, 32, dtype=torch.int64), torch.full((4, 32), -100)
     for row, number in enumerate(batches.rows(8)):
         ((start, size),) = reader.rows.pieces_of(number).tolist()
         inputs[row, : size - 1] = torch.from_numpy(ids[start : start + size - 1])
         targets = torch.from_numpy(ids[start + 1 : start + size])
-        labels[row, : size - 1] = targets.where(torch.from_numpy(answers[start + 1 : start + size]), -100)
+        labels[row, : size - 1] = targets.where(
+            torch.from_numpy(answers[start + 1 : start + size]), -100
+        )
     expected, count = model.loss(inputs, labels)
     wanted = gradients(expected)
-    sums = [model.loss(batch[0], batch[1]) for batch in batches.micro_batches(8, torch.device("cpu"))]
+    sums = [
+        model.loss(batch[0], batch[1]) for batch in batches.micro_batches(8, torch.device("cpu"))
+    ]
     found = gradients(torch.stack([total for total, _ in sums]).sum())
     assert batches.targets(8) == int(count) == sum(int(part) for _, part in sums)
-    assert all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(wanted, found, strict=True))
+    assert all(
+        torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+        for one, other in zip(wanted, found, strict=True)
+    )
 
 
 def test_other_answers_give_another_dataset_without_shared_shards(data, texts, tmp_path):
@@ -182,7 +216,9 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
 
 def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
     for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(f"{number}{MARK}{number}" if number != 17 else "no mark here")
+        (tmp_path / f"{number}.txt").write_text(
+            f"{number}{MARK}{number}" if number != 17 else "no mark here"
+        )
     with pytest.raises(DataError, match=r"17\.txt .*answer_after"):
         preprocess(data(files=[str(tmp_path / "*.txt")], **ANSWERS), tmp_path)
 
@@ -217,7 +253,9 @@ def test_a_token_that_reaches_from_a_prompt_into_its_answer_is_not_used():
     def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """A token per byte, but one for `:)`."""
         each = [list(text.replace(b":)", b"\xff")) for text in batch]
-        return np.array([token for ids in each for token in ids], np.uint16), np.cumsum([0, *map(len, each)])
+        return np.array([token for ids in each for token in ids], np.uint16), np.cumsum(
+            [0, *map(len, each)]
+        )
 
     ids, offsets, prompts = encode_answers(encode, [b"a:)", b"b:c"], b":")
     assert ids.tolist() == list(b"a:)b:c") and ids.dtype == np.uint16
@@ -241,7 +279,9 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
     joined, starts = " ".join(prose * 3), set[str]()
     for text in texts:
         key = text[-6:-1]
-        before, hidden, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(HIDDEN.format(key=key))
+        before, hidden, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(
+            HIDDEN.format(key=key)
+        )
         assert hidden and (before + rest).strip() in joined
         starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
     assert len(texts) == 30 and len(starts) > 15

@@ -28,11 +28,23 @@ def write_dataset(dataset, documents, capacity, length) -> None:
         shards.append({"file": file, **counts, "first_document": 0, "first_token": tokens})
         tokens += counts["tokens"]
     extremes = {"shortest_document": 1, "longest_document": tokens, "unigram_entropy_bits": 1.0}
-    split = {"documents": len(documents), "tokens": tokens, "bytes": tokens, "shards": shards} | extremes
-    facts = {"vocab_size": 65_536, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+    split = {
+        "documents": len(documents),
+        "tokens": tokens,
+        "bytes": tokens,
+        "shards": shards,
+    } | extremes
+    facts = {
+        "vocab_size": 65_536,
+        "dtype": "uint16",
+        "eos_id": 0,
+        "text_yields_special_tokens": False,
+    }
     commit(staged, dataset, "dataset", {}, facts | {"train": split, "validation": split})
     staged = staging(dataset / "chunks" / "k")
-    save_array(staged / "train.rows.npy", compute_rows(np.array([tokens]), "concat", length).entries)
+    save_array(
+        staged / "train.rows.npy", compute_rows(np.array([tokens]), "concat", length).entries
+    )
     table = {"strategy": "concat", "sequence_length": length, "rows": {"train": 0, "validation": 0}}
     commit(staged, dataset / "chunks" / "k", "chunks", {}, table)
 
@@ -56,7 +68,9 @@ def test_rows_are_those_of_the_documents_literally_joined(
     rows = data.draw(st.lists(st.integers(0, len(reader) - 1))) if len(reader) else []
     gathered = reader.gather(np.array(rows, dtype=np.int64))
     assert gathered.dtype == np.int64 and gathered.shape == (len(rows), length + 1)
-    assert gathered.tolist() == [stream[row * length : row * length + length + 1].tolist() for row in rows]
+    assert gathered.tolist() == [
+        stream[row * length : row * length + length + 1].tolist() for row in rows
+    ]
     assert reader.most_documents() == reader.documents(np.arange(len(reader))).max(initial=0) + 1
     document = np.repeat(np.arange(len(lengths)), lengths)
     found = reader.documents(np.array(rows, dtype=np.int64))
@@ -94,7 +108,9 @@ def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
     assert np.array_equal(np.diff(reader.stream.document_offsets()), documents)
     path = reader.stream.paths[-1]
     offsets, _ = map_shard(path)
-    flip(path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8))  # the second document begins a token away
+    flip(
+        path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8)
+    )  # the second document begins a token away
     reader = open_reader("train", verify_on_read=True)
     with pytest.raises(DataError, match=str(path)):
         reader.stream.document_offsets()
@@ -142,6 +158,8 @@ def test_a_missing_file_is_a_sentence(open_reader, dataset, row_table):
 
 
 def test_a_shard_of_another_type_of_tokens_is_refused(tmp_path):
-    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9)  # the manifest says uint16
+    write_dataset(
+        tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9
+    )  # the manifest says uint16
     with pytest.raises(DataError, match=r"data-00000\.arrow .*uint32.*uint16"):
         TokenReader(tmp_path / "data", "k", "train").gather(np.array([0]))

@@ -22,9 +22,13 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     at_once=st.integers(0, 30),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(tmp_path_factory, lengths, at_once, dtype):
+def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(
+    tmp_path_factory, lengths, at_once, dtype
+):
     folder = tmp_path_factory.mktemp("shards")
-    documents = [(np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)]
+    documents = [
+        (np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)
+    ]
     stream = Stream(np.dtype(dtype))
     stream.add(np.arange(30, dtype=np.uint32), np.array([0, 30]), 0)
     stream.clear()  # it is used again

@@ -49,7 +49,9 @@ def test_a_save_does_not_contain_later_training(ranks, tmp_path):
         assert saver.wait() > 0.0
         assert loaded(tmp_path, 1) == 1.0
         saver.save(2, tensors, scalars(2))
-    assert loaded(tmp_path, 1) == 1.0 and loaded(tmp_path, 2) == 2.0, "leaving waits for the last one"
+    assert loaded(tmp_path, 1) == 1.0 and loaded(tmp_path, 2) == 2.0, (
+        "leaving waits for the last one"
+    )
 
 
 def test_a_checkpoint_that_cannot_be_mapped_is_not_called_damaged(ranks, tmp_path, few_addresses):
@@ -73,7 +75,9 @@ def test_a_second_save_waits_for_the_first(ranks, tmp_path):
     with BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver:
         thread = threading.Thread(target=training)
         thread.start()
-        assert entered.wait(10) and not done.wait(0.3), "a second copy was made while the first was being written"
+        assert entered.wait(10) and not done.wait(0.3), (
+            "a second copy was made while the first was being written"
+        )
         gate.set()
         assert done.wait(10)
         thread.join()
@@ -86,7 +90,10 @@ def full_disk() -> None:
 
 @pytest.mark.parametrize("when", ["poll", "next save", "leaving"])
 def test_a_save_that_fails_is_a_failure_with_its_class(ranks, tmp_path, when):
-    with pytest.raises(OSError) as raised, BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver:
+    with (
+        pytest.raises(OSError) as raised,
+        BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver,
+    ):
         saver.save(1, state(1.0), scalars(1))
         while when == "poll":
             saver.poll()
@@ -110,7 +117,10 @@ def test_a_full_disk_is_reported_with_the_file(ranks, tmp_path, monkeypatch):
 
 
 def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tmp_path, caplog):
-    with pytest.raises(KeyError, match="of training"), BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver:
+    with (
+        pytest.raises(KeyError, match="of training"),
+        BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver,
+    ):
         saver.save(1, state(1.0), scalars(1))
         raise KeyError("of training")
     assert "save" in caplog.text

@@ -28,7 +28,11 @@ def run_dir(tmp_path):
 
 def compile_as(module: LossModule, run_dir, forward, monkeypatch):
     """With `forward(original, *arguments)` as what torch.compile makes of the layers."""
-    monkeypatch.setattr(torch, "compile", lambda original, **options: lambda *arguments: forward(original, *arguments))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda original, **options: lambda *arguments: forward(original, *arguments),
+    )
     ids = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(1))
 
     def first_batch() -> float:
@@ -36,7 +40,9 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         loss.backward()
         return loss.item()
 
-    return compile_if_it_agrees(module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir)
+    return compile_if_it_agrees(
+        module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir
+    )
 
 
 def called(module: LossModule) -> bool:
@@ -66,12 +72,23 @@ class WrongBackward(torch.autograd.Function):
     [
         (lambda original, *arguments: original(*arguments) * 1.01, "its loss differs"),
         (lambda original, *arguments: original(*arguments) * float("nan"), "its loss differs"),
-        (lambda original, *arguments: WrongBackward.apply(original(*arguments)), "its gradients by"),
-        (lambda original, *arguments: 1 / 0, "cannot be compiled here (ZeroDivisionError: division by zero)"),
-        (lambda original, *arguments: next(iter(())), "cannot be compiled here (StopIteration: no message)"),
+        (
+            lambda original, *arguments: WrongBackward.apply(original(*arguments)),
+            "its gradients by",
+        ),
+        (
+            lambda original, *arguments: 1 / 0,
+            "cannot be compiled here (ZeroDivisionError: division by zero)",
+        ),
+        (
+            lambda original, *arguments: next(iter(())),
+            "cannot be compiled here (StopIteration: no message)",
+        ),
     ],
 )
-def test_compiled_code_that_disagrees_is_disabled_with_a_warning(module, run_dir, monkeypatch, caplog, forward, reason):
+def test_compiled_code_that_disagrees_is_disabled_with_a_warning(
+    module, run_dir, monkeypatch, caplog, forward, reason
+):
     compile_as(module, run_dir, forward, monkeypatch)
     assert not called(module) and reason in caplog.text
     caplog.clear()
@@ -79,7 +96,9 @@ def test_compiled_code_that_disagrees_is_disabled_with_a_warning(module, run_dir
     assert not called(module) and caplog.text
 
 
-def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, monkeypatch, caplog):
+def test_dropping_compiled_code_is_reported_as_no_longer_exact(
+    module, run_dir, monkeypatch, caplog
+):
     compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
     module.model.model.layers[0].__dict__.pop("forward")
     module.model.model.layers[1].__dict__.pop("forward")
@@ -87,8 +106,16 @@ def test_dropping_compiled_code_is_reported_as_no_longer_exact(module, run_dir, 
     assert not called(module) and "bitwise" in caplog.text
 
 
-def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(module, run_dir, monkeypatch, caplog):
-    monkeypatch.setattr(torch, "compile", lambda original, **options: lambda *arguments: original(*arguments) * 2)
+def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(
+    module, run_dir, monkeypatch, caplog
+):
+    monkeypatch.setattr(
+        torch, "compile", lambda original, **options: lambda *arguments: original(*arguments) * 2
+    )
     plan = make_plan(compile="block")
     compile_if_it_agrees(module, module.model, plan, lambda: 0.0, OneRank(), run_dir)
-    assert not called(module) and caplog.text and json.loads((run_dir / "compile.json").read_text())["reason"]
+    assert (
+        not called(module)
+        and caplog.text
+        and json.loads((run_dir / "compile.json").read_text())["reason"]
+    )

@@ -16,7 +16,16 @@ from infini_llama.tasks.train.worker.trainer import optimizer_step
 from support.one_rank import OneRank, single_rank
 
 # Operations whose result's value or size the host has to know; indexing by a mask is one by its argument.
-READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2", "equal")
+READS = (
+    "_local_scalar_dense",
+    "item",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "equal",
+)
 METHODS = ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "__index__")
 
 
@@ -44,7 +53,9 @@ def reads() -> Iterator[list[str]]:
         for name in METHODS:
             own = getattr(torch.Tensor, name)
             patch.setattr(
-                torch.Tensor, name, lambda self, *args, own=own, name=name: mode.found.append(name) or own(self, *args)
+                torch.Tensor,
+                name,
+                lambda self, *args, own=own, name=name: mode.found.append(name) or own(self, *args),
             )
         yield mode.found
 
@@ -54,7 +65,9 @@ def plain_flash(q, k, v, starts, _, longest, __, **options):
     number = torch.searchsorted(starts, torch.arange(len(q), dtype=starts.dtype), right=True)
     seen = (number[:, None] == number).tril()
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, enable_gqa=True
+    )[0].transpose(0, 1)
 
 
 @pytest.fixture
@@ -74,7 +87,9 @@ def batches(count=3, documents=False):
     for _ in range(count):
         rows = torch.randint(0, 128, (2, 49), generator=generator)
         labels = rows[:, 1:].masked_fill(rows[:, 1:] < 9, -100)
-        numbers = torch.tensor([[0] * 13 + [1] * 20 + [2] * 10 + [-1] * 5, [0] * 48], dtype=torch.int32)
+        numbers = torch.tensor(
+            [[0] * 13 + [1] * 20 + [2] * 10 + [-1] * 5, [0] * 48], dtype=torch.int32
+        )
         found.append((rows[:, :-1], labels, numbers) if documents else (rows[:, :-1], labels))
     return found
 

@@ -15,7 +15,11 @@ from support.one_rank import single_rank
 
 def model_of(tied=False):
     torch.manual_seed(0)
-    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4, tie_word_embeddings=tied))
+    return Llama(
+        LlamaConfig(
+            61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4, tie_word_embeddings=tied
+        )
+    )
 
 
 def settings(**changes):
@@ -24,7 +28,10 @@ def settings(**changes):
 
 def names_by_group(model, optimizer):
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = {group["name"]: {names[parameter] for parameter in group["params"]} for group in optimizer.param_groups}
+    groups = {
+        group["name"]: {names[parameter] for parameter in group["params"]}
+        for group in optimizer.param_groups
+    }
     assert sum(map(len, groups.values())) == len(names)  # each parameter once
     return groups
 
@@ -84,8 +91,12 @@ def test_making_the_state_changes_neither_rates_nor_weights_and_takes_the_estima
     before = [parameter.clone() for parameter in model.parameters()]
     init_optimizer_state(optimizer)
     assert [group["lr"] for group in optimizer.param_groups] == rates and min(rates) > 0
-    moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
-    assert sum(value.nbytes for value in moments) == moment_bytes(model.config, settings(optimizer=kind))
+    moments = [
+        value for state in optimizer.state.values() for value in state.values() if value.ndim
+    ]
+    assert sum(value.nbytes for value in moments) == moment_bytes(
+        model.config, settings(optimizer=kind)
+    )
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -52,7 +52,9 @@ def both(monkeypatch):
                 pending.append(pool.submit(raised, attempt, store))
                 while not store.check([f"facts-{node}"]):  # it has read its variables
                     pass
-            monkeypatch.setenv("LOCAL_RANK", "1")  # another rank of the last node publishes nothing and raises the same
+            monkeypatch.setenv(
+                "LOCAL_RANK", "1"
+            )  # another rank of the last node publishes nothing and raises the same
             return [*(one.result(60) for one in pending), raised(other, store)]
 
     return compare
@@ -65,11 +67,20 @@ def test_consistent_nodes_start(built, both):
 
 def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
     attempt = resolved_for(*built)
-    unlike = resolved_for(tmp_path / "other", preprocess(data(validation_fraction=0.4), tmp_path / "other"))
+    unlike = resolved_for(
+        tmp_path / "other", preprocess(data(validation_fraction=0.4), tmp_path / "other")
+    )
     errors = both(attempt, unlike)
-    assert all(isinstance(error, ConfigError) for error in errors) and len({str(error) for error in errors}) == 1
+    assert (
+        all(isinstance(error, ConfigError) for error in errors)
+        and len({str(error) for error in errors}) == 1
+    )
     here, there = (facts(one)["dataset"] for one in (attempt, unlike))
-    assert here != there and f"has dataset {there}, but node 0" in str(errors[0]) and "node 1 (" in str(errors[0])
+    assert (
+        here != there
+        and f"has dataset {there}, but node 0" in str(errors[0])
+        and "node 1 (" in str(errors[0])
+    )
     assert "has order and tokens of the first rows" in str(errors[0])
 
 
@@ -96,7 +107,11 @@ def test_versions_and_code_are_compared(tmp_path):
     assert differences(first, other) == ["node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."]
     for package in preflight.PACKAGES:
         assert (preflight.ROOT / package).is_dir()
-        shutil.copytree(preflight.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            preflight.ROOT / package,
+            tmp_path / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     assert code_digest(tmp_path) == code_digest()
     with (tmp_path / "model" / "llama.py").open("a") as file:
         file.write("#")

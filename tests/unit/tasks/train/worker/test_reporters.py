@@ -37,7 +37,9 @@ def test_a_save_syncs_the_reporters_while_a_step_is_reported(tmp_path):
         reporting.set()
         assert synced.wait(10)
 
-    first = SimpleNamespace(scalars=lambda *_: None, sync=lambda: (syncing.set(), reporting.wait(10)))
+    first = SimpleNamespace(
+        scalars=lambda *_: None, sync=lambda: (syncing.set(), reporting.wait(10))
+    )
     second = SimpleNamespace(scalars=report, sync=synced.set)
     writer = MetricsWriter(tmp_path, logging_steps=1, reporters=[first, second])
     save = threading.Thread(target=writer.sync)

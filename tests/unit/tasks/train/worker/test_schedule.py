@@ -15,7 +15,9 @@ SCHEDULES = get_args(TrainingConfig.model_fields["lr_schedule"].annotation)
 
 
 def settings(schedule, warmup=10, total=110, low=0.1):
-    return TrainingConfig(lr_schedule=schedule, warmup_steps=warmup, max_steps=total, min_learning_rate_ratio=low)
+    return TrainingConfig(
+        lr_schedule=schedule, warmup_steps=warmup, max_steps=total, min_learning_rate_ratio=low
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,8 @@ def test_never_rises_after_the_warm_up_nor_leaves_its_range(schedule, warmup, st
     train = settings(schedule, warmup, warmup + steps, low)
     factors = [factor(train, warmup + steps, step) for step in range(warmup + steps + 1)]
     assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-12 for value in factors)
-    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(factors[max(0, warmup - 1) :]))
+    assert all(
+        later <= earlier + 1e-12 for earlier, later in pairwise(factors[max(0, warmup - 1) :])
+    )
     if schedule not in ("constant", "inverse_sqrt"):
         assert factors[-1] == pytest.approx(low, abs=1e-9)

@@ -22,7 +22,9 @@ TRAIN = TrainingConfig(warmup_steps=10, max_steps=110, gate_learning_rate=1e-2)
 
 def small_model(attention="infini", **changes) -> Llama:
     torch.manual_seed(0)
-    return Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4, **changes)).double()
+    return Llama(
+        LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention=attention, segment_length=4, **changes)
+    ).double()
 
 
 def batches(rows: torch.Tensor, size: int):
@@ -30,7 +32,9 @@ def batches(rows: torch.Tensor, size: int):
 
 
 def step(strategy, rows: torch.Tensor, scale: float = 1.0, is_spike=lambda loss: False):
-    return optimizer_step(strategy, GlobalBatch(batches(rows, 2), 26), scale, is_spike, lambda: False, OneRank())
+    return optimizer_step(
+        strategy, GlobalBatch(batches(rows, 2), 26), scale, is_spike, lambda: False, OneRank()
+    )
 
 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
@@ -43,7 +47,9 @@ def test_gradients_and_loss_equal_those_of_the_whole_batch(attention, micro):
     mean.backward()
     total = single_rank(split).accumulate(batches(rows, micro), labels.numel())
     assert total.item() / labels.numel() == pytest.approx(mean.item(), rel=1e-6)
-    for (name, expected), (_, found) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
+    for (name, expected), (_, found) in zip(
+        whole.named_parameters(), split.named_parameters(), strict=True
+    ):
         assert torch.allclose(expected.grad, found.grad, rtol=1e-9, atol=1e-12), name
 
 
@@ -77,7 +83,9 @@ def test_tokens_without_logits_are_counted_per_micro_batch(chunk, left_out):
     ids, targets = torch.randint(0, 61, (3, 13)), torch.tensor([[13], [2], [0]])
     labels = ids.masked_fill(torch.arange(13) >= targets, -100)
     batch = GlobalBatch([*zip(ids.split(1), labels.split(1), strict=True)], 15)
-    result = optimizer_step(single_rank(model, TRAIN), batch, 1.0, lambda loss: False, lambda: False, OneRank())
+    result = optimizer_step(
+        single_rank(model, TRAIN), batch, 1.0, lambda loss: False, lambda: False, OneRank()
+    )
     assert result.tokens_without_logits == left_out
 
 
@@ -100,7 +108,9 @@ def test_a_batch_without_targets_changes_neither_weights_nor_optimizer(optimizer
     before = {name: tensor.clone() for name, tensor in strategy.tensors().items()}
     masked = [(inputs, torch.full_like(labels, -100)) for inputs, labels in batches(rows, 2)]
     stop = lambda: True  # noqa: E731
-    result = optimizer_step(strategy, GlobalBatch(masked, 0), 1.0, lambda loss: False, stop, OneRank())
+    result = optimizer_step(
+        strategy, GlobalBatch(masked, 0), 1.0, lambda loss: False, stop, OneRank()
+    )
     assert result.skipped and result.stop_requested
     assert all(torch.equal(tensor, before[name]) for name, tensor in strategy.tensors().items())
 
@@ -108,9 +118,13 @@ def test_a_batch_without_targets_changes_neither_weights_nor_optimizer(optimizer
 def test_gates_have_a_group_and_a_rate_of_their_own():
     optimizer = build_optimizer(small_model(), TRAIN)
     assert set_learning_rate(optimizer, TRAIN, 110, 4) == 5e-4
-    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    rates = {
+        group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    }
     assert rates == {"decay": (5e-4, 0.1), "no_decay": (5e-4, 0.0), "gates": (5e-3, 0.0)}
-    assert {group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups} == {
+    assert {
+        group["name"] for group in build_optimizer(small_model("softmax"), TRAIN).param_groups
+    } == {
         "decay",
         "no_decay",
     }
@@ -125,10 +139,18 @@ def test_frozen_weights_have_neither_updates_nor_optimizer_state(optimizer, froz
     below = {name for name in before if name.startswith(("model.embed_tokens.", "model.layers.0."))}
     of_memory = {name for name in before if ".1.self_attn." in name}
     trained = of_memory if frozen == "all_but_memory" else before.keys() - below
-    strategy = single_rank(model, TRAIN.model_copy(update={"optimizer": optimizer, "init_from": "folder"}))
+    strategy = single_rank(
+        model, TRAIN.model_copy(update={"optimizer": optimizer, "init_from": "folder"})
+    )
     step(strategy, torch.randint(0, 61, (2, 14)))
-    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
-    states = {name.rsplit(".", 1)[0] for name in strategy.tensors() if name.startswith("optimizer.")}
+    changed = {
+        name
+        for name, parameter in model.named_parameters()
+        if not torch.equal(parameter, before[name])
+    }
+    states = {
+        name.rsplit(".", 1)[0] for name in strategy.tensors() if name.startswith("optimizer.")
+    }
     assert changed == trained and states == {f"optimizer.{name}" for name in changed}
 
 
@@ -139,7 +161,9 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
         model = small_model()
         results.append(step(single_rank(model, TRAIN), rows, factor))
         results.append([parameter.clone() for parameter in model.parameters()])
-    assert results[0] == results[2] and all(torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True))
+    assert results[0] == results[2] and all(
+        torch.equal(a, b) for a, b in zip(results[1], results[3], strict=True)
+    )
 
 
 def test_gates_are_reported_by_layer_and_head():
@@ -151,12 +175,16 @@ def test_gates_are_reported_by_layer_and_head():
 
 def test_the_parameter_norm_is_that_of_one_vector():
     model = small_model()
-    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).norm().item()
+    expected = (
+        torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).norm().item()
+    )
     assert parameter_norm(model) == pytest.approx(expected, rel=1e-12)
 
 
 def test_seeds_differ_by_run_step_and_rank_and_are_stable():
-    seeds = {step_seed(seed, step, rank) for seed in (1, 2) for step in range(50) for rank in range(4)}
+    seeds = {
+        step_seed(seed, step, rank) for seed in (1, 2) for step in range(50) for rank in range(4)
+    }
     assert len(seeds) == 400 and step_seed(1234, 7, 1) == step_seed(1234, 7, 1) == SEED_OF_FORMAT_1
 
 

@@ -45,7 +45,11 @@ def test_counts():
     ]
 
 
-@given(steps=st.lists(st.integers(1, 50), min_size=1, max_size=60), every=st.integers(1, 100), cut=st.integers(0, 59))
+@given(
+    steps=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    every=st.integers(1, 100),
+    cut=st.integers(0, 59),
+)
 def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, cut):
     def due(at, tokens):
         interval, answers = Interval(f"{every} tokens", OneRank()), []
@@ -63,7 +67,9 @@ def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, 
 
 
 def test_by_seconds_the_clock_decides(monkeypatch):
-    clock = iter((100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0))  # once more where it is due
+    clock = iter(
+        (100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0)
+    )  # once more where it is due
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     interval = Interval("1 minutes", OneRank())
     answers = [interval.advance(TrainState()) for _ in range(5)]

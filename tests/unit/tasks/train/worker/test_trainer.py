@@ -15,14 +15,31 @@ from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metr
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.train.planning import bind_run, plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Reporter, Sample, TensorBoard
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
+    MetricsWriter,
+    Reporter,
+    Sample,
+    TensorBoard,
+)
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
-SHORT = {"max_steps": 12, "warmup_steps": 1, "global_batch_size": 2, "micro_batch_size": 2, "sample_tokens": 1}
-SHORT |= {"eval_steps": 3, "save_steps": 5, "save_total_limit": 2, "report_to": [], "compile": "off"}
+SHORT = {
+    "max_steps": 12,
+    "warmup_steps": 1,
+    "global_batch_size": 2,
+    "micro_batch_size": 2,
+    "sample_tokens": 1,
+}
+SHORT |= {
+    "eval_steps": 3,
+    "save_steps": 5,
+    "save_total_limit": 2,
+    "report_to": [],
+    "compile": "off",
+}
 
 
 @pytest.fixture
@@ -39,11 +56,18 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         **changes: object,
     ) -> RunFolder:
         given = {"data": data(), "model": model, "train": SHORT | changes}
-        config = parse_config(given | {"runtime": {"name": name, "home": str(home), "resume": resume}})
+        config = parse_config(
+            given | {"runtime": {"name": name, "home": str(home), "resume": resume}}
+        )
         run = RunFolder(home / "runs" / name)
         dataset, plan = reference, make_plan()
         attempt = plan_attempt(
-            config, dataset, plan, bind_run(config, dataset, plan), invocation="", verify_on_read=False
+            config,
+            dataset,
+            plan,
+            bind_run(config, dataset, plan),
+            invocation="",
+            verify_on_read=False,
         )
         attempt_dir = run.path / "logs" / "attempt-01"
         attempt_dir.mkdir(parents=True, exist_ok=True)
@@ -51,7 +75,9 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
 
         def measure(*arguments: object) -> ValidationLine:
             step = heartbeat.step
-            return ValidationLine(kind="validation", step=step, loss=losses[step], bits_per_byte=1.0, tokens=10)
+            return ValidationLine(
+                kind="validation", step=step, loss=losses[step], bits_per_byte=1.0, tokens=10
+            )
 
         class Stop(StopRequest):
             requested = property(lambda self: heartbeat.step + 1 == stop_after)
@@ -77,7 +103,10 @@ def pointed(run: RunFolder) -> str:
 def test_a_new_lowest_loss_is_saved_between_saves_and_stays(train):
     run = train("one", {3: 7.04, 6: 20.0, 9: 7.1, 12: 78.0})
     assert kept(run) == [12, 10, 3] and pointed(run) == "step-00000003"
-    assert checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, 3)).validation_loss == 7.04
+    assert (
+        checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, 3)).validation_loss
+        == 7.04
+    )
 
 
 def test_the_limit_of_checkpoints_holds_when_every_loss_is_the_best(train):
@@ -109,15 +138,31 @@ def test_a_run_from_another_ones_checkpoint_has_validations_of_its_own(train):
     one = train("one", {3: 1.0, 6: 2.0}, early_stopping_patience=1)
     assert one.read(TrainingResult, one.result).stopped_early == 1
     losses = {9: 5.0, 12: 4.0, 15: 4.5}
-    two = train("two", losses, resume=str(one.checkpoints / "latest"), max_steps=20, early_stopping_patience=1)
+    two = train(
+        "two",
+        losses,
+        resume=str(one.checkpoints / "latest"),
+        max_steps=20,
+        early_stopping_patience=1,
+    )
     assert two.read(TrainingResult, two.result).steps == 15 and pointed(two) == "step-00000012"
     results = RunReader(two.path).results
     assert results.tokens == results.input_tokens > 0, "those of its own steps"
 
 
 def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_path):
-    export(train("one", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}).path, tmp_path / "model", "latest", "float32", "5GB")
-    given = {"init_from": str(tmp_path / "model"), "early_stopping_patience": 2, "save_total_limit": 9}
+    export(
+        train("one", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}).path,
+        tmp_path / "model",
+        "latest",
+        "float32",
+        "5GB",
+    )
+    given = {
+        "init_from": str(tmp_path / "model"),
+        "early_stopping_patience": 2,
+        "save_total_limit": 9,
+    }
     losses = {0: 1.0, 3: 6.0, 6: 6.5, 9: 7.0}
     run = train("two", losses, stop_after=2, **given)
     checkpoints.remove(checkpoints.checkpoint_path(run.checkpoints, 2))
@@ -126,11 +171,16 @@ def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_
     assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [*losses.items()]
     assert kept(run) == [9, 5, 3] and pointed(run) == "step-00000003"
     assert RunReader(run.path).results.best_validation_loss == 6.0
-    assert next(iter(headline(RunReader(run.path)).items())) == ("validation loss before the first step", "1.0000")
+    assert next(iter(headline(RunReader(run.path)).items())) == (
+        "validation loss before the first step",
+        "1.0000",
+    )
     assert all(line.step for line in RunReader(run.path.with_name("one")).validated)
 
 
-def test_weights_with_a_memory_are_trained_with_the_whole_jitter_from_the_first_step(train, tmp_path):
+def test_weights_with_a_memory_are_trained_with_the_whole_jitter_from_the_first_step(
+    train, tmp_path
+):
     def first_losses(name: str, **changes: object) -> list[float]:
         lines = read_metrics(train(name, {0: 7.0, 3: 7.0}, max_steps=3, **changes))
         return [line.loss for line in lines if isinstance(line, TrainLine)]
@@ -148,7 +198,9 @@ def test_weights_with_a_memory_are_trained_with_the_whole_jitter_from_the_first_
         given = {"init_from": str(tmp_path / attention), "init_gate": 0}
         for jitter in (1, 2**20):
             losses[attention, jitter] = first_losses(
-                f"{attention}-{jitter}", model=with_memory | {"memory_write_jitter": jitter}, **given
+                f"{attention}-{jitter}",
+                model=with_memory | {"memory_write_jitter": jitter},
+                **given,
             )
     assert losses["softmax", 1][0] == losses["softmax", 2**20][0]
     assert losses["infini", 1][0] != losses["infini", 2**20][0]
@@ -180,7 +232,9 @@ def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monk
     for file in (run.path / "tensorboard", run.path / "profile"):
         file.write_text("a file where a folder is to be made")
     (dataset / "tokenizer.json").unlink()
-    (tmp_path / "dividing.py").write_text("def hook(model, record):\n    return {'quotient': 1 / 0}\n")
+    (tmp_path / "dividing.py").write_text(
+        "def hook(model, record):\n    return {'quotient': 1 / 0}\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     reporting = {
         "report_to": ["tensorboard"],
@@ -222,7 +276,9 @@ def test_other_steps_are_announced_with_what_they_do_to_the_learning_rate(train,
     train("one", losses)  # nothing is to be done
     assert "learning rate" not in caplog.text
     run = train("one", losses, stop_after=14, max_steps=60)
-    rates = {line.step: line.learning_rate for line in read_metrics(run) if isinstance(line, TrainLine)}
+    rates = {
+        line.step: line.learning_rate for line in read_metrics(run) if isinstance(line, TrainLine)
+    }
     assert rates[13] > 5 * rates[12]
     assert all(f"{number:.3g}" in caplog.text for number in (rates[13], 1e-4)), (
         "the lowest rate would be that of step 13"

@@ -55,7 +55,9 @@ def test_weights_and_moments_are_restored_bitwise(saved):
     load_tensors(path, other)
     for prefix in ("model.", "optimizer."):
         assert state_hash(other, prefix) == state_hash(state, prefix)
-    assert sum(name.endswith(".exp_avg") for name in state) == len(list(strategy.model.parameters()))
+    assert sum(name.endswith(".exp_avg") for name in state) == len(
+        list(strategy.model.parameters())
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
@@ -73,7 +75,9 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
     assert state_hash(other.tensors(), "") == state_hash(strategy.tensors(), "")
 
 
-@pytest.mark.parametrize(("before", "now"), [("adamw", "sgd"), ("adamw", "muon"), ("muon", "adamw"), ("sgd", "adam")])
+@pytest.mark.parametrize(
+    ("before", "now"), [("adamw", "sgd"), ("adamw", "muon"), ("muon", "adamw"), ("sgd", "adam")]
+)
 def test_another_optimizer_begins_without_state_of_its_own(ranks, tmp_path, caplog, before, now):
     config = LlamaConfig(61, 16, 32, 2, 2, 1, 16)
     strategy = single_rank(Llama(config), TrainingConfig(optimizer=before))
@@ -115,7 +119,11 @@ def test_the_hash_sees_one_bit_a_name_and_a_shape():
 def test_a_table_with_other_types_is_refused(saved, change, sentence):
     path, state = saved
     table = json.loads((path / "tensors.json").read_text())
-    change(table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)]["parts"][0])
+    change(
+        table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)][
+            "parts"
+        ][0]
+    )
     (path / "tensors.json").write_text(json.dumps(table))
     with pytest.raises(DataError, match=sentence):
         load_tensors(path, state)
@@ -124,7 +132,10 @@ def test_a_table_with_other_types_is_refused(saved, change, sentence):
 def test_unknown_types_and_byte_orders_are_refused(saved):
     path, state = saved
     table = json.loads((path / "tensors.json").read_text())
-    for change in ({"byteorder": "middle"}, {"tensors": table["tensors"] | {min(state): {"dtype": "object"}}}):
+    for change in (
+        {"byteorder": "middle"},
+        {"tensors": table["tensors"] | {min(state): {"dtype": "object"}}},
+    ):
         (path / "tensors.json").write_text(json.dumps(table | change))
         with pytest.raises(DataError, match=str(path)):
             load_tensors(path, state)
@@ -147,7 +158,11 @@ def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 5)))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
     whole = torch.randint(0, 2, shape).to(dtype)
-    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=2))), shape[0]]
+    cuts = [
+        0,
+        *sorted(data.draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=2))),
+        shape[0],
+    ]
     metadata, results, writers = Metadata({}), [], [TensorWriter(folder) for _ in range(3)]
     chunks = []
     for rank, (writer, start, end) in enumerate(zip(writers, cuts, cuts[1:], strict=False)):
@@ -158,9 +173,13 @@ def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
         plan = SavePlan([item] if end > start else [])
         writer.set_up_storage_writer(rank == 0, rank=rank)
         results.append(writer.write_data(plan, Resolves(whole[start:end])).value())
-    metadata.state_dict_metadata["t"] = TensorStorageMetadata(TensorProperties(dtype=dtype), whole.shape, chunks)
+    metadata.state_dict_metadata["t"] = TensorStorageMetadata(
+        TensorProperties(dtype=dtype), whole.shape, chunks
+    )
     writers[0].finish(metadata, results)
-    assert all(file_checksum(folder / name) == checksum for name, checksum in writers[0].checksums.items())
+    assert all(
+        file_checksum(folder / name) == checksum for name, checksum in writers[0].checksums.items()
+    )
     found = torch.zeros_like(whole)
     load_tensors(folder, {"t": found})
     assert torch.equal(found, whole)

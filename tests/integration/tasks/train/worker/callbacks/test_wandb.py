@@ -14,7 +14,11 @@ from wandb.proto import wandb_internal_pb2
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import WeightsAndBiases
 from support.waiting import wait_until
 
-BLOCK, FILE_HEADER, HEADER = 32768, 7, 7  # of LevelDB's log format: checksum, length, type before each fragment
+BLOCK, FILE_HEADER, HEADER = (
+    32768,
+    7,
+    7,
+)  # of LevelDB's log format: checksum, length, type before each fragment
 FULL, LAST = 1, 4
 
 
@@ -46,12 +50,17 @@ def whole(file: Path) -> list[wandb_internal_pb2.Record]:
 def logged(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     """(ids of the runs, (step, numbers) of each line of history) in the offline files, in their order."""
     ids, lines = set(), []
-    for file in sorted(run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+    for file in sorted(
+        run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
+    ):
         for record in whole(file):
             if record.HasField("run"):
                 ids.add(record.run.run_id)
             if record.HasField("history"):
-                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                items = {
+                    item.key or "/".join(item.nested_key): item.value_json
+                    for item in record.history.item
+                }
                 lines.append((record.history.step.num, items))
     return ids, lines
 

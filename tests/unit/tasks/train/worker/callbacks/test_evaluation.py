@@ -17,10 +17,14 @@ from support.one_rank import single_rank
 def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(measured, steps):
     strategy, lines = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16))), []
     writer = SimpleNamespace(has_validation=lambda step: step in measured, validation=lines.append)
-    validation = SimpleNamespace(measure=lambda module, ranks, step: ValidationLine(step=step, loss=2.0, tokens=24))
+    validation = SimpleNamespace(
+        measure=lambda module, ranks, step: ValidationLine(step=step, loss=2.0, tokens=24)
+    )
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     metrics = SimpleNamespace(writer=writer)
-    evaluation = Evaluation(strategy, validation, TrainingConfig(), 20, strategy.ranks, metrics, heartbeat)
+    evaluation = Evaluation(
+        strategy, validation, TrainingConfig(), 20, strategy.ranks, metrics, heartbeat
+    )
     evaluation.on_train_start(TrainState(step=30))
     assert [line.step for line in lines] == steps
     evaluation.on_train_start(TrainState(step=10))

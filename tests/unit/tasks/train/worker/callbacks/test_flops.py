@@ -16,9 +16,20 @@ from support.flops import counted, flop_counter
 from support.records import make_plan
 
 HEADS, SIZE, LAYERS, LENGTH, ROWS = 2, 8, 2, 16, 4
-MODEL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+MODEL = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
 MODEL |= {"num_key_value_heads": HEADS, "attention": "softmax"}
-TRAIN = {"max_steps": 3, "warmup_steps": 1, "global_batch_size": ROWS, "micro_batch_size": 2, "sample_prompts": []}
+TRAIN = {
+    "max_steps": 3,
+    "warmup_steps": 1,
+    "global_batch_size": ROWS,
+    "micro_batch_size": 2,
+    "sample_prompts": [],
+}
 TRAIN |= {"eval_steps": 9, "save_steps": 9, "report_to": [], "compile": "off"}
 SDPA = 3 * LAYERS * ROWS * 4 * HEADS * SIZE * LENGTH * (LENGTH + 1) / 2
 
@@ -44,8 +55,12 @@ class NeverStop(StopRequest):
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
-def test_flops_of_steps_with_the_loss_on_answers_are_those_that_are_executed(chunk, data, ranks, tmp_path):
-    texts = [{"text": f"{number} is a number and its answer is: {number % 7}"} for number in range(90)]
+def test_flops_of_steps_with_the_loss_on_answers_are_those_that_are_executed(
+    chunk, data, ranks, tmp_path
+):
+    texts = [
+        {"text": f"{number} is a number and its answer is: {number % 7}"} for number in range(90)
+    ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     answers = {"files": [f"{tmp_path}/texts.jsonl"], "loss_on": "answer", "answer_after": ":"}
     given = {"data": data(**answers), "model": MODEL, "train": TRAIN}

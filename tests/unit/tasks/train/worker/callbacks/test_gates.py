@@ -18,14 +18,20 @@ def warnings(caplog) -> list[str]:
 
 
 def test_the_reach_is_the_sum_of_the_rates():
-    train = TrainingConfig(gate_learning_rate=0.01, lr_schedule="constant", warmup_steps=10, max_steps=100)
+    train = TrainingConfig(
+        gate_learning_rate=0.01, lr_schedule="constant", warmup_steps=10, max_steps=100
+    )
     assert gate_reach(train, 100) == pytest.approx(0.01 * (90 + 5.5))
 
 
 def test_the_reach_of_a_very_long_run_is_estimated_at_once():
     steps = 10**12
     train = TrainingConfig(
-        gate_learning_rate=0.01, lr_schedule="linear", min_learning_rate_ratio=0.0, warmup_steps=0, max_steps=steps
+        gate_learning_rate=0.01,
+        lr_schedule="linear",
+        min_learning_rate_ratio=0.0,
+        warmup_steps=0,
+        max_steps=steps,
     )
     assert gate_reach(train, steps) == pytest.approx(0.01 * steps / 2, rel=1e-3)
 
@@ -39,7 +45,9 @@ def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
 
 
 def test_texts_no_longer_than_a_segment_are_named(caplog):
-    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(segment_length=32, longest_document=32)
+    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(
+        segment_length=32, longest_document=32
+    )
     (message,) = warnings(caplog)
     assert "model.segment_length=32" in message
 
@@ -73,5 +81,7 @@ def test_norms_of_what_is_read_and_stored_are_observed_inside_alone():
     M, z = memories(k[:, :2], v[:, :2], "linear")
     assert norms.writes[0] == pytest.approx(M[:, 1].norm(dim=(-2, -1)).mean().item(), rel=1e-4)
     found, own = retrieve(q[:, 1:], M, z), v[:, 1:].square().mean()
-    assert 0 < norms.reads[0] < 10 and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
+    assert (
+        0 < norms.reads[0] < 10 and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
+    )
     assert all(layer.self_attn.observer is None for layer in model.model.layers)

@@ -16,15 +16,31 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Sample, TensorBoard, flat
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
+    MetricsWriter,
+    Sample,
+    TensorBoard,
+    flat,
+)
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.step_metrics import call_hook, load_hook, peak_flops, utilization
+from infini_llama.tasks.train.worker.callbacks.step_metrics import (
+    call_hook,
+    load_hook,
+    peak_flops,
+    utilization,
+)
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
 
 def step(number: int, loss: float = 2.0) -> TrainLine:
-    timing = {"step_time": number / 10, "data_time": 0.1, "save_time": 0.0, "tokens_per_second": 5.0, "mfu": 0.5}
+    timing = {
+        "step_time": number / 10,
+        "data_time": 0.1,
+        "save_time": 0.0,
+        "tokens_per_second": 5.0,
+        "mfu": 0.5,
+    }
     logged = {"param_norm": 3.0, "gates": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}}
     if number % 2:
         logged = {"param_norm": None, "gates": (), "custom": {}}
@@ -36,7 +52,9 @@ def step(number: int, loss: float = 2.0) -> TrainLine:
         "grad_norm": math.inf,
         "memory_peak": 100,
     }
-    return TrainLine.model_validate(record | logged | timing | {"goodput": {"training": float(number)}})
+    return TrainLine.model_validate(
+        record | logged | timing | {"goodput": {"training": float(number)}}
+    )
 
 
 def attempt(run_dir, first: int, last: int) -> None:
@@ -45,8 +63,12 @@ def attempt(run_dir, first: int, last: int) -> None:
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
-            validation = ValidationLine(kind="validation", step=number, loss=2.0, bits_per_byte=math.nan)
-            metrics.validation(validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)}))
+            validation = ValidationLine(
+                kind="validation", step=number, loss=2.0, bits_per_byte=math.nan
+            )
+            metrics.validation(
+                validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)})
+            )
             metrics.samples(number, [Sample("p", f"p at {number}")])
     metrics.close(finished=last == 8)
 
@@ -67,10 +89,16 @@ def test_a_resumed_run_reports_every_step_once(tmp_path):
 
 def test_gates_that_are_not_finite_are_null_and_the_line_is_read_again(tmp_path):
     metrics = MetricsWriter(tmp_path, 1, [])
-    metrics.train(step(2).model_copy(update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}}))
+    metrics.train(
+        step(2).model_copy(update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}})
+    )
     metrics.close(finished=False)
     (line,) = read_metrics(RunFolder(tmp_path))
-    assert line.gates == ((0.25, None),) and line.mean_gate == 0.25 and line.custom == {"largest": None}
+    assert (
+        line.gates == ((0.25, None),)
+        and line.mean_gate == 0.25
+        and line.custom == {"largest": None}
+    )
 
 
 def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
@@ -78,11 +106,27 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
     attempt(tmp_path, 4, 8)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     scalars = set(events.Tags()["scalars"])
-    expected = {"train/loss", "train/param_norm", "validation/loss", "system/mfu", "system/step_time_p90"}
-    expected |= {"system/memory_peak", "gates/layer-1", "custom/largest", "goodput/training", "final/validation/loss"}
+    expected = {
+        "train/loss",
+        "train/param_norm",
+        "validation/loss",
+        "system/mfu",
+        "system/step_time_p90",
+    }
+    expected |= {
+        "system/memory_peak",
+        "gates/layer-1",
+        "custom/largest",
+        "goodput/training",
+        "final/validation/loss",
+    }
     expected |= {"gate-heads/layer-0-head-1", "memory-reads/layer-0", "memory-norms/layer-0"}
-    assert expected <= scalars and not {"train/grad_norm", "validation/bits_per_byte"} & scalars, "not finite"
-    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8], "purge_step takes the lost 6 away"
+    assert expected <= scalars and not {"train/grad_norm", "validation/bits_per_byte"} & scalars, (
+        "not finite"
+    )
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8], (
+        "purge_step takes the lost 6 away"
+    )
     texts = set(events.Tags()["tensors"])
     assert {"configuration/text_summary", "samples/text_summary"} <= texts
     assert "_hparams_/experiment" in events.summary_metadata
@@ -119,7 +163,9 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
 
 def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
     profiler = Profiler(tmp_path / "profile", [2, 9], 0)
-    result = StepResult(Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
+    result = StepResult(
+        Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
+    )
     for number in (1, 2, 3):
         profiler.on_step_start(TrainState(step=number - 1))
         assert (profiler.running is not None) == (number >= 2)

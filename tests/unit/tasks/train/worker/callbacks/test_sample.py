@@ -18,7 +18,9 @@ from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 def test_prompts_are_continued_independently(built, dataset):
     _, reference = built
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)).double()
+    model = Llama(
+        LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)
+    ).double()
     prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]
 
     def texts_for(prompts: list[str], seed: int) -> list[str]:
@@ -26,26 +28,45 @@ def test_prompts_are_continued_independently(built, dataset):
         return [sample.text for sample in sample_texts(model, dataset, train, Conversation())]
 
     texts = texts_for(prompts, 3)
-    assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True)) and texts[0] != prompts[0]
+    assert (
+        all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True))
+        and texts[0] != prompts[0]
+    )
     assert texts == [texts_for([prompt], 3)[0] for prompt in prompts]
     assert texts != texts_for(prompts, 4)
 
 
-def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(built, dataset, corpus):
+def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
+    built, dataset, corpus
+):
     _, reference = built
-    model = Llama(LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8))
+    model = Llama(
+        LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)
+    )
     (sample,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=5), Conversation())
     texts = [path.read_text() for path in corpus.glob("*.txt")]
-    assert 0 < len(sample.prompt) <= 60 and not sample.prompt[-1].isspace() and sample.text != sample.prompt
-    assert any(text.startswith(sample.prompt) and text[len(sample.prompt)].isspace() for text in texts)
-    (cut,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=10**9), Conversation(), seconds=0.2)
+    assert (
+        0 < len(sample.prompt) <= 60
+        and not sample.prompt[-1].isspace()
+        and sample.text != sample.prompt
+    )
+    assert any(
+        text.startswith(sample.prompt) and text[len(sample.prompt)].isspace() for text in texts
+    )
+    (cut,) = sample_texts(
+        model, dataset, TrainingConfig(sample_tokens=10**9), Conversation(), seconds=0.2
+    )
     assert cut.text.startswith(cut.prompt) and len(cut.text) > len(cut.prompt)
 
 
 def test_where_only_answers_are_learned_a_sample_answers_a_held_out_prompt(data, tmp_path):
-    lines = [{"text": f"What is {number} plus one? Answer: {number + 1}"} for number in range(100, 160)]
+    lines = [
+        {"text": f"What is {number} plus one? Answer: {number + 1}"} for number in range(100, 160)
+    ]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     given = {"files": [f"{tmp_path}/sums.jsonl"], "loss_on": "answer", "answer_after": "Answer:"}
     reference = preprocess(data(**given), tmp_path / "home")
-    prompt = held_out_prompt(tmp_path / "home" / reference.path, read_tokenizer(tmp_path / "home" / reference.path))
+    prompt = held_out_prompt(
+        tmp_path / "home" / reference.path, read_tokenizer(tmp_path / "home" / reference.path)
+    )
     assert re.fullmatch(r"What is \d+ plus one\? Answer:", prompt)

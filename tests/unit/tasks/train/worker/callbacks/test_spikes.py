@@ -30,11 +30,15 @@ def spikes():
 
 
 def policy(fp16: bool = False, **changes) -> UpdatePolicy:
-    return UpdatePolicy(TrainingConfig(spike_zscore=8.0, **changes), fp16, lambda samples: np.arange(3))
+    return UpdatePolicy(
+        TrainingConfig(spike_zscore=8.0, **changes), fp16, lambda samples: np.arange(3)
+    )
 
 
 def end_step(policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False) -> None:
-    result = StepResult(Update(loss, 1.0, False, skipped), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
+    result = StepResult(
+        Update(loss, 1.0, False, skipped), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
+    )
     policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
 
@@ -65,7 +69,9 @@ def test_off_by_default_and_silent_until_enough_was_seen():
         young.add(1.0)
     assert not off.losses and not off.is_spike(1e9) and not young.is_spike(1e9)
     young.add(1.0)
-    assert young.is_spike(1.1) and not young.is_spike(1.002), "equal losses do not make every difference a spike"
+    assert young.is_spike(1.1) and not young.is_spike(1.002), (
+        "equal losses do not make every difference a spike"
+    )
 
 
 @pytest.mark.parametrize("usual", [[0.0, 0.0, 2.0], [1e-7, 2e-7, 2.0], [0.5, 0.5, 0.5, 3.0]])
@@ -79,7 +85,9 @@ def test_losses_that_are_mostly_alike_make_no_spike_of_the_others(usual):
 def test_steps_without_targets_are_no_losses_and_no_skips(caplog):
     fp16 = policy(fp16=True)
     for step in (1, 2, 3):
-        result = StepResult(Update(math.nan, math.nan, False, True), 0, 0, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0))
+        result = StepResult(
+            Update(math.nan, math.nan, False, True), 0, 0, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
+        )
         fp16.on_step_end(TrainState(step=step), result)
     assert (fp16.spikes.losses, fp16.skips, fp16.scaler.scale) == ([], [], None)
     assert len(caplog.records) == 1

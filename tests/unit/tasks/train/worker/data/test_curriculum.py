@@ -44,18 +44,26 @@ class Rows(TokenReader):
         return self.sequence_length * len(rows)
 
 
-def batches(world: int = 1, rank: int = 0, micro: int = 2, skipped: Sequence[SampleRange] = ()) -> TrainBatches:
+def batches(
+    world: int = 1, rank: int = 0, micro: int = 2, skipped: Sequence[SampleRange] = ()
+) -> TrainBatches:
     shorter = [(Rows(4, 90), 16), (Rows(8, 41), 40)]
-    return TrainBatches(curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world, skipped=skipped)
+    return TrainBatches(
+        curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world, skipped=skipped
+    )
 
 
 def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     of = batches()
-    shapes = [{tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)]
+    shapes = [
+        {tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)
+    ]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
     single = TrainBatches(curriculum_stages(Rows(16, 23)), 7, 8, 2, 0, 1)
-    assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(of.rows(48), single.rows(8))
+    assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(
+        of.rows(48), single.rows(8)
+    )
     first = np.concatenate([of.rows(at) for at in (0, 8)])
     assert len(set(first.tolist())) == 64 and first.max() < 90
 
@@ -105,32 +113,51 @@ def test_all_ranks_find_the_same_first_micro_batch_with_targets():
     assert batches().first_with_targets() == (0, 0)
 
 
-@given(world=st.sampled_from([1, 2, 4, 8]), micro=st.sampled_from([1, 2, 4, 8]), step=st.integers(0, 12))
+@given(
+    world=st.sampled_from([1, 2, 4, 8]),
+    micro=st.sampled_from([1, 2, 4, 8]),
+    step=st.integers(0, 12),
+)
 @settings(deadline=None, max_examples=40)
 def test_ranks_and_micro_batches_do_not_change_the_order_of_rows(world, micro, step):
     micro = min(micro, 8 // world)
     of_ranks = [batches(world, rank, micro) for rank in range(world)]
-    seen = [int(row[0]) for of in of_ranks for inputs, _ in of.micro_batches(8 * step, CPU) for row in inputs]
+    seen = [
+        int(row[0])
+        for of in of_ranks
+        for inputs, _ in of.micro_batches(8 * step, CPU)
+        for row in inputs
+    ]
     assert seen == batches().rows(8 * step).tolist()
 
 
 def config(home: str = "workspace", model: dict | None = None, **data) -> PipelineConfig:
     given = {"source": "python-stdlib", "sequence_length": 32} | data
     train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
-    sections = {"data": given, "train": train, "model": model or {}, "runtime": {"home": home, "name": "mine"}}
+    sections = {
+        "data": given,
+        "train": train,
+        "model": model or {},
+        "runtime": {"home": home, "name": "mine"},
+    }
     return PipelineConfig.model_validate(sections)
 
 
 def test_steps_and_shares_become_samples(tmp_path, caplog):
     caplog.set_level("WARNING", "infini_llama")
-    tables = [{"row_table": name, "row_table_digest": name, "sequence_length": 8, "rows": 9} for name in ("a", "b")]
+    tables = [
+        {"row_table": name, "row_table_digest": name, "sequence_length": 8, "rows": 9}
+        for name in ("a", "b")
+    ]
     dataset = make_dataset(curriculum=tables, sequence_length=32)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
 
     def shorter_rows(home: str, stages: list[dict], **changes) -> tuple[tuple[str, int], ...]:
         settings = config(str(tmp_path / home), curriculum=stages, **changes)
         lineage = bind_run(settings, dataset, make_plan())
-        return make_attempt(tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage).shorter_rows
+        return make_attempt(
+            tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage
+        ).shorter_rows
 
     shares = [length | {"until": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
     assert shorter_rows("shares", shares) == (("a", 200), ("b", 400)) and not caplog.text
@@ -155,9 +182,17 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
     assert changed(reference, built=[]) == lookup(staged, tmp_path)
     assert plain == changed(reference, curriculum=[], built=plain.built)
     planned = Preparation(staged, tmp_path).plan()
-    assert [stage.row_table for stage in planned.curriculum] == [stage.row_table for stage in reference.curriculum]
-    assert planned.table.row_table == plain.row_table == Preparation(data(), tmp_path).plan().table.row_table
-    assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(reference, built=[])
+    assert [stage.row_table for stage in planned.curriculum] == [
+        stage.row_table for stage in reference.curriculum
+    ]
+    assert (
+        planned.table.row_table
+        == plain.row_table
+        == Preparation(data(), tmp_path).plan().table.row_table
+    )
+    assert reference_for(staged, tmp_path / reference.path, tmp_path) == changed(
+        reference, built=[]
+    )
     verify(reference, tmp_path, "deep")
 
 
@@ -165,19 +200,30 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
 def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_path, caplog):
     """Padded sequences: more of the short ones are targets."""
     caplog.set_level("WARNING", "infini_llama")
-    stages = [{"sequence_length": size, "until": end} for size, end in zip((16, 64), ends, strict=True)]
+    stages = [
+        {"sequence_length": size, "until": end} for size, end in zip((16, 64), ends, strict=True)
+    ]
     padded = data(packing="padded", sequence_length=512, curriculum=stages)
     reference = preprocess(padded, tmp_path)
 
     def trained(max_tokens: int) -> tuple[float, Lineage]:
-        train = {"max_tokens": max_tokens, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2}
+        train = {
+            "max_tokens": max_tokens,
+            "warmup_steps": 0,
+            "global_batch_size": 4,
+            "micro_batch_size": 2,
+        }
         sections = {"data": padded, "train": train, "runtime": {"home": str(tmp_path)}}
         lineage = bind_run(PipelineConfig.model_validate(sections), reference, make_plan())
         tables = (*(stage.row_table for stage in reference.curriculum), reference.row_table)
         *short, full = (TokenReader(tmp_path / reference.path, table, "train") for table in tables)
-        shorter = [(reader, 4 * end) for reader, end in zip(short, lineage.curriculum_ends, strict=True)]
+        shorter = [
+            (reader, 4 * end) for reader, end in zip(short, lineage.curriculum_ends, strict=True)
+        ]
         batches = TrainBatches(curriculum_stages(full, shorter), 7, 4, 2, 0, 1)
-        return sum(batches.targets(4 * step) for step in range(lineage.max_steps)) / max_tokens, lineage
+        return sum(
+            batches.targets(4 * step) for step in range(lineage.max_steps)
+        ) / max_tokens, lineage
 
     shares, runs = zip(*(trained(number) for number in (120_000, 120_000, 240_000)), strict=True)
     assert all(0.97 < share < 1.03 for share in shares)
@@ -187,7 +233,9 @@ def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_pat
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
     reference = preprocess(staged, tmp_path)
-    table = tmp_path / reference.path / "chunks" / reference.curriculum[1].row_table / "train.rows.npy"
+    table = (
+        tmp_path / reference.path / "chunks" / reference.curriculum[1].row_table / "train.rows.npy"
+    )
     flip(table, -1)
     with pytest.raises(DataError, match=str(table)):
         verify(reference, tmp_path, "quick")

@@ -11,17 +11,24 @@ from infini_llama.tasks.train.worker.data.order import mixed_rows, weighted_sour
 
 seeds = st.integers(0, 2**63 - 1)
 mixtures = st.lists(
-    st.tuples(st.integers(1, 60), st.floats(0.01, 100).map(lambda weight: round(weight, 2))), min_size=1, max_size=5
+    st.tuples(st.integers(1, 60), st.floats(0.01, 100).map(lambda weight: round(weight, 2))),
+    min_size=1,
+    max_size=5,
 )
 
 
 def parts(mixture):
     sources = [SourceRows(name=f"s{number}", rows=rows) for number, (rows, _) in enumerate(mixture)]
-    return weighted_sources(sources, {f"s{number}": weight for number, (_, weight) in enumerate(mixture)})
+    return weighted_sources(
+        sources, {f"s{number}": weight for number, (_, weight) in enumerate(mixture)}
+    )
 
 
 @given(
-    mixture=mixtures, seed=seeds, cuts=st.lists(st.integers(1, 40), min_size=1, max_size=6), first=st.integers(0, 5000)
+    mixture=mixtures,
+    seed=seeds,
+    cuts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    first=st.integers(0, 5000),
 )
 @settings(deadline=None, max_examples=25)
 def test_any_split_into_batches_gives_the_same_rows(mixture, seed, cuts, first):
@@ -46,7 +53,9 @@ def test_shares_are_exact_at_multiples_and_near_between_them():
     mixture = [(1000, 0.7), (10, 0.2), (300, 0.1)]
     of = parts(mixture)
     whole = mixed_rows(0, 100_000, of, 7)
-    drawn = np.stack([((whole >= part.first) & (whole < part.first + part.rows)).cumsum() for part in of])
+    drawn = np.stack(
+        [((whole >= part.first) & (whole < part.first + part.rows)).cumsum() for part in of]
+    )
     exact = np.outer([0.7, 0.2, 0.1], np.arange(1, 100_001))
     assert np.abs(drawn - exact).max() < 2
     assert np.abs(drawn - exact)[:, 9::10].max() < 1e-6
@@ -61,7 +70,9 @@ def test_epochs_of_each_source_are_its_own():
     small = rows[rows >= 50]
     assert not np.array_equal(small[:7], small[7:14])  # another epoch, another order
     third = mixed_rows(0, 2800, parts([(50, 3), (7, 1), (5, 0.01)]), 11)
-    assert np.array_equal(third[third < 50], rows[rows < 50][: (third < 50).sum()]), "a source more moves no other"
+    assert np.array_equal(third[third < 50], rows[rows < 50][: (third < 50).sum()]), (
+        "a source more moves no other"
+    )
 
 
 def test_the_sources_are_spread_evenly():
@@ -77,4 +88,6 @@ def test_weights_of_any_ratio_are_seekable_far_away():
 
 def test_weights_for_other_sources_are_refused():
     with pytest.raises(ConfigError, match=r"a, b.*a, c"):
-        weighted_sources([SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)], {"a": 1, "b": 1})
+        weighted_sources(
+            [SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)], {"a": 1, "b": 1}
+        )

@@ -14,7 +14,11 @@ def test_every_row_comes_once_an_epoch(size, seed, epoch):
     assert sorted(permute(np.arange(size), size, seed, epoch)) == list(range(size))
 
 
-@given(size=st.integers(1, 2**40), seed=seeds, positions=st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=20))
+@given(
+    size=st.integers(1, 2**40),
+    seed=seeds,
+    positions=st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=20),
+)
 def test_images_stay_in_range_for_any_size(size, seed, positions):
     chosen = np.array(positions) % size
     images = permute(chosen, size, seed, 0)

@@ -42,7 +42,9 @@ def following(samples: int) -> int:
     return next_sample(samples + 8, LEFT_OUT)
 
 
-def steps(reader: Rows, workers: int, first: int = 0, count: int = 12) -> list[tuple[int, list, int]]:
+def steps(
+    reader: Rows, workers: int, first: int = 0, count: int = 12
+) -> list[tuple[int, list, int]]:
     batches, seen, at = TrainBatches(curriculum_stages(reader), 7, 8, 2, 0, 1), [], first
     with Prefetch(batches, CPU, following, workers) as prefetch:
         for _ in range(count):
@@ -66,7 +68,9 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
     batches = TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1)
     damaged = int(batches.rows(32)[3])
     assert all(damaged not in batches.rows(at) for at in (0, 8))
-    with Prefetch(TrainBatches(curriculum_stages(Rows(damaged)), 7, 8, 2, 0, 1), CPU, following, workers) as prefetch:
+    with Prefetch(
+        TrainBatches(curriculum_stages(Rows(damaged)), 7, 8, 2, 0, 1), CPU, following, workers
+    ) as prefetch:
         prefetch.batch_at(0), prefetch.batch_at(8)
         with pytest.raises(DataError, match=f"row {damaged} "):
             prefetch.batch_at(32)
@@ -74,9 +78,12 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
 
 
 def test_a_seek_is_followed():
-    with Prefetch(TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1), CPU, following, 2) as prefetch:
+    with Prefetch(
+        TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1), CPU, following, 2
+    ) as prefetch:
         prefetch.batch_at(0)
         jumped = prefetch.batch_at(80)
     assert torch.equal(
-        jumped[0][0][0], next(TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0]
+        jumped[0][0][0],
+        next(TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0],
     )

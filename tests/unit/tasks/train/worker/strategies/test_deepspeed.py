@@ -18,7 +18,8 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("reported", "norm"), [(0.0, 0.0), (2.5, 2.5), (-1.0, math.inf), (math.inf, math.inf), (math.nan, math.inf)]
+    ("reported", "norm"),
+    [(0.0, 0.0), (2.5, 2.5), (-1.0, math.inf), (math.inf, math.inf), (math.nan, math.inf)],
 )
 def test_the_norm_of_non_finite_gradients_is_inf_for_any_engine_report(reported, norm):
     assert _finite_or_inf(reported) == norm
