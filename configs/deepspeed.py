@@ -110,7 +110,8 @@ def refuse_contradictions(
             )
         elif name not in TAKEN and name not in of_run:
             problems.append(
-                f"{name} is not known here; take it out, or use a key of the run (docs/configuration.md)."
+                f"{name} is not known here; take it out, or use a key of the run "
+                "(docs/configuration.md)."
             )
     if problems:
         raise ConfigError(

@@ -94,15 +94,16 @@ ENDINGS = {
     ExitCode.UNEXPECTED: Ending(
         "unexpected error, killed worker, killed torchrun",
         "retry",
-        "After a failed attempt, a full disk or an unexpected exception, training is retried: by the Prefect task, or with `--no-prefect` "
-        "in a loop. Other errors found before the attempt, such as a run that another command trains, are not retried.",
+        "After a failed attempt, a full disk or an unexpected exception, training is retried: by "
+        "the Prefect task, or with `--no-prefect` in a loop. Other errors found before the "
+        "attempt, such as a run that another command trains, are not retried.",
         "unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
         "out of memory",
         "attempt",
-        "Another attempt at once, with half the micro-batch and the same global batches in the same order, until it cannot be "
-        "halved. `runtime.retries` does not count it.",
+        "Another attempt at once, with half the micro-batch and the same global batches in the "
+        "same order, until it cannot be halved. `runtime.retries` does not count it.",
         "out of memory, and the micro-batch cannot be halved",
     ),
     ExitCode.DIVERGED: Ending(
@@ -114,15 +115,17 @@ ENDINGS = {
     ExitCode.PREEMPTED: Ending(
         "stopped by a signal or by Prefect",
         "attempt",
-        "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a worker, training then continues "
-        "immediately, and no failure is counted. After SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the "
-        "command ends within the grace period; run it again to resume.",
+        "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a "
+        "worker, training then continues immediately, and no failure is counted. After SIGTERM, "
+        "SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the command ends within "
+        "the grace period; run it again to resume.",
         "training was stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(
         "hung rank",
         "retry",
-        "Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all ranks to their logs, and kills them.",
+        "Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all ranks "
+        "to their logs, and kills them.",
         "hung rank, also after retries",
     ),
 }
@@ -224,7 +227,10 @@ def no_space(error: BaseException, what: str = "") -> str | None:
     if not isinstance(error, OSError) or error.errno not in NO_SPACE:
         return None
     what = what or (f"'{error.filename}'" if error.filename else "a file")
-    return f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same command again."
+    return (
+        f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same "
+        "command again."
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,8 +16,13 @@ from infini_llama.configs.schema.sources import SOURCE_NAME
 
 # Patterns of the schema in words.
 PATTERNS = {
-    RUN_NAME: "a name of at most 100 letters, digits, '.', '_', '-', {date} and {time} that begins with a letter or digit",
-    SOURCE_NAME: "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit",
+    RUN_NAME: (
+        "a name of at most 100 letters, digits, '.', '_', '-', {date} and {time} that begins with "
+        "a letter or digit"
+    ),
+    SOURCE_NAME: (
+        "a name of at most 100 letters, digits, '.', '_' and '-' that begins with a letter or digit"
+    ),
     SLUG: "a name of lowercase letters, digits and '-'",
     FIVE_FIELDS: "a cron expression: minute, hour, day of month, month, day of week",
     r"^(auto|cpu|cuda(:\d+)?)$": "auto, cpu, cuda or cuda:K",

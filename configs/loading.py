@@ -66,7 +66,8 @@ def parse_config(mapping: JsonValue) -> PipelineConfig:
     """
     if not isinstance(mapping, dict):
         raise ConfigError(
-            f"a configuration is a mapping with sections such as data, model and train, not {shown(mapping)}."
+            "a configuration is a mapping with sections such as data, model and train, not "
+            f"{shown(mapping)}."
         )
     return _checked(mapping, [], "the configuration")
 
@@ -107,7 +108,8 @@ def _find(path: Path) -> Path:
         return packaged
     names = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
     raise ConfigError(
-        f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of {names}."
+        f"{path} does not exist (looked from {Path.cwd()}); give the path of a file, or one of "
+        f"{names}."
     )
 
 

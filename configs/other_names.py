@@ -120,44 +120,90 @@ KEYS = {
 
 # Removed keys, each with what the program does instead.
 DECIDED = {
-    "data.engine_address": "the cluster is the one that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names",
-    "data.near_duplicates": "find near duplicates before, for example with datatrove; data.deduplicate removes equal texts",
-    "data.residency": "batches are built on the CPU; train.dataloader_num_workers prepares them ahead",
+    "data.engine_address": (
+        "the cluster is the one that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names"
+    ),
+    "data.near_duplicates": (
+        "find near duplicates before, for example with datatrove; data.deduplicate removes equal "
+        "texts"
+    ),
+    "data.residency": (
+        "batches are built on the CPU; train.dataloader_num_workers prepares them ahead"
+    ),
     "data.shard_size": "a unit holds at most 32 MiB of text",
     "data.tokenizer.min_frequency": "a merge needs two occurrences",
-    "data.tokenizer.pattern": "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding for another one",
-    "data.tokenizer_engine": "the fast engine is used where it is installed, pays, and gives the same tokens",
+    "data.tokenizer.pattern": (
+        "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding "
+        "for another one"
+    ),
+    "data.tokenizer_engine": (
+        "the fast engine is used where it is installed, pays, and gives the same tokens"
+    ),
     "deployment.late_runs": "of several late runs of a schedule the newest is executed",
     "deployment.name": "a deployment has the name of its file",
     "deployment.on_collision": "a run above deployment.concurrency_limit waits",
     "environment.fuse_projections": "projections are computed one by one",
     "environment.half_weights": "weights are fp32, and autocast casts them",
     "environment.join_timeout": "nodes wait ten minutes for each other",
-    "environment.kubernetes": "deploy/ has a TrainJob, a JobSet and a Prefect work pool for Kubernetes",
-    "environment.preflight_timeout": "ranks wait for each other as long as environment.communication_timeout allows",
+    "environment.kubernetes": (
+        "deploy/ has a TrainJob, a JobSet and a Prefect work pool for Kubernetes"
+    ),
+    "environment.preflight_timeout": (
+        "ranks wait for each other as long as environment.communication_timeout allows"
+    ),
     "environment.rendezvous": "nodes meet by torchrun's c10d rendezvous",
-    "environment.slurm": "start workers by environment.launcher=srun with environment.srun_options, inside sbatch or not",
-    "environment.tune": "the plan follows from the machine and the shapes; `run --dry-run` shows it with its reasons",
-    "evaluate.checkpoint": "the newest is evaluated; for the best run `infini-llama evaluate RUN --checkpoint best`",
-    "evaluate.passkey_samples": "10 per length and depth; for others run `infini-llama evaluate RUN --passkey --samples N`",
+    "environment.slurm": (
+        "start workers by environment.launcher=srun with environment.srun_options, inside sbatch "
+        "or not"
+    ),
+    "environment.tune": (
+        "the plan follows from the machine and the shapes; `run --dry-run` shows it with its "
+        "reasons"
+    ),
+    "evaluate.checkpoint": (
+        "the newest is evaluated; for the best run `infini-llama evaluate RUN --checkpoint best`"
+    ),
+    "evaluate.passkey_samples": (
+        "10 per length and depth; for others run `infini-llama evaluate RUN --passkey --samples N`"
+    ),
     "model.first_segment": "the gate is not applied while the memory is empty",
-    "model.memory_gradient_segments": "the gradient goes back through the memory to the sequence's beginning",
-    "model.rope_scaling.mscale": "yarn has the temperature of its paper, or model.rope_scaling.attention_factor",
-    "model.rope_scaling.mscale_all_dim": "yarn has the temperature of its paper, or model.rope_scaling.attention_factor",
+    "model.memory_gradient_segments": (
+        "the gradient goes back through the memory to the sequence's beginning"
+    ),
+    "model.rope_scaling.mscale": (
+        "yarn has the temperature of its paper, or model.rope_scaling.attention_factor"
+    ),
+    "model.rope_scaling.mscale_all_dim": (
+        "yarn has the temperature of its paper, or model.rope_scaling.attention_factor"
+    ),
     "model.rope_scaling.truncate": "yarn's ramp starts and ends at whole indices",
-    "train.eval_on_start": "a run with train.init_from is evaluated before its first step; a fresh model is not",
-    "train.compile_mode": "torch.compile's default mode is used: others make a resumed run inexact, or fail",
+    "train.eval_on_start": (
+        "a run with train.init_from is evaluated before its first step; a fresh model is not"
+    ),
+    "train.compile_mode": (
+        "torch.compile's default mode is used: others make a resumed run inexact, or fail"
+    ),
     "train.early_stopping_min_delta": "every lower validation loss is an improvement",
     "train.lr_decay_ratio": "wsd decays over the last fifth of the steps",
     "train.lr_power": "polynomial has the exponent 2",
     "train.momentum": "sgd and muon have a momentum of 0.95",
-    "train.prefer_long_documents": "each sequence is used once per epoch; data.min_length leaves out short documents",
+    "train.prefer_long_documents": (
+        "each sequence is used once per epoch; data.min_length leaves out short documents"
+    ),
     "train.repeat_data": "train.num_epochs=1 ends the run after one epoch",
-    "train.sample_at_evaluation": "train.sample_prompts are continued at each evaluation; an empty list writes no samples",
+    "train.sample_at_evaluation": (
+        "train.sample_prompts are continued at each evaluation; an empty list writes no samples"
+    ),
     "train.skip_window": "skipped updates are counted over 100 steps",
     "train.weight_decay_embeddings": "embeddings do not decay",
-    "verify.full_below": "checksums of up to 20 GB are checked before training, and of more when a shard is first read",
-    "train.tensor_parallel": "use train.parallel=fsdp for models that do not fit one process, train.context_parallel for long sequences",
+    "verify.full_below": (
+        "checksums of up to 20 GB are checked before training, and of more when a shard is first "
+        "read"
+    ),
+    "train.tensor_parallel": (
+        "use train.parallel=fsdp for models that do not fit one process, train.context_parallel "
+        "for long sequences"
+    ),
 }
 
 # Options of other programs that are no keys here, each with what to do instead.
@@ -169,9 +215,15 @@ OPTIONS = {
     "d": "to train on a given dataset use 'infini-llama train CONFIG --dataset DATASET'",
     "data_dir": "to train on a given dataset use 'infini-llama train CONFIG --dataset DATASET'",
     "g": "write environment.gpus=[NUMBER]",
-    "gpu": "write environment.gpus=[NUMBER] for training, or data.device=cuda:NUMBER for preparation",
-    "preprocessed_data": "to train on a given dataset use 'infini-llama train CONFIG --dataset DATASET'",
-    "resume_from_checkpoint": "the same command resumes; for a given checkpoint write runtime.resume=PATH",
+    "gpu": (
+        "write environment.gpus=[NUMBER] for training, or data.device=cuda:NUMBER for preparation"
+    ),
+    "preprocessed_data": (
+        "to train on a given dataset use 'infini-llama train CONFIG --dataset DATASET'"
+    ),
+    "resume_from_checkpoint": (
+        "the same command resumes; for a given checkpoint write runtime.resume=PATH"
+    ),
     "skip_preprocessing": "leave it out: a dataset that is complete is not built again",
     "t": "TensorBoard's files are in the run's folder; leave it out",
     "tensorboard_dir": "TensorBoard's files are in the run's folder; leave it out",

@@ -58,4 +58,7 @@ def dangling(path: Path) -> str | None:
 
 
 def _sentence(program: str, size: str = "") -> str:
-    return f"is a {program} pointer, and the file itself{size} was not downloaded; run `{CURE[program]}` in its repository"
+    return (
+        f"is a {program} pointer, and the file itself{size} was not downloaded; run "
+        f"`{CURE[program]}` in its repository"
+    )

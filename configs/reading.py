@@ -111,11 +111,15 @@ for _kind, _pattern in {
 
 # Plain messages for PyYAML's errors, by how those begin.
 PLAIN_WORDS = {
-    "mapping values are not allowed": "a ':' is where no key can begin; check the indentation, or put the text in quotes",
+    "mapping values are not allowed": (
+        "a ':' is where no key can begin; check the indentation, or put the text in quotes"
+    ),
     "found character '\\t'": "a tab is where only spaces are allowed; indent with spaces",
     "found unconstructable recursive node": "an alias contains itself",
     "but found another document": "a second document begins; a configuration is one",
-    "expected <block end>": "this line's indentation fits no line above, or a quote or bracket is open",
+    "expected <block end>": (
+        "this line's indentation fits no line above, or a quote or bracket is open"
+    ),
     "could not find expected ':'": "a ':' is missing after a key",
 }
 
@@ -210,8 +214,8 @@ def read_mapping(file: Path) -> JsonObject:
     try:
         if (size := file.stat().st_size) > LARGEST:
             raise ConfigError(
-                f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; replace a long list of "
-                "files with a folder or a glob."
+                f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; replace "
+                "a long list of files with a folder or a glob."
             )
         text = file.read_bytes().decode("utf-8-sig")
         content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)

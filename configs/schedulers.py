@@ -45,8 +45,8 @@ def with_scheduler(
     )
     if started is not None and started != nnodes:
         raise ConfigError(
-            f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the same number for both, or leave "
-            "the key out."
+            f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the "
+            "same number for both, or leave the key out."
         )
     if nnodes == 1:
         return environment

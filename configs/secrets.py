@@ -78,7 +78,8 @@ def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "Pipeli
     }
     for name in filter(_is_shown, blocks):
         raise ConfigError(
-            f"environment.env.{name} names a Secret block, but the run's files show this variable; write its value."
+            f"environment.env.{name} names a Secret block, but the run's files show this variable; "
+            "write its value."
         )
     return _with_variables(
         config, config.environment.env | {name: read(block[1]) for name, block in blocks.items()}
@@ -94,7 +95,8 @@ def refuse_blocks(config: "PipelineConfig") -> None:
     for name, value in config.environment.env.items():
         if _is_reference(value):
             raise ConfigError(
-                f"environment.env.{name}={value} is a Prefect block; run without --no-prefect, or set its value."
+                f"environment.env.{name}={value} is a Prefect block; run without --no-prefect, or "
+                "set its value."
             )
 
 
@@ -115,15 +117,17 @@ def refuse_secrets(config: "PipelineConfig") -> None:
     for key, value in dotted(config.model_dump(mode="json", include={"data", "storage"})).items():
         if PASSWORD.search(str(value)):
             raise ConfigError(
-                f"{key}: a URL contains a password, and Prefect's server stores the parameters of a run; leave it out, and set it in the "
-                "environment of the process that executes its runs, for ftp:// as FSSPEC_FTP_PASSWORD."
+                f"{key}: a URL contains a password, and Prefect's server stores the parameters of "
+                "a run; leave it out, and set it in the environment of the process that executes "
+                "its runs, for ftp:// as FSSPEC_FTP_PASSWORD."
             )
     if secrets := _secrets(config.environment.env):
         names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(
-            f"{names}: the value may be a secret, and Prefect's server stores the parameters of a run; set the variable in the environment "
-            "of the process that executes its runs ('infini-llama serve', a worker, or a Secret of the cluster), or name a Prefect Secret "
-            "block: '{{ prefect.blocks.secret.NAME }}'."
+            f"{names}: the value may be a secret, and Prefect's server stores the parameters of a "
+            "run; set the variable in the environment of the process that executes its runs "
+            "('infini-llama serve', a worker, or a Secret of the cluster), or name a Prefect "
+            "Secret block: '{{ prefect.blocks.secret.NAME }}'."
         )
 
 

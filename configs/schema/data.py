@@ -16,14 +16,14 @@ class CurriculumStage(Section):
     """Shorter sequences at the beginning of a run."""
 
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
-        description="Tokens per sequence during this stage. data.sequence_length must be a multiple of it. Every "
-        "step has the same number of tokens."
+        description="Tokens per sequence during this stage. data.sequence_length must be a "
+        "multiple of it. Every step has the same number of tokens."
     )
     until: (
         Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)]
     ) = fixed(
-        description="Last step of this stage: a step, or below 1 a fraction of the steps of the run. A fraction is "
-        "fixed at the start; a later change of train.max_steps does not move it."
+        description="Last step of this stage: a step, or below 1 a fraction of the steps of the "
+        "run. A fraction is fixed at the start; a later change of train.max_steps does not move it."
     )
 
 
@@ -32,20 +32,21 @@ class DataConfig(TextConfig):
 
     sources: list[SourceConfig] = fixed(
         default_factory=list,
-        description="Several sources instead of one, each with a name and its own files, dataset, format or "
-        "text_column. No sequence contains text from two sources.",
+        description="Several sources instead of one, each with a name and its own files, dataset, "
+        "format or text_column. No sequence contains text from two sources.",
     )
     min_length: Annotated[int, Field(ge=0)] = fixed(
         default=0, description="Documents with fewer characters are skipped and counted."
     )
     deduplicate: bool = fixed(
         default=False,
-        description="Keep only the first of several documents with exactly the same text. Duplicates are counted in either case.",
+        description="Keep only the first of several documents with exactly the same text. "
+        "Duplicates are counted in either case.",
     )
     on_bad_input: Literal["fail", "skip"] = fixed(
         default="fail",
-        description="fail: a damaged file or record ends the build with an error that names it. skip: it is skipped and "
-        "counted, and the first ten places are named.",
+        description="fail: a damaged file or record ends the build with an error that names it. "
+        "skip: it is skipped and counted, and the first ten places are named.",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = fixed(
         default=0.05,
@@ -56,36 +57,41 @@ class DataConfig(TextConfig):
     )
     packing: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
         default="concat",
-        description="concat: documents joined by the end-of-text token and cut. window: the same, overlapping by data.stride. "
-        "greedy, first_fit, best_fit: packed sequences of whole documents; the rest is padding (best_fit needs the "
-        "least). padded: one document per sequence. These four cut a document only if it is longer than a sequence.",
+        description="concat: documents joined by the end-of-text token and cut. window: the same, "
+        "overlapping by data.stride. greedy, first_fit, best_fit: packed sequences of whole "
+        "documents; the rest is padding (best_fit needs the least). padded: one document per "
+        "sequence. These four cut a document only if it is longer than a sequence.",
     )
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
-        description="Tokens from the start of one sequence to the start of the next (packing: window); at most sequence_length.",
+        description="Tokens from the start of one sequence to the start of the next (packing: "
+        "window); at most sequence_length.",
     )
     curriculum: list[CurriculumStage] = fixed(
         default_factory=list,
-        description="Stages of shorter sequences before data.sequence_length. Each stage reads the text from the beginning, in "
-        "its own order.",
+        description="Stages of shorter sequences before data.sequence_length. Each stage reads the "
+        "text from the beginning, in its own order.",
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = free(
         default="auto",
-        description="Number of parts of the text that are read and tokenized at once. Up to four are threads of one process. More are "
-        "processes, and so are those that read json, csv, tsv or a Hugging Face dataset. auto: by usable cores, free memory and amount "
-        "of text; with dask and ray the workers of the cluster. The dataset does not depend on it.",
+        description="Number of parts of the text that are read and tokenized at once. Up to four "
+        "are threads of one process. More are processes, and so are those that read json, csv, tsv "
+        "or a Hugging Face dataset. auto: by usable cores, free memory and amount of text; with "
+        "dask and ray the workers of the cluster. The dataset does not depend on it.",
     )
     engine: Literal["local", "dask", "ray"] = free(
         default="local",
-        description="local: this machine. dask, ray: workers of the cluster that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS "
-        "names, otherwise of a temporary one of data.num_workers workers on this machine (extras of the same names). The dataset "
-        "does not depend on it.",
+        description="local: this machine. dask, ray: workers of the cluster that "
+        "DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names, otherwise of a temporary one of "
+        "data.num_workers workers on this machine (extras of the same names). The dataset does not "
+        "depend on it.",
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",
-        description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. first_fit and best_fit "
-        "are computed on the CPU with any setting. The dataset does not depend on it.",
+        description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. "
+        "first_fit and best_fit are computed on the CPU with any setting. The dataset does not "
+        "depend on it.",
     )
 
     _not_text: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -119,7 +125,8 @@ class DataConfig(TextConfig):
             )
         if names and (single := self.set_keys):
             raise ValueError(
-                f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it below its source"
+                f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it "
+                "below its source"
             )
         return self
 
@@ -128,21 +135,24 @@ class DataConfig(TextConfig):
         for stage in self.curriculum:
             if self.sequence_length % stage.sequence_length:
                 raise ValueError(
-                    f"curriculum has a stage of sequence_length={stage.sequence_length}, which does not divide sequence_length="
-                    f"{self.sequence_length}; choose a divisor"
+                    f"curriculum has a stage of sequence_length={stage.sequence_length}, which "
+                    f"does not divide sequence_length={self.sequence_length}; choose a divisor"
                 )
             if self.stride is not None and self.stride > stage.sequence_length:
                 raise ValueError(
-                    f"stride={self.stride} is more than a stage's sequence_length={stage.sequence_length}: tokens would be left out"
+                    f"stride={self.stride} is more than a stage's "
+                    f"sequence_length={stage.sequence_length}: tokens would be left out"
                 )
         ends = [stage.until for stage in self.curriculum]
         if len({end < 1 for end in ends}) > 1:
             raise ValueError(
-                f"curriculum has stages that end at {ends}; give all of them steps, or all of them fractions"
+                f"curriculum has stages that end at {ends}; give all of them steps, or all of them "
+                "fractions"
             )
         if any(after <= before for before, after in pairwise(ends)):
             raise ValueError(
-                f"curriculum has stages that end at {ends}; each stage must end later than the one before it"
+                f"curriculum has stages that end at {ends}; each stage must end later than the one "
+                "before it"
             )
         return self
 
@@ -150,11 +160,13 @@ class DataConfig(TextConfig):
     def _window_has_a_stride(self) -> DataConfig:
         if (self.packing == "window") != (self.stride is not None):
             raise ValueError(
-                f"stride={self.stride} and packing={self.packing} do not agree: 'window' needs a stride, no other has one"
+                f"stride={self.stride} and packing={self.packing} do not agree: 'window' needs a "
+                "stride, no other has one"
             )
         if self.stride is not None and self.stride > self.sequence_length:
             raise ValueError(
-                f"stride={self.stride} is more than sequence_length={self.sequence_length}: tokens would be left out"
+                f"stride={self.stride} is more than sequence_length={self.sequence_length}: tokens "
+                "would be left out"
             )
         return self
 
@@ -164,6 +176,7 @@ class VerifyConfig(Section):
 
     level: Literal["quick", "deep"] = free(
         default="quick",
-        description="quick: manifests, sizes, the tokenizer, and the checksums of a dataset of up to 20 GB; of a larger one, each "
-        "file's is checked when training first reads it. deep: every checksum and token, and decoded samples.",
+        description="quick: manifests, sizes, the tokenizer, and the checksums of a dataset of up "
+        "to 20 GB; of a larger one, each file's is checked when training first reads it. deep: "
+        "every checksum and token, and decoded samples.",
     )

@@ -30,7 +30,8 @@ class ScheduleConfig(Section):
     )
     overrides: list[str] = Field(
         default_factory=list,
-        description="Overrides for its runs, as key=value, for example 'runtime.name=nightly-{date}'.",
+        description="Overrides for its runs, as key=value, for example "
+        "'runtime.name=nightly-{date}'.",
     )
 
     @field_validator("timezone")
@@ -51,7 +52,8 @@ class DeploymentConfig(Section):
     )
     concurrency_limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Maximum number of concurrent runs of the deployment; a run above it waits. null: no limit.",
+        description="Maximum number of concurrent runs of the deployment; a run above it waits. "
+        "null: no limit.",
     )
     schedules: list[ScheduleConfig] = Field(
         default_factory=list[ScheduleConfig], description="Schedules that start runs automatically."

@@ -36,8 +36,8 @@ class EnvironmentConfig(Section):
     )
     gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
         default="auto",
-        description="Indices of the GPUs to train on. auto: those that no other process uses, or all if every GPU is "
-        "in use.",
+        description="Indices of the GPUs to train on. auto: those that no other process uses, or "
+        "all if every GPU is in use.",
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",
@@ -45,19 +45,20 @@ class EnvironmentConfig(Section):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = inexact(
         default="auto",
-        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. auto: bf16 on GPUs that support "
-        "it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), otherwise fp32.",
+        description="fp32, or autocast to bf16 or fp16 (with loss scaling) with fp32 weights. "
+        "auto: bf16 on GPUs that support it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), "
+        "otherwise fp32.",
     )
     attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = inexact(
         default="auto",
-        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 (flash2) "
-        "if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be faster; "
-        "otherwise sdpa.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 "
+        "(flash2) if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be "
+        "faster; otherwise sdpa.",
     )
     allocator: Literal["auto", "system", "glibc"] = inexact(
         default="auto",
-        description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. auto: glibc where the system "
-        "has it and no variable sets the same, otherwise system.",
+        description="Memory allocator of CPU workers. glibc: glibc's, set to keep freed memory. "
+        "auto: glibc where the system has it and no variable sets the same, otherwise system.",
     )
     threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = inexact(
         default="auto",
@@ -68,40 +69,45 @@ class EnvironmentConfig(Section):
     )
     nnodes: Annotated[int, Field(ge=1, le=65536)] = inexact(
         default=1,
-        description="Number of machines (nodes), each with environment.nproc_per_node workers. Start `infini-llama "
-        "join RUN`, or the same command, on the other nodes.",
+        description="Number of machines (nodes), each with environment.nproc_per_node workers. "
+        "Start `infini-llama join RUN`, or the same command, on the other nodes.",
     )
     node_rank: Annotated[int, Field(ge=0)] | Literal["auto"] = free(
         default="auto",
-        description="Rank of this node, from 0. The command with rank 0 supervises the run, those with other ranks join it. auto: "
-        "read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or JOB_COMPLETION_INDEX, otherwise 0.",
+        description="Rank of this node, from 0. The command with rank 0 supervises the run, those "
+        "with other ranks join it. auto: read from PET_NODE_RANK, NODE_RANK, SLURM_NODEID or "
+        "JOB_COMPLETION_INDEX, otherwise 0.",
     )
     master_addr: Annotated[str, Field(pattern=HOST)] = free(
         default="auto",
-        description="Host name or address of node 0 for the other nodes. auto: the address of its default route.",
+        description="Host name or address of node 0 for the other nodes. auto: the address of its "
+        "default route.",
     )
     master_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
         default="auto", description="Port of the rendezvous on node 0. auto: a free port."
     )
     communication_timeout: Annotated[float, Field(gt=0, le=1_000_000)] = free(
         default=600.0,
-        description="Timeout of collective operations during training, in seconds. The attempt then fails and is retried.",
+        description="Timeout of collective operations during training, in seconds. The attempt "
+        "then fails and is retried.",
     )
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default_factory=dict,
-        description="Environment variables of the workers. They override the plan's variables, but those of threads and GPUs: use "
-        "environment.threads and environment.gpus. The value "
-        "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run is executed.",
+        description="Environment variables of the workers. They override the plan's variables, but "
+        "those of threads and GPUs: use environment.threads and environment.gpus. The value "
+        "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run "
+        "is executed.",
     )
     launcher: Literal["local", "srun"] = free(
         default="local",
-        description="How workers are started. local: torchrun on this machine. srun: torchrun by Slurm's srun on every "
-        "node of the allocation that this command runs in, or of one that srun requests.",
+        description="How workers are started. local: torchrun on this machine. srun: torchrun by "
+        "Slurm's srun on every node of the allocation that this command runs in, or of one that "
+        "srun requests.",
     )
     srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
         default_factory=list,
-        description="Options of srun for environment.launcher=srun, each as --name=value, for example --partition=gpu "
-        "or --time=12:00:00.",
+        description="Options of srun for environment.launcher=srun, each as --name=value, for "
+        "example --partition=gpu or --time=12:00:00.",
     )
 
     @property
@@ -128,15 +134,18 @@ class EnvironmentConfig(Section):
         problems: list[str] = []
         if self.node_rank != "auto" and self.node_rank >= self.nnodes:
             problems.append(
-                f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use auto or at most {self.nnodes - 1}"
+                f"node_rank={self.node_rank}, but nnodes={self.nnodes} and they count from 0; use "
+                f"auto or at most {self.nnodes - 1}"
             )
         if self.nnodes == 1 and self.master_addr != "auto":
             problems.append(
-                f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set nnodes"
+                f"master_addr={self.master_addr}, but nnodes=1 has no other node; use auto, or set "
+                "nnodes"
             )
         if self.srun_options and self.launcher != "srun":
             problems.append(
-                "srun_options is set, but launcher is not srun; set launcher=srun or remove the options"
+                "srun_options is set, but launcher is not srun; set launcher=srun or remove the "
+                "options"
             )
         if problems:
             raise ValueError(*problems)

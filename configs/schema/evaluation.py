@@ -14,9 +14,9 @@ class EvaluationConfig(Section):
 
     after_training: list[Literal["perplexity", "passkey", "export"]] = free(
         default_factory=list,
-        description="What follows training: perplexity (on the validation sequences), passkey (retrieval), export (a folder for "
-        "transformers, export in the run's folder). The newest checkpoint is used. An Infini-Llama is evaluated with and without memory. "
-        "Empty: nothing.",
+        description="What follows training: perplexity (on the validation sequences), passkey "
+        "(retrieval), export (a folder for transformers, export in the run's folder). The newest "
+        "checkpoint is used. An Infini-Llama is evaluated with and without memory. Empty: nothing.",
     )
     sequences: Annotated[int, Field(ge=1)] | None = free(
         default=None,
@@ -24,7 +24,8 @@ class EvaluationConfig(Section):
     )
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = free(
         default_factory=list,
-        description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence lengths.",
+        description="Lengths of the passkey texts in tokens. Empty: 1, 2, 4 and 8 sequence "
+        "lengths.",
     )
 
     @property

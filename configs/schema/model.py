@@ -18,8 +18,8 @@ class RopeScaling(Section):
     """
 
     rope_type: Literal["linear", "llama3", "yarn"] = fixed(
-        description="linear: divide all positions by the factor. llama3: scale only low frequencies. yarn: scale "
-        "frequencies by their index."
+        description="linear: divide all positions by the factor. llama3: scale only low "
+        "frequencies. yarn: scale frequencies by their index."
     )
     factor: Annotated[float, Field(ge=1)] = fixed(
         description="Maximum sequence length relative to the earlier training."
@@ -29,15 +29,18 @@ class RopeScaling(Section):
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
-        description="Frequencies with fewer turns than this over the original length are scaled (llama3).",
+        description="Frequencies with fewer turns than this over the original length are scaled "
+        "(llama3).",
     )
     high_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
-        description="Frequencies with more turns than this over the original length are kept (llama3).",
+        description="Frequencies with more turns than this over the original length are kept "
+        "(llama3).",
     )
     beta_fast: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
-        description="Frequencies with more turns than this over the original length are kept (yarn). Default: 32.",
+        description="Frequencies with more turns than this over the original length are kept "
+        "(yarn). Default: 32.",
     )
     beta_slow: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
@@ -45,7 +48,8 @@ class RopeScaling(Section):
     )
     attention_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
-        description="Factor of cosines and sines (yarn). Default: computed from the factor's logarithm.",
+        description="Factor of cosines and sines (yarn). Default: computed from the factor's "
+        "logarithm.",
     )
 
     @model_validator(mode="after")
@@ -79,13 +83,13 @@ class ModelConfig(Section):
     )
     num_key_value_heads: Size | None = fixed(
         default=None,
-        description="Key and value heads (grouped-query attention). Must divide num_attention_heads. Default: "
-        "num_attention_heads.",
+        description="Key and value heads (grouped-query attention). Must divide "
+        "num_attention_heads. Default: num_attention_heads.",
     )
     head_dim: Annotated[int, Field(ge=2, le=LARGEST, multiple_of=2)] | None = fixed(
         default=None,
-        description="Width of a head. Infini-attention's memory has head_dim x head_dim entries per key-value head, so this is its "
-        "capacity. Default: hidden_size / num_attention_heads.",
+        description="Width of a head. Infini-attention's memory has head_dim x head_dim entries "
+        "per key-value head, so this is its capacity. Default: hidden_size / num_attention_heads.",
     )
     rope_theta: Annotated[float, Field(gt=0)] = fixed(
         default=10_000.0, description="Base of the rotary frequencies."
@@ -105,9 +109,10 @@ class ModelConfig(Section):
     )
     pad_vocab_to_multiple_of: Size = fixed(
         default=1,
-        description="Embedding and output head have as many rows as the next multiple of this number, for example 128 for fast "
-        "matrix products on GPUs. The rows beyond the tokenizer's vocabulary stay zero: they are never sampled, are not "
-        "part of the loss, and are not exported. 1: no padding.",
+        description="Embedding and output head have as many rows as the next multiple of this "
+        "number, for example 128 for fast matrix products on GPUs. The rows beyond the tokenizer's "
+        "vocabulary stay zero: they are never sampled, are not part of the loss, and are not "
+        "exported. 1: no padding.",
     )
     hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
         default="silu",
@@ -115,7 +120,8 @@ class ModelConfig(Section):
     )
     pre_norm: bool = fixed(
         default=True,
-        description="Normalize the input of each block (pre-norm). false: normalize its sum with the residual stream (post-norm).",
+        description="Normalize the input of each block (pre-norm). false: normalize its sum with "
+        "the residual stream (post-norm).",
     )
     qk_norm: bool = fixed(
         default=False,
@@ -129,30 +135,34 @@ class ModelConfig(Section):
     )
     attention: Literal["softmax", "local", "infini"] = fixed(
         default="softmax",
-        description="softmax: causal attention over the sequence. local: inside segments only. infini: inside segments plus a "
-        "compressive memory of earlier ones (Munkhdalai et al. 2024, arXiv 2404.07143).",
+        description="softmax: causal attention over the sequence. local: inside segments only. "
+        "infini: inside segments plus a compressive memory of earlier ones (Munkhdalai et al. "
+        "2024, arXiv 2404.07143).",
     )
     segment_length: Size = fixed(
         default=64, description="Tokens per segment (attention: infini or local)."
     )
     memory_layers: list[Annotated[int, Field(ge=0)]] | None = fixed(
         default=None,
-        description="Layers, from 0, that have a memory and gates (attention: infini), in ascending order. The others have local attention "
-        "over the same segments. Default: all layers.",
+        description="Layers, from 0, that have a memory and gates (attention: infini), in "
+        "ascending order. The others have local attention over the same segments. Default: all "
+        "layers.",
         min_length=1,
     )
     memory_update: Literal["linear", "delta", "delta_bounded"] = fixed(
         default="linear",
-        description="linear: add each segment's keys and values (equation 8 of the paper). delta: first subtract "
-        "what the memory already returns for these keys (equation 9). delta_bounded: delta with a "
-        "denominator that keeps the memory bounded after short segments.",
+        description="linear: add each segment's keys and values (equation 8 of the paper). delta: "
+        "first subtract what the memory already returns for these keys (equation 9). "
+        "delta_bounded: delta with a denominator that keeps the memory bounded after short "
+        "segments.",
     )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
-        description="In training, what each segment writes to the memory is scaled by a random factor between 1 and a maximum. The maximum "
-        "grows to this value until 70 % of the steps; if the weights of train.init_from have a memory, it has this value from the first "
-        "step. A fact is then found among more text than the training sequences have: about 1/60 as many segments as this number. 1: no "
-        "scaling. Not in the paper.",
+        description="In training, what each segment writes to the memory is scaled by a random "
+        "factor between 1 and a maximum. The maximum grows to this value until 70 % of the steps; "
+        "if the weights of train.init_from have a memory, it has this value from the first step. A "
+        "fact is then found among more text than the training sequences have: about 1/60 as many "
+        "segments as this number. 1: no scaling. Not in the paper.",
     )
 
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:
@@ -168,12 +178,14 @@ class ModelConfig(Section):
         key_value_heads = self.num_key_value_heads or self.num_attention_heads
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}; change one of them"
+                f"num_attention_heads={self.num_attention_heads} must divide "
+                f"hidden_size={self.hidden_size}; change one of them"
             )
         if self.head_dim is None and (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} gives an odd head size; "
-                "rotary positions need an even one"
+                f"hidden_size={self.hidden_size} over "
+                f"num_attention_heads={self.num_attention_heads} gives an odd head size; rotary "
+                "positions need an even one"
             )
         if self.rope_scaling and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
             raise ValueError(
@@ -182,16 +194,19 @@ class ModelConfig(Section):
         layers = self.memory_layers
         if layers is not None and self.attention != "infini":
             raise ValueError(
-                f"memory_layers={layers} is for attention=infini, not {self.attention}; set attention=infini, or remove it"
+                f"memory_layers={layers} is for attention=infini, not {self.attention}; set "
+                "attention=infini, or remove it"
             )
         if layers is not None and (
             layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers
         ):
             raise ValueError(
-                f"memory_layers={layers} must be ascending numbers of layers, below num_hidden_layers={self.num_hidden_layers}"
+                f"memory_layers={layers} must be ascending numbers of layers, below "
+                f"num_hidden_layers={self.num_hidden_layers}"
             )
         if self.num_attention_heads % key_value_heads:
             raise ValueError(
-                f"num_key_value_heads={key_value_heads} must divide num_attention_heads={self.num_attention_heads}; change one of them"
+                f"num_key_value_heads={key_value_heads} must divide "
+                f"num_attention_heads={self.num_attention_heads}; change one of them"
             )
         return self

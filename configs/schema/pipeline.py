@@ -29,8 +29,9 @@ def context_problems(config: PipelineConfig) -> list[str]:
         return []
     if model.attention == "softmax":
         return [
-            f"{setting} splits sequences between segments, and model.attention=softmax has none; use infini or local, or "
-            "train.context_parallel=1 with train.activation_checkpointing=full"
+            f"{setting} splits sequences between segments, and model.attention=softmax has none; "
+            "use infini or local, or train.context_parallel=1 with "
+            "train.activation_checkpointing=full"
         ]
     if isinstance(processes, int) and processes % size:
         problems.append(
@@ -41,8 +42,9 @@ def context_problems(config: PipelineConfig) -> list[str]:
         key += f"sequence_length={rows.sequence_length}"
         if rows.sequence_length % (size * model.segment_length):
             problems.append(
-                f"{setting}: {key} is no multiple of that x model.segment_length={model.segment_length}, so that the processes would "
-                "not have the same whole number of segments; change one of them"
+                f"{setting}: {key} is no multiple of that x "
+                f"model.segment_length={model.segment_length}, so that the processes would not "
+                "have the same whole number of segments; change one of them"
             )
     return problems
 
@@ -62,11 +64,13 @@ def gate_problems(config: PipelineConfig) -> list[str]:
         )
     if len(gates) != number:
         return [
-            f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a memory"
+            f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a "
+            "memory"
         ]
     heads = model.num_attention_heads
     return [
-        f"train.init_gate: entry {place} has {len(entry)} values, but model.num_attention_heads={heads}; write one value per head"
+        f"train.init_gate: entry {place} has {len(entry)} values, but "
+        f"model.num_attention_heads={heads}; write one value per head"
         for place, entry in enumerate(gates)
         if isinstance(entry, list) and len(entry) != heads
     ]
@@ -107,7 +111,8 @@ class PipelineConfig(Section):
         for key, text in places.items():
             if text.source == "files" and not text.files:
                 problems.append(
-                    f"{key}.files is empty; name text files or globs, set {key}.source=python-stdlib, or list several in data.sources"
+                    f"{key}.files is empty; name text files or globs, set "
+                    f"{key}.source=python-stdlib, or list several in data.sources"
                 )
             if text.source == "passkey" and text.passkey.filler == "files" and not text.files:
                 problems.append(
@@ -122,19 +127,22 @@ class PipelineConfig(Section):
             and self.data.sequence_length <= self.model.segment_length
         ):
             problems.append(
-                f"data.sequence_length={self.data.sequence_length} must be more than model.segment_length="
-                f"{self.model.segment_length}: with one segment nothing is ever read from Infini-attention's memory"
+                f"data.sequence_length={self.data.sequence_length} must be more than "
+                f"model.segment_length={self.model.segment_length}: with one segment nothing is "
+                "ever read from Infini-attention's memory"
             )
         problems += gate_problems(self)
         frozen = self.train.frozen_layers
         if frozen == "all_but_memory" and self.model.attention != "infini":
             problems.append(
-                f"train.frozen_layers=all_but_memory leaves nothing to train: model.attention={self.model.attention} has no memory; use "
+                "train.frozen_layers=all_but_memory leaves nothing to train: "
+                f"model.attention={self.model.attention} has no memory; use "
                 "model.attention=infini, or a number of layers"
             )
         if isinstance(frozen, int) and frozen >= self.model.num_hidden_layers:
             problems.append(
-                f"train.frozen_layers={frozen} leaves no layer to train; model.num_hidden_layers={self.model.num_hidden_layers}"
+                f"train.frozen_layers={frozen} leaves no layer to train; "
+                f"model.num_hidden_layers={self.model.num_hidden_layers}"
             )
         processes = self.environment.nproc_per_node
         nodes, together = self.environment.nnodes, self.train.context_parallel
@@ -144,8 +152,9 @@ class PipelineConfig(Section):
         batch = self.train.least_micro_batch * workers // together
         if self.train.global_batch_size % batch:
             problems.append(
-                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of train.micro_batch_size="
-                f"{self.train.micro_batch_size} x environment.nproc_per_node={processes}"
+                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
+                f"train.micro_batch_size={self.train.micro_batch_size} x "
+                f"environment.nproc_per_node={processes}"
                 + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
                 + ("" if together == 1 else f" / {together} that share each sequence")
                 + "; change one of them"

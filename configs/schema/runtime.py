@@ -25,43 +25,49 @@ class RuntimeConfig(Section):
 
     name: Annotated[str, Field(pattern=RUN_NAME)] = free(
         default="run",
-        description="Name of the run and of its folder in runs/. The same name resumes the same run. {date} and "
-        "{time} are replaced by the scheduled start, so that each start is a new run.",
+        description="Name of the run and of its folder in runs/. The same name resumes the same "
+        "run. {date} and {time} are replaced by the scheduled start, so that each start is a new "
+        "run.",
     )
     home: Path = free(
         default_factory=default_home,
-        description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise ./workspace.",
+        description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise "
+        "./workspace.",
     )
     resume: str = Field(
         default="auto",
-        description="Where to start. auto: the newest valid checkpoint, otherwise step 0. must: fail if there is no "
-        "checkpoint. never: fail if there are checkpoints. best: the best checkpoint. Or the path of a "
-        "checkpoint.",
+        description="Where to start. auto: the newest valid checkpoint, otherwise step 0. must: "
+        "fail if there is no checkpoint. never: fail if there are checkpoints. best: the best "
+        "checkpoint. Or the path of a checkpoint.",
         min_length=1,
     )
     retries: Annotated[int, Field(ge=0, le=100)] = free(
         default=3,
-        description="Maximum number of consecutive retries of failed training. Every new checkpoint resets the count.",
+        description="Maximum number of consecutive retries of failed training. Every new "
+        "checkpoint resets the count.",
     )
     retry_delay: Annotated[float, Field(ge=0, le=1_000_000)] = free(
         default=5.0,
-        description="Seconds before the first retry, doubled for each further one, up to ten minutes.",
+        description="Seconds before the first retry, doubled for each further one, up to ten "
+        "minutes.",
     )
     max_rollbacks: Annotated[int, Field(ge=0, le=100)] = free(
         default=2,
-        description="Maximum number of rollbacks of a diverged run to the last good checkpoint. The samples since "
-        "that checkpoint are skipped. If training diverges again from there, an older checkpoint is used.",
+        description="Maximum number of rollbacks of a diverged run to the last good checkpoint. "
+        "The samples since that checkpoint are skipped. If training diverges again from there, an "
+        "older checkpoint is used.",
     )
     hang_timeout: Annotated[float, Field(gt=0)] = free(
         default=20.0,
-        description="A worker is considered hung if its last heartbeat is older than this many seconds plus twice "
-        "the longest measured time of its phase. Start-up, compilation, saves, evaluations and phases not measured yet "
-        "have 30 times as long. For a stopped process, half of this value is used.",
+        description="A worker is considered hung if its last heartbeat is older than this many "
+        "seconds plus twice the longest measured time of its phase. Start-up, compilation, saves, "
+        "evaluations and phases not measured yet have 30 times as long. For a stopped process, "
+        "half of this value is used.",
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = free(
         default=25.0,
-        description="Seconds that workers have to save a checkpoint after a stop signal. Extended if saves were "
-        "measured to take longer.",
+        description="Seconds that workers have to save a checkpoint after a stop signal. Extended "
+        "if saves were measured to take longer.",
     )
 
     @field_validator("name")
@@ -69,7 +75,8 @@ class RuntimeConfig(Section):
     def _fits_with_date_and_time(cls, name: str) -> str:
         if len(name.replace("{date}", "2026-01-01").replace("{time}", "000000")) > LONGEST_NAME:
             raise ValueError(
-                f"it has more than {LONGEST_NAME} characters once {{date}} and {{time}} are filled in; shorten it"
+                f"it has more than {LONGEST_NAME} characters once {{date}} and {{time}} are filled "
+                "in; shorten it"
             )
         return name
 
@@ -79,7 +86,7 @@ class StorageConfig(Section):
 
     mirror: Annotated[str, Field(min_length=1)] | None = free(
         default=None,
-        description="A folder or bucket to copy committed datasets and checkpoints to, in the background, for "
-        "example /mnt/backup or s3://bucket/project. An empty home folder is restored from it. "
-        "Credentials come from the environment. null: none.",
+        description="A folder or bucket to copy committed datasets and checkpoints to, in the "
+        "background, for example /mnt/backup or s3://bucket/project. An empty home folder is "
+        "restored from it. Credentials come from the environment. null: none.",
     )

@@ -18,25 +18,28 @@ class TokenizerConfig(Section):
     )
     path: str | None = fixed(
         default=None,
-        description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier dataset), a Hugging "
-        "Face folder, or a .tiktoken rank file (read with the pattern of cl100k_base). kind and vocab_size are then ignored.",
+        description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier "
+        "dataset), a Hugging Face folder, or a .tiktoken rank file (read with the pattern of "
+        "cl100k_base). kind and vocab_size are then ignored.",
         min_length=1,
     )
     encoding: Literal["r50k_base", "cl100k_base", "o200k_base"] | None = fixed(
         default=None,
-        description="Name of a tiktoken encoding. Its rank file is data.tokenizer.path if set, otherwise it is taken "
-        "from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded. Its sha256 is checked.",
+        description="Name of a tiktoken encoding. Its rank file is data.tokenizer.path if set, "
+        "otherwise it is taken from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded. Its "
+        "sha256 is checked.",
     )
     eos: str | None = fixed(
         default=None,
-        description="End-of-text token of the tokenizer in data.tokenizer.path. Default: the one defined in its "
-        "folder, or one of the usual names.",
+        description="End-of-text token of the tokenizer in data.tokenizer.path. Default: the one "
+        "defined in its folder, or one of the usual names.",
         min_length=1,
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
-        description="Further special tokens of a trained tokenizer. Text is never encoded as one of them. Their IDs "
-        "follow that of the end-of-text token. A tokenizer.json in data.tokenizer.path must have them.",
+        description="Further special tokens of a trained tokenizer. Text is never encoded as one "
+        "of them. Their IDs follow that of the end-of-text token. A tokenizer.json in "
+        "data.tokenizer.path must have them.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
         default=4096,
@@ -47,8 +50,8 @@ class TokenizerConfig(Section):
     def _encoding_is_whole(self) -> TokenizerConfig:
         if self.encoding and self.special_tokens:
             raise ValueError(
-                f"special_tokens={self.special_tokens!r} is set together with encoding={self.encoding}, which defines "
-                "them; remove one of them"
+                f"special_tokens={self.special_tokens!r} is set together with "
+                f"encoding={self.encoding}, which defines them; remove one of them"
             )
         return self
 
@@ -57,12 +60,12 @@ class TokenizerConfig(Section):
         special = self.special_tokens
         if len(set(special)) != len(special) or "<|endoftext|>" in special:
             raise ValueError(
-                "special_tokens contains a duplicate, or <|endoftext|>, which is always included; remove it"
+                "special_tokens contains a duplicate, or <|endoftext|>, which is always included; "
+                "remove it"
             )
         if self.vocab_size < 257 + len(special):
             raise ValueError(
-                f"vocab_size={self.vocab_size} is too small for 256 bytes, the end-of-text token and {len(special)} "
-                "special_tokens; "
-                "raise it"
+                f"vocab_size={self.vocab_size} is too small for 256 bytes, the end-of-text token "
+                f"and {len(special)} special_tokens; raise it"
             )
         return self

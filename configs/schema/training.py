@@ -21,32 +21,34 @@ class TrainingConfig(Section):
 
     logging_steps: Annotated[int, Field(ge=1)] = free(
         default=10,
-        description="Steps between lines on the console (loss, learning rate, tokens per second) and in TensorBoard. "
-        "metrics.jsonl has every step.",
+        description="Steps between lines on the console (loss, learning rate, tokens per second) "
+        "and in TensorBoard. metrics.jsonl has every step.",
     )
     report_to: list[Literal["tensorboard", "wandb"]] = free(
         default=["tensorboard"],
-        description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; offline with "
-        "WANDB_MODE=offline).",
+        description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; "
+        "offline with WANDB_MODE=offline).",
     )
     metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = free(
         default=None,
-        description="A function (module:function) that every worker calls at logged steps with the model and the "
-        "step's record. It returns a dict of numbers, which are logged under custom.",
+        description="A function (module:function) that every worker calls at logged steps with the "
+        "model and the step's record. It returns a dict of numbers, which are logged under custom.",
     )
     profile_steps: list[Annotated[int, Field(ge=1)]] | None = free(
         default=None,
-        description="First and last step for torch's profiler, for example [20, 24]. Traces and a table are written "
-        "to `profile` in the run's folder.",
+        description="First and last step for torch's profiler, for example [20, 24]. Traces and a "
+        "table are written to `profile` in the run's folder.",
     )
     eval_tokens: Count | None = fixed(  # losses of a run are compared with each other
         default=None,
-        description="Validation tokens per evaluation, for example 1M; the same each time, drawn from all. Default: 64 sequences.",
+        description="Validation tokens per evaluation, for example 1M; the same each time, drawn "
+        "from all. Default: 64 sequences.",
     )
     sample_prompts: list[Annotated[str, Field(min_length=1)]] | None = free(
         default=None,
-        description="Prompts that the model continues at each evaluation and at the end. The texts are in samples.jsonl, "
-        "result.json and the report. Empty: no samples. Default: the beginning of a held-out text.",
+        description="Prompts that the model continues at each evaluation and at the end. The texts "
+        "are in samples.jsonl, result.json and the report. Empty: no samples. Default: the "
+        "beginning of a held-out text.",
     )
     sample_tokens: Annotated[int, Field(ge=1)] = free(default=128, description="Tokens per sample.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = fixed(
@@ -54,29 +56,34 @@ class TrainingConfig(Section):
     )
     init_from: str | None = fixed(
         default=None,
-        description="Hugging Face folder of a Llama, or a folder written by export, with the initial weights "
-        "(safetensors). `infini-llama import` writes a matching configuration. Default: random weights.",
+        description="Hugging Face folder of a Llama, or a folder written by export, with the "
+        "initial weights (safetensors). `infini-llama import` writes a matching configuration. "
+        "Default: random weights.",
         min_length=1,
     )
     init_gate: float | list[float | list[float]] | None = inexact(
         default=None,
-        description="Initial value of Infini-attention's gates, before the sigmoid; not used if train.init_from has gates. A list has "
-        "an entry per layer with a memory: a value, or a list of one per head. Default: 0 for random weights, -2 with train.init_from, "
-        "which mixes in 12 % of the memory.",
+        description="Initial value of Infini-attention's gates, before the sigmoid; not used if "
+        "train.init_from has gates. A list has an entry per layer with a memory: a value, or a "
+        "list of one per head. Default: 0 for random weights, -2 with train.init_from, which mixes "
+        "in 12 % of the memory.",
     )
     frozen_layers: Annotated[int, Field(ge=0)] | Literal["all_but_memory"] = fixed(
         default=0,
-        description="Leave the first layers of train.init_from as they are, with the embedding and a head that is tied to it. They "
-        "have no gradients and no optimizer state, and the backward pass ends above them. 0: train everything. all_but_memory: train "
-        "the attention (projections and gates) of the layers that have a memory, and nothing else.",
+        description="Leave the first layers of train.init_from as they are, with the embedding and "
+        "a head that is tied to it. They have no gradients and no optimizer state, and the "
+        "backward pass ends above them. 0: train everything. all_but_memory: train the attention "
+        "(projections and gates) of the layers that have a memory, and nothing else.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = inexact(
         default=None,
-        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is set.",
+        description="Optimizer steps of the run. Default: 1000, unless num_epochs or max_tokens is "
+        "set.",
     )
     num_epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = inexact(
         default=None,
-        description="Epochs over the training sequences, instead of max_steps. The order differs in every epoch.",
+        description="Epochs over the training sequences, instead of max_steps. The order differs "
+        "in every epoch.",
     )
     max_tokens: Count | None = inexact(
         default=None,
@@ -89,19 +96,19 @@ class TrainingConfig(Section):
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default=8,
-        description="Sequences per forward pass of one worker (per-device batch size). auto: as many as fit into "
-        "memory, by the estimate. After an attempt ran out of memory, the run uses at most half of that attempt's, "
-        "also where a larger value is set.",
+        description="Sequences per forward pass of one worker (per-device batch size). auto: as "
+        "many as fit into memory, by the estimate. After an attempt ran out of memory, the run "
+        "uses at most half of that attempt's, also where a larger value is set.",
     )
     document_masking: bool = inexact(
         default=False,
-        description="Isolate packed documents: attention stays inside each document, positions restart, and "
-        "Infini-attention's memory is empty at its start.",
+        description="Isolate packed documents: attention stays inside each document, positions "
+        "restart, and Infini-attention's memory is empty at its start.",
     )
     dataloader_num_workers: Annotated[int, Field(ge=0, le=64)] = free(
         default=0,
-        description="Threads per worker that prepare the next batches, in pinned memory for a GPU. 0: none. The "
-        "batches do not depend on it.",
+        description="Threads per worker that prepare the next batches, in pinned memory for a GPU. "
+        "0: none. The batches do not depend on it.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=1e-3, description="Peak learning rate, after the warm-up."
@@ -121,8 +128,9 @@ class TrainingConfig(Section):
     )
     optimizer: OptimizerName = inexact(
         default="adamw",
-        description="Optimizer. muon is used for the matrices of the layers, with adamw for all other parameters. In "
-        "adam and sgd, weight decay is added to the gradient. sgd and muon have a momentum of 0.95.",
+        description="Optimizer. muon is used for the matrices of the layers, with adamw for all "
+        "other parameters. In adam and sgd, weight decay is added to the gradient. sgd and muon "
+        "have a momentum of 0.95.",
     )
     weight_decay: Annotated[float, Field(ge=0)] = inexact(
         default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
@@ -138,64 +146,73 @@ class TrainingConfig(Section):
     )
     gate_learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=0.01,
-        description="Peak learning rate of Infini-attention's gates, with the same schedule and without weight decay.",
+        description="Peak learning rate of Infini-attention's gates, with the same schedule and "
+        "without weight decay.",
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = inexact(
         default=1.0, description="Gradient clipping: maximum norm of the gradient."
     )
     loss_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = inexact(
         default="auto",
-        description="Number of tokens whose logits are computed at a time. 0: the whole micro-batch. auto: 0 for "
-        "small micro-batches, otherwise 128 MiB of logits on a CPU and 4096 tokens on a GPU.",
+        description="Number of tokens whose logits are computed at a time. 0: the whole "
+        "micro-batch. auto: 0 for small micro-batches, otherwise 128 MiB of logits on a CPU and "
+        "4096 tokens on a GPU.",
     )
     z_loss: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.0,
-        description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits small. Reported losses exclude it.",
+        description="Weight of log²(Z) in the gradient, for example 1e-4, which keeps logits "
+        "small. Reported losses exclude it.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = inexact(
         default="none",
-        description="Activation (gradient) checkpointing: what each layer recomputes in the backward pass to save "
-        "memory. none: nothing. selective: everything except matrix products. full: everything.",
+        description="Activation (gradient) checkpointing: what each layer recomputes in the "
+        "backward pass to save memory. none: nothing. selective: everything except matrix "
+        "products. full: everything.",
     )
     eval_steps: Interval = free(
         default=100,
-        description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A checkpoint is "
-        "saved at every new lowest validation loss. A run with train.init_from is also evaluated before its first step.",
+        description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A "
+        "checkpoint is saved at every new lowest validation loss. A run with train.init_from is "
+        "also evaluated before its first step.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = inexact(
         default=None,
-        description="End the run after this many evaluations in a row without improvement. Default: never.",
+        description="End the run after this many evaluations in a row without improvement. "
+        "Default: never.",
     )
     save_steps: Interval = free(
         default=200,
-        description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. The best model is "
-        "saved in addition.",
+        description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. "
+        "The best model is saved in addition.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = free(
         default=3,
-        description="Number of newest checkpoints to keep, in addition to the best one. At least 2, in case the "
-        "newest is damaged.",
+        description="Number of newest checkpoints to keep, in addition to the best one. At least "
+        "2, in case the newest is damaged.",
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = free(
         default=None,
-        description="Save checkpoints at multiples of this step too, and keep them forever, in addition to train.save_total_limit. "
-        "null: none.",
+        description="Save checkpoints at multiples of this step too, and keep them forever, in "
+        "addition to train.save_total_limit. null: none.",
     )
     async_save: bool = free(
         default=True,
-        description="Copy checkpoints to memory and write them in the background. false: training waits, and no copy is needed.",
+        description="Copy checkpoints to memory and write them in the background. false: training "
+        "waits, and no copy is needed.",
     )
     parallel: Strategy = inexact(
         default="ddp",
-        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and optimizer state "
-        "are sharded over all workers (FSDP2). hsdp: sharded in groups of train.shard_size workers and "
-        "replicated between groups. deepspeed: sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
+        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and "
+        "optimizer state are sharded over all workers (FSDP2). hsdp: sharded in groups of "
+        "train.shard_size workers and replicated between groups. deepspeed: sharded by DeepSpeed's "
+        "ZeRO (extra `deepspeed`).",
     )
     zero_stage: Literal[1, 2, 3] | None = inexact(
         default=None,
-        description="What is sharded: optimizer state (1, deepspeed only), also gradients (2), also parameters (3). With fsdp and "
-        "hsdp, 2 keeps a layer's parameters between forward and backward, with more memory and less communication. Default: 3 "
-        "with fsdp and hsdp; with deepspeed the stage in train.deepspeed_config, otherwise 2.",
+        description="What is sharded: optimizer state (1, deepspeed only), also gradients (2), "
+        "also parameters (3). With fsdp and hsdp, 2 keeps a layer's parameters between forward and "
+        "backward, with more memory and less communication. Default: 3 with fsdp and hsdp; with "
+        "deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = inexact(
         default=None,
@@ -205,29 +222,30 @@ class TrainingConfig(Section):
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",
-        description="Number of workers that shard one copy of the model with train.parallel=hsdp. auto: the workers "
-        "of one machine.",
+        description="Number of workers that shard one copy of the model with train.parallel=hsdp. "
+        "auto: the workers of one machine.",
     )
     context_parallel: Annotated[int, Field(ge=1)] = inexact(
         default=1,
-        description="Number of workers that split each sequence (context parallelism), for sequences whose "
-        "activations do not fit on one worker. Not with model.attention=softmax.",
+        description="Number of workers that split each sequence (context parallelism), for "
+        "sequences whose activations do not fit on one worker. Not with model.attention=softmax.",
     )
     compile: Literal["auto", "off", "block", "whole"] = inexact(
         default="auto",
-        description="torch.compile of each layer (block), or of model and loss (whole; not with fsdp or hsdp). It is "
-        "used only if it agrees with eager execution on the first batch. auto: block on GPUs that have a C compiler "
-        "and triton, and for long runs in bf16 on a CPU with AMX and a C++ compiler; else off.",
+        description="torch.compile of each layer (block), or of model and loss (whole; not with "
+        "fsdp or hsdp). It is used only if it agrees with eager execution on the first batch. "
+        "auto: block on GPUs that have a C compiler and triton, and for long runs in bf16 on a CPU "
+        "with AMX and a C++ compiler; else off.",
     )
     max_skips: Annotated[int, Field(ge=0)] = inexact(
         default=10,
-        description="Maximum number of skipped (non-finite) updates within 100 steps. One more rolls the run "
-        "back to the last good checkpoint.",
+        description="Maximum number of skipped (non-finite) updates within 100 steps. One more "
+        "rolls the run back to the last good checkpoint.",
     )
     spike_zscore: Annotated[float, Field(ge=3)] | None = inexact(
         default=None,
-        description="Skip updates whose loss is this many robust standard deviations above the median of the last 128 losses, for"
-        " example 8. null: never.",
+        description="Skip updates whose loss is this many robust standard deviations above the "
+        "median of the last 128 losses, for example 8. null: never.",
     )
 
     def planned_steps(self, sequence_length: int) -> int:
@@ -304,22 +322,23 @@ class TrainingConfig(Section):
                 name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies
             ]
             raise ValueError(
-                f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use parallel={' or '.join(strategies)}, "
-                f"or optimizer={' or '.join(others)}"
+                f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use "
+                f"parallel={' or '.join(strategies)}, or optimizer={' or '.join(others)}"
             )
         if self.frozen_layers and self.init_from is None:
             raise ValueError(
-                f"frozen_layers={self.frozen_layers} leaves weights as they are, and without init_from they are random; set "
-                "init_from, or frozen_layers=0"
+                f"frozen_layers={self.frozen_layers} leaves weights as they are, and without "
+                "init_from they are random; set init_from, or frozen_layers=0"
             )
         if self.frozen_layers and self.parallel == "deepspeed":
             raise ValueError(
-                f"frozen_layers={self.frozen_layers} cannot be combined with parallel=deepspeed; use parallel=fsdp"
+                f"frozen_layers={self.frozen_layers} cannot be combined with parallel=deepspeed; "
+                "use parallel=fsdp"
             )
         if self.parallel == "deepspeed" and self.context_parallel > 1:
             raise ValueError(
-                f"context_parallel={self.context_parallel} cannot be combined with parallel=deepspeed; use "
-                "parallel=fsdp"
+                f"context_parallel={self.context_parallel} cannot be combined with "
+                "parallel=deepspeed; use parallel=fsdp"
             )
         if self.parallel != "deepspeed" and self.deepspeed_config is not None:
             raise ValueError(
@@ -327,7 +346,8 @@ class TrainingConfig(Section):
             )
         if self.parallel == "ddp" and self.zero_stage is not None:
             raise ValueError(
-                f"zero_stage={self.zero_stage} is given, but parallel=ddp shards nothing; use parallel=fsdp"
+                f"zero_stage={self.zero_stage} is given, but parallel=ddp shards nothing; use "
+                "parallel=fsdp"
             )
         if self.parallel in ("fsdp", "hsdp") and self.zero_stage == 1:
             raise ValueError(
@@ -339,11 +359,12 @@ class TrainingConfig(Section):
     def _compile_fits_parallel(self) -> TrainingConfig:
         if self.compile in ("block", "whole") and self.parallel == "deepspeed":
             raise ValueError(
-                f"compile={self.compile} cannot be combined with parallel=deepspeed; use compile=off, or parallel=fsdp"
+                f"compile={self.compile} cannot be combined with parallel=deepspeed; use "
+                "compile=off, or parallel=fsdp"
             )
         if self.compile == "whole" and self.parallel != "ddp":
             raise ValueError(
-                f"compile=whole cannot be combined with parallel={self.parallel}, which gathers parameters layer by "
-                "layer; use compile=block"
+                f"compile=whole cannot be combined with parallel={self.parallel}, which gathers "
+                "parameters layer by layer; use compile=block"
             )
         return self

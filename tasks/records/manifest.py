@@ -189,7 +189,10 @@ class Inexpressible(Record):
 
     def __str__(self) -> str:
         files = "; ".join(self.files)
-        return f"the tokenizer has no token for {100 * self.share:.2g} % of the text ({self.unknown:,} unknown tokens): {files}"
+        return (
+            f"the tokenizer has no token for {100 * self.share:.2g} % of the text "
+            f"({self.unknown:,} unknown tokens): {files}"
+        )
 
 
 class EngineChoice(Record):

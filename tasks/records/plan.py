@@ -40,11 +40,13 @@ class PinnedSettings(Record):
 
     device: Device = Field(description="another device computes with other kernels")
     nproc_per_node: int = Field(
-        description="the same samples come in the same order, but gradients are summed in another order"
+        description="the same samples come in the same order, but gradients are summed in another "
+        "order"
     )
     nnodes: int = Field(
         default=1,
-        description="the same samples come in the same order, but gradients are summed in another order",
+        description="the same samples come in the same order, but gradients are summed in another "
+        "order",
     )
     precision: Precision = Field(description="numbers are rounded differently")
     attention_backend: str = Field(description="attention is computed by another function")
