@@ -1,1 +1,4 @@
-"""Raw text to a dataset artifact: a token stream and row tables over it, both persisted, checksummed and named by key."""
+"""Raw text to a dataset artifact: a token stream and row tables over it.
+
+Both are persisted, checksummed and named by key.
+"""

@@ -1,4 +1,7 @@
-"""preprocess as a Prefect task. Prefect stores no result of it: whether a dataset is complete is read from the disk."""
+"""The preprocess task of Prefect.
+
+Prefect stores no result of it: whether a dataset is complete is read from the disk.
+"""
 
 import logging
 from typing import Any
@@ -15,7 +18,10 @@ log = logging.getLogger("infini_llama.preprocess")
 
 
 def _is_transient(task: Any, run: Any, state: Any) -> bool:
-    """Whether a failure may pass: faults of disk or network may; bad text, bad settings and faults of the program do not."""
+    """Whether a failure may pass.
+
+    Faults of disk or network may; bad text, bad settings and faults of the program do not.
+    """
     passing = isinstance(state.data, OSError) or (
         isinstance(state.data, PipelineError) and state.data.exit_code == ExitCode.UNEXPECTED
     )

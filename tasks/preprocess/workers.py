@@ -1,11 +1,16 @@
-"""Preparation of all parts of the text: by threads of this process, by several of this machine, or by those of a Dask or Ray cluster.
+"""Preparation of all parts of the text by several workers.
 
-Threads need no second start of Python. They share the engine, which encodes outside of Python's lock, as hashing and the disk do; parsing
-and what else Python does takes about a quarter of the time, so that more than MOST_THREADS would wait for each other. Where Python itself
-reads the text, and for more workers, there are processes.
+The workers are threads of this process, processes of this machine, or those of a Dask or Ray
+cluster.
 
-A cluster's workers see the home folder through a shared filesystem. A unit has a temporary name until it is complete and renamed, so a
-worker that was given up for lost cannot damage what its successor wrote: both write the same bytes.
+Threads need no second start of Python. They share the engine, which encodes outside of Python's
+lock, as hashing and the disk do. Parsing and what else Python does takes about a quarter of the
+time, so that more than MOST_THREADS would wait for each other. Where Python itself reads the text,
+and for more workers, there are processes.
+
+A cluster's workers see the home folder through a shared filesystem. A unit has a temporary name
+until it is complete and renamed, so a worker that was given up for lost cannot damage what its
+successor wrote: both write the same bytes.
 """
 
 import multiprocessing
@@ -41,9 +46,8 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 MOST_THREADS = 4
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
-WORKER_MEMORY = (
-    2**29
-)  # bytes: the text and tokens of a unit, and in a process the interpreter and an engine
+# Bytes: the text and tokens of a unit, and in a process the interpreter and an engine.
+WORKER_MEMORY = 2**29
 ADDRESSES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 AHEAD = 4  # parts submitted beyond one per worker
 MOST_DEATHS = 3  # of workers of a cluster at one part: then the build fails
@@ -74,7 +78,8 @@ class Pool:
     Attributes:
         size: how many there are.
         submit: starts `prepare_part` for one part on any of them.
-        worker_died: raised by the future of a part whose worker was killed, or whose machine was lost.
+        worker_died: errors that the future of a part raises whose worker was killed, or whose
+            machine was lost.
     """
 
     size: int
@@ -107,25 +112,15 @@ class Limit:
 def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) -> Workers:
     """The workers for the preparation of these parts."""
     text = sum(map(_text_bytes, parts))
-    is_read_by_python = (
-        2 * sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python) > text
-    )
+    text_for_python = sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python)
+    is_read_by_python = 2 * text_for_python > text
     if data.num_workers != "auto":
         count = min(data.num_workers, max(1, len(parts)))
         return Workers(count, _are_threads(data, count, is_read_by_python), None)
     if os.environ.get(ADDRESSES.get(data.engine, "")):
-        return Workers(
-            0, False, _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}")
-        )
-    cores, available = usable_cores(machine), memory(machine).available
-    limits = [
-        Limit(cores, f"{cores} usable core(s)"),
-        Limit(len(parts), f"{len(parts)} part(s) of text"),
-        Limit(
-            available // WORKER_MEMORY,
-            f"{in_bytes(available)} of free memory, of which a worker takes {in_bytes(WORKER_MEMORY)}",
-        ),
-    ]
+        choice = _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}")
+        return Workers(0, False, choice)
+    limits = _machine_limits(parts, machine)
     by_text = Limit(
         text // WORTH_A_PROCESS,
         f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
@@ -139,19 +134,21 @@ def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) ->
         tightest = _tightest([*limits, by_lock])
     count = max(1, tightest.most)
     are_threads = _are_threads(data, count, is_read_by_python)
-    kind = (
-        ("thread" if count == 1 else "threads")
-        if are_threads
-        else ("process" if count == 1 else "processes")
-    )
+    kind = _kind_of_worker(count, are_threads)
     return Workers(count, are_threads, _choice(f"{count} {kind}", tightest.reason))
 
 
+def _kind_of_worker(count: int, are_threads: bool) -> str:
+    if are_threads:
+        return "thread" if count == 1 else "threads"
+    return "process" if count == 1 else "processes"
+
+
 def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
-    """Whether so many workers are threads of this process, not processes; see the top of this file."""
-    return data.engine == "local" and (
-        count == 1 or (count <= MOST_THREADS and not is_read_by_python)
-    )
+    """Whether so many workers are threads of this process; see the top of this file."""
+    if data.engine != "local":
+        return False
+    return count == 1 or (count <= MOST_THREADS and not is_read_by_python)
 
 
 def _tightest(limits: Sequence[Limit]) -> Limit:
@@ -169,7 +166,7 @@ def _text_bytes(part: Part) -> int:
 
 
 def prepare_part(job: Job, part: Part, should_stop: Callable[[], bool] = never) -> PartReport:
-    """Reads a part and writes those of its units that are missing or damaged."""
+    """Read a part and write those of its units that are missing or damaged."""
     reader = PartReader(part, job.filters, should_stop)
     for documents in reader.units():
         write_unit(job.recipe, documents, should_stop)
@@ -177,7 +174,10 @@ def prepare_part(job: Job, part: Part, should_stop: Callable[[], bool] = never) 
 
 
 def prepare_parts(
-    job: Job, parts: Sequence[Part], data: DataConfig, workers: Workers
+    job: Job,
+    parts: Sequence[Part],
+    data: DataConfig,
+    workers: Workers,
 ) -> Iterator[tuple[Part, PartReport]]:
     """Each part and what was read of it, in any order.
 
@@ -192,12 +192,12 @@ def prepare_parts(
         case "ray":
             opened = _ray(job, data, workers.count)
         case "local":
-            opened = (_threads if workers.are_threads else _processes)(job, workers.count)
+            open_local = _threads if workers.are_threads else _processes
+            opened = open_local(job, workers.count)
     with opened as pool:
         waiting = iter(parts)
-        pending = {
-            pool.submit(following): following for following in islice(waiting, pool.size + AHEAD)
-        }
+        first = islice(waiting, pool.size + AHEAD)
+        pending = {pool.submit(following): following for following in first}
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 part = pending.pop(future)
@@ -205,23 +205,28 @@ def prepare_parts(
                     report = future.result()
                 except pool.worker_died:
                     raise PipelineError(
-                        f"a worker of preprocess was killed at or near {part}, perhaps for lack of memory. Finished units are "
-                        "kept: run the same command again, with more memory per worker (a smaller data.num_workers)."
+                        f"a worker of preprocess was killed at or near {part}, perhaps for lack of "
+                        "memory. Finished units are kept: run the same command again, with more "
+                        "memory per worker (a smaller data.num_workers)."
                     ) from None
-                pending |= {pool.submit(following): following for following in islice(waiting, 1)}
+                for following in islice(waiting, 1):
+                    pending[pool.submit(following)] = following
                 yield part, report
 
 
 @contextmanager
 def _threads(job: Job, count: int) -> Iterator[Pool]:
-    """`count` threads of this process; if the block raises, they end within a batch of text, and are waited for."""
+    """`count` threads of this process.
+
+    If the block raises, they end within a batch of text, and are waited for.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(count, "preprocess") as executor:
         try:
             yield Pool(
-                count,
-                lambda part: executor.submit(prepare_part, job, part, stop.is_set),
-                (BrokenExecutor,),
+                size=count,
+                submit=lambda part: executor.submit(prepare_part, job, part, stop.is_set),
+                worker_died=(BrokenExecutor,),
             )
         except BaseException:
             stop.set()
@@ -231,7 +236,10 @@ def _threads(job: Job, count: int) -> Iterator[Pool]:
 
 @contextmanager
 def _processes(job: Job, count: int) -> Iterator[Pool]:
-    """`count` processes with an equal share of the cores; if the block raises, they end at once, in the middle of their parts."""
+    """`count` processes with an equal share of the cores.
+
+    If the block raises, they end at once, in the middle of their parts.
+    """
     from concurrent.futures import ProcessPoolExecutor  # only where there are some
 
     threads = max(1, usable_cores(Machine()) // count)
@@ -240,16 +248,21 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
         spawn.Lock()
     except OSError as fault:
         raise ConfigError(
-            f"data.num_workers={count} needs shared memory, and /dev/shm cannot be used ({fault.strerror}); mount it (docker "
-            "run --shm-size=1g), or set data.num_workers=1."
+            f"data.num_workers={count} needs shared memory, and /dev/shm cannot be used "
+            f"({fault.strerror}); mount it (docker run --shm-size=1g), or set data.num_workers=1."
         ) from fault
     reading_end, writing_end = spawn.Pipe(duplex=False)
     with ProcessPoolExecutor(
-        count, spawn, initializer=_begin, initargs=(threads, reading_end)
+        count,
+        spawn,
+        initializer=_begin,
+        initargs=(threads, reading_end),
     ) as executor:
         try:
             yield Pool(
-                count, lambda part: executor.submit(prepare_part, job, part), (BrokenExecutor,)
+                size=count,
+                submit=lambda part: executor.submit(prepare_part, job, part),
+                worker_died=(BrokenExecutor,),
             )
         except BaseException:
             writing_end.close()
@@ -257,13 +270,21 @@ def _processes(job: Job, count: int) -> Iterator[Pool]:
 
 
 def _begin(threads: int, pipe: Connection) -> None:
-    """In a worker process: takes its share of the cores, and ends when the parent closes the pipe or dies."""
+    """Take this worker process's share of the cores, and watch the parent's end of the pipe."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-    threading.Thread(target=lambda: wait_for([pipe]) and os._exit(1), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
+
+
+def _end_with_parent(pipe: Connection) -> None:
+    """End this process when the parent closes the pipe or dies."""
+    if wait_for([pipe]):
+        os._exit(1)
 
 
 def prepare_part_elsewhere(job: Job, part: Part, versions: dict[str, str]) -> PartReport:
-    """`prepare_part` on a cluster's worker, whose machine must have the same packages and see the same folders.
+    """Prepare a part on a cluster's worker.
+
+    Its machine must have the same packages and see the same folders.
 
     Raises:
         PipelineError: it does not.
@@ -280,7 +301,8 @@ def prepare_part_elsewhere(job: Job, part: Part, versions: dict[str, str]) -> Pa
         )
     if not (job.recipe.folder / TOKENIZER).is_file():
         raise PipelineError(
-            f"{worker} cannot access {job.recipe.folder}; runtime.home must be on a filesystem that all machines share."
+            f"{worker} cannot access {job.recipe.folder}; "
+            "runtime.home must be on a filesystem that all machines share."
         )
     return prepare_part(job, part)
 
@@ -299,41 +321,38 @@ def _version(name: str) -> str:
 
 @contextmanager
 def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
-    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `count` processes started for this build.
+    """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one of `count` processes.
 
-    If the block raises, parts that wait are canceled. Those that run go on to their end on the workers of a cluster that stays.
+    The latter is started for this build. If the block raises, parts that wait are canceled. Those
+    that run go on to their end on the workers of a cluster that stays.
     """
     with _installed(data):
-        distributed, config = import_module("distributed"), import_module("dask").config
+        distributed = import_module("distributed")
+        config = import_module("dask").config
     local = {
         "n_workers": count,
         "threads_per_worker": 1,
         "dashboard_address": None,
         "host": "127.0.0.1",
     }
+    cluster = {} if os.environ.get(ADDRESSES["dask"]) else local
     with config.set({"distributed.scheduler.allowed-failures": MOST_DEATHS - 1}):
         try:
-            client = distributed.Client(
-                **({} if os.environ.get(ADDRESSES["dask"]) else local),
-                timeout=30,
-                set_as_default=False,
-            )
+            client = distributed.Client(**cluster, timeout=30, set_as_default=False)
         except Exception as fault:  # a local cluster's faults have no class in common
             raise _not_started("dask", fault) from None
         with client, client.get_executor(pure=False) as executor:
-            driver_versions, size = versions(), len(client.scheduler_info(n_workers=-1)["workers"])
+            here = versions()
+            size = len(client.scheduler_info(n_workers=-1)["workers"])
             try:
                 yield Pool(
-                    max(size, count),
-                    lambda part: executor.submit(
-                        prepare_part_elsewhere, job, part, driver_versions
-                    ),
-                    (distributed.KilledWorker,),
+                    size=max(size, count),
+                    submit=lambda part: executor.submit(prepare_part_elsewhere, job, part, here),
+                    worker_died=(distributed.KilledWorker,),
                 )
             except BaseException:
-                executor.shutdown(
-                    wait=False
-                )  # otherwise every part that was submitted is waited for
+                # Otherwise every part that was submitted is waited for.
+                executor.shutdown(wait=False)
                 raise
 
 
@@ -341,47 +360,55 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
 def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
     """The Ray cluster that RAY_ADDRESS names, or one of `count` CPUs started for this build.
 
-    If the block raises, this process disconnects at once. A cluster that was started here ends with its tasks; one that stays is left
-    running, and Ray decides what becomes of the parts that run there.
+    If the block raises, this process disconnects at once. A cluster that was started here ends with
+    its tasks; one that stays is left running, and Ray decides what becomes of the parts that run
+    there.
     """
     with _installed(data):
         ray = import_module("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = {"address": "local", "num_cpus": count, "include_dashboard": False}
+    cluster = {} if os.environ.get(ADDRESSES["ray"]) else local
     try:
         context = ray.init(
-            **({} if os.environ.get(ADDRESSES["ray"]) else local),
+            **cluster,
             log_to_driver=False,
             configure_logging=False,
             namespace="infini-llama",
         )
-    except (
-        Exception
-    ) as fault:  # Ray raises bare exceptions where a process of it does not start in time
+    except Exception as fault:
+        # Ray raises bare exceptions where a process of it does not start in time.
         raise _not_started("ray", fault) from None
     with context:
-        driver_versions = versions()
+        here = versions()
         remote = ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(prepare_part_elsewhere)
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
             faults = ray.exceptions
-            worker_died = (faults.WorkerCrashedError, faults.OutOfMemoryError, faults.NodeDiedError)
             yield Pool(
-                size, lambda part: remote.remote(job, part, driver_versions).future(), worker_died
+                size=size,
+                submit=lambda part: remote.remote(job, part, here).future(),
+                worker_died=(
+                    faults.WorkerCrashedError,
+                    faults.OutOfMemoryError,
+                    faults.NodeDiedError,
+                ),
             )
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
 
 def _not_started(engine: str, fault: Exception) -> PipelineError:
-    why = next(iter(str(fault).splitlines()), "").rstrip(".") or type(fault).__name__
-    if address := os.environ.get(ADDRESSES[engine]):
+    first_line = next(iter(str(fault).splitlines()), "")
+    why = first_line.rstrip(".") or type(fault).__name__
+    address = os.environ.get(ADDRESSES[engine])
+    if address:
         return ConfigError(
             f"no cluster answers at {ADDRESSES[engine]}={address} ({why}); correct or unset it."
         )
     return PipelineError(
-        f"data.engine={engine}: a temporary cluster on this machine did not start ({why}), perhaps because the machine is busy. Run "
-        "the same command again, or set data.engine=local."
+        f"data.engine={engine}: a temporary cluster on this machine did not start ({why}), perhaps "
+        "because the machine is busy. Run the same command again, or set data.engine=local."
     )
 
 
@@ -391,5 +418,6 @@ def _installed(data: DataConfig) -> Iterator[None]:
         yield
     except ImportError as missing:
         raise ConfigError(
-            f"data.engine={data.engine}: {missing.name} is not installed; install infini-llama[{data.engine}]."
+            f"data.engine={data.engine}: {missing.name} is not installed; "
+            f"install infini-llama[{data.engine}]."
         ) from None
