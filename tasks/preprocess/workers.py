@@ -120,7 +120,17 @@ def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) ->
     if os.environ.get(ADDRESSES.get(data.engine, "")):
         choice = _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}")
         return Workers(0, False, choice)
-    limits = _machine_limits(parts, machine)
+    cores = usable_cores(machine)
+    available = memory(machine).available
+    limits = [
+        Limit(cores, f"{cores} usable core(s)"),
+        Limit(len(parts), f"{len(parts)} part(s) of text"),
+        Limit(
+            available // WORKER_MEMORY,
+            f"{in_bytes(available)} of free memory, "
+            f"of which a worker takes {in_bytes(WORKER_MEMORY)}",
+        ),
+    ]
     by_text = Limit(
         text // WORTH_A_PROCESS,
         f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
