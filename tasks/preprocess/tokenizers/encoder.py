@@ -1,4 +1,7 @@
-"""`tokenizers` as the encoder of documents, in whose text no special token is found: the reference for every other engine."""
+"""`tokenizers` as the encoder of documents: the reference for every other engine.
+
+No special token is found in the text of a document.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,17 +17,17 @@ from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_of, unknown_id
 
 HIDDEN = "\U0010ffff"  # a noncharacter
-TOGETHER = 250_000  # characters that are encoded at once: an encoding takes a hundred bytes of memory per token
+# Characters that are encoded at once: an encoding takes a hundred bytes of memory per token.
+TOGETHER = 250_000
 
-Ids = tuple[
-    np.ndarray, np.ndarray
-]  # of several texts, joined, and where in them each begins: [texts + 1], from 0
+# IDs of several texts, joined, and where in them each text begins: [texts + 1], from 0.
+Ids = tuple[np.ndarray, np.ndarray]
 Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 
 
 @lru_cache(maxsize=1)  # an engine is compared, and then opened
 def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer for documents: no text, whatever it contains, yields the ID of a special token."""
+    """Tokenizer for documents: no text, whatever it contains, yields the ID of a special token."""
     added_tokens = tokenizer.get_added_tokens_decoder().values()
     if isinstance(tokenizer.model, models.BPE) and all(token.special for token in added_tokens):
         return _without_added_tokens(tokenizer)
@@ -40,35 +43,39 @@ def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same steps around the same model, which is not read again from its description: that takes long."""
+    """The same steps around the same model.
+
+    The model is not read again from its description, which takes long.
+    """
     encoder = Tokenizer(tokenizer.model)
     for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        if (value := getattr(tokenizer, step)) is not None:
+        value = getattr(tokenizer, step)
+        if value is not None:
             setattr(encoder, step, value)
     return encoder
 
 
 def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
-    """Renames special tokens in a model's own vocabulary, where it would find them in text, to what no text has; IDs stay.
+    """Rename special tokens in a model's own vocabulary to what no text has; IDs stay.
+
+    Otherwise the model would find them in text.
 
     Returns:
         The tokens that were renamed.
     """
-    kind, vocabulary, hidden = model["type"], model["vocab"], set[str]()
+    kind = model["type"]
+    vocabulary = model["vocab"]
+    hidden = set[str]()
+
+    def renamed(piece: str) -> str:
+        return HIDDEN + piece if piece in hidden else piece
+
     if kind == "Unigram":
         hidden = special & {piece for piece, _ in vocabulary}
-        model |= {
-            "vocab": [
-                [HIDDEN + piece if piece in hidden else piece, score] for piece, score in vocabulary
-            ]
-        }
+        model["vocab"] = [[renamed(piece), score] for piece, score in vocabulary]
     elif kind in ("WordPiece", "WordLevel"):
         hidden = special & vocabulary.keys() - {model["unk_token"]}
-        model |= {
-            "vocab": {
-                HIDDEN + piece if piece in hidden else piece: id for piece, id in vocabulary.items()
-            }
-        }
+        model["vocab"] = {renamed(piece): number for piece, number in vocabulary.items()}
     return hidden
 
 
@@ -87,13 +94,13 @@ def reference(encoder: Tokenizer) -> Encode:
 
     def encode(texts: list[bytes]) -> Ids:
         fragments = [cut(text.decode()) for text in texts]
-        ids = [
-            np.array(encoding.ids, dtype=np.uint32)
-            for batch in batches(chain.from_iterable(fragments), len, TOGETHER)
-            for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False)
-        ]
+        ids = list[np.ndarray]()
+        for batch in batches(chain.from_iterable(fragments), len, TOGETHER):
+            for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False):
+                ids.append(np.array(encoding.ids, dtype=np.uint32))
         ends = np.cumsum([0, *map(len, ids)])
-        return np.concatenate(ids), ends[np.cumsum([0, *map(len, fragments)])]
+        first_fragments = np.cumsum([0, *map(len, fragments)])
+        return np.concatenate(ids), ends[first_fragments]
 
     return encode
 

@@ -1,6 +1,7 @@
-"""The engine that encodes: `tokenizers`, or gigatoken, which is faster and used only where it gives the same IDs.
+"""The engine that encodes: `tokenizers`, or gigatoken, which is faster.
 
-gigatoken is compared with `tokenizers` on the same texts once per tokenizer, and on one document in SAMPLED of every build.
+gigatoken is used only where it gives the same IDs. It is compared with `tokenizers` on the same
+texts once per tokenizer, and on one document in SAMPLED of every build.
 """
 
 import importlib
@@ -37,11 +38,12 @@ from infini_llama.tasks.storage.files import write_atomic
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"
 FAST = "gigatoken"
-# Bytes of the files as they are stored, as far as they are known (0: none is, which counts as large).
-# Less is encoded before the fast engine is imported and checked.
+# Bytes of the files as they are stored, as far as they are known (0: none is, which counts as
+# large). Less is encoded before the fast engine is imported and checked.
 WORTH_A_FAST_ENGINE = 4_000_000
 SAMPLED = 1000  # one document of so many is encoded by the reference too
-# Bytes of UTF-8; of a longer one its beginning: the reference takes 40 times as long, and a hundred bytes of memory per token.
+# Bytes of UTF-8; of a longer one its beginning: the reference takes 40 times as long, and a hundred
+# bytes of memory per token.
 LONGEST_SAMPLED = 2**15
 BEYOND = 0x34000  # no letter has a number so high
 ASCII = bytes(range(128))
@@ -58,18 +60,18 @@ ALPHABETS = (
     "\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ",
 )
 
-
-_compared_engine: list[
-    tuple[Tokenizer, Encode]
-] = []  # the last one, with its encoder: the build need not open it
+# The last one, with its encoder: the build need not open it.
+_compared_engine: list[tuple[Tokenizer, Encode]] = []
 
 
 class EngineDiffers(Exception):
-    """During a build, the fast engine gave other IDs than the reference; what it encoded is not used."""
+    """The fast engine gave other IDs than the reference during a build, which are not used."""
 
 
 def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
-    """The engine that encodes: the fast one where it is installed and gives the reference's IDs on the `golden` texts.
+    """The fast engine where it is installed and gives the reference's IDs on the `golden` texts.
+
+    Otherwise the reference.
 
     Args:
         notes: folder with a file per tokenizer and versions that were compared.
@@ -96,11 +98,16 @@ def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
 
 
 def remember_comparison(tokenizer: Tokenizer, notes: Path, fault: str | None) -> None:
-    """Records the outcome of a comparison: why the fast engine is not to be used for this tokenizer; None: it may be."""
+    """Record the outcome of a comparison.
+
+    Args:
+        fault: why the fast engine is not to be used for this tokenizer; None: it may be.
+    """
     notes.mkdir(parents=True, exist_ok=True)
-    write_atomic(
-        _agreement(tokenizer, notes) if fault is None else _refusal(tokenizer, notes), fault or ""
-    )
+    if fault is None:
+        write_atomic(_agreement(tokenizer, notes), "")
+    else:
+        write_atomic(_refusal(tokenizer, notes), fault)
 
 
 def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
@@ -118,14 +125,19 @@ def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
 
 
 def _refusal(tokenizer: Tokenizer, notes: Path) -> Path:
-    """The note that refuses the fast engine. It names no version of the reference, since the engine's units (`recipe_for`) do not either:
+    """The note that refuses the fast engine.
+
+    It names no version of the reference, since the engine's units (`recipe_for`) do not either:
     wrong ones may be in the store.
     """
     return notes / f"{_note(tokenizer)}.refused"
 
 
 def _agreement(tokenizer: Tokenizer, notes: Path) -> Path:
-    """The note that it agreed with this version of the reference; another preparation may have refused it meanwhile."""
+    """The note that the fast engine agreed with this version of the reference.
+
+    Another preparation may have refused it meanwhile.
+    """
     return notes / f"{_note(tokenizer)}-{REFERENCE}-{version(REFERENCE)}.agrees"
 
 
@@ -138,14 +150,17 @@ def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
     """The fault of the fast engine on these texts; None where every ID is the reference's."""
     encoder = encoder_of(tokenizer)
     try:
-        slow, fast = reference(encoder), fast_encoder(encoder)
+        slow = reference(encoder)
+        fast = fast_encoder(encoder)
         for start in range(0, len(texts), COMPARED):
             batch = texts[start : start + COMPARED]
-            (ids, offsets), (right, ends) = fast(batch), slow(batch)
+            ids, offsets = fast(batch)
+            right, ends = slow(batch)
             for number, text in enumerate(batch):
                 first, last = offsets[number : number + 2]
                 if not np.array_equal(ids[first:last], right[ends[number] : ends[number + 1]]):
-                    return f"it gives other ids than {REFERENCE} for a text that begins {text.decode()[:40]!r}"
+                    shown = text.decode()[:40]
+                    return f"it gives other ids than {REFERENCE} for a text that begins {shown!r}"
         _compared_engine[:] = [(encoder, fast)]
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
@@ -155,7 +170,10 @@ def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
 
 
 def golden(tokenizer: Tokenizer) -> list[bytes]:
-    """The same texts every time: what words are cut at, special tokens written out, and strings of all of Unicode."""
+    """The same texts every time.
+
+    They have what words are cut at, special tokens written out, and strings of all of Unicode.
+    """
     choose = random.Random(2404)
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     texts = [
@@ -175,17 +193,19 @@ def golden(tokenizer: Tokenizer) -> list[bytes]:
         alphabet = "".join(choose.sample(ALPHABETS, k=choose.randint(1, 3)))
         letters = choose.choices(alphabet, k=choose.randint(1, 60))
         if number % 4 == 0:
-            letters += [
-                chr(choose.choice((choose.randrange(0xD800), choose.randrange(0xE000, 0x110000))))
-                for _ in range(8)
-            ]
+            for _ in range(8):
+                below_surrogates = choose.randrange(0xD800)
+                above_surrogates = choose.randrange(0xE000, 0x110000)
+                letters.append(chr(choose.choice((below_surrogates, above_surrogates))))
             choose.shuffle(letters)
         texts.append("".join(letters))
     return [text.encode() for text in texts]
 
 
 def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
-    """The engine of that name over this tokenizer's documents, in which no text yields a special token.
+    """The engine of that name over this tokenizer's documents.
+
+    No text yields a special token.
 
     Raises:
         EngineDiffers: while encoding, a sampled document has other IDs than the reference's.
@@ -203,19 +223,21 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
 
 
 def _sampling(encoder: Tokenizer) -> Encode:
-    slow, encoded = reference(encoder), 0
-    is_compared, _compared_engine[:] = [fast for of, fast in _compared_engine if of is encoder], []
-    fast = is_compared[0] if is_compared else fast_encoder(encoder)
+    slow = reference(encoder)
+    compared = [engine for of, engine in _compared_engine if of is encoder]
+    _compared_engine.clear()
+    fast = compared[0] if compared else fast_encoder(encoder)
+    encoded = 0
 
     def encode(texts: list[bytes]) -> Ids:
         nonlocal encoded
         ids, offsets = fast(texts)
         for number in range(-encoded % SAMPLED, len(texts), SAMPLED):
-            text, sample = texts[number], ids[offsets[number] : offsets[number + 1]]
+            text = texts[number]
+            sample = ids[offsets[number] : offsets[number + 1]]
             if len(text) > LONGEST_SAMPLED:
-                text = (
-                    text[:LONGEST_SAMPLED].decode(errors="ignore").encode()
-                )  # no part of a character
+                # The decoder leaves out a part of a character.
+                text = text[:LONGEST_SAMPLED].decode(errors="ignore").encode()
                 sample = fast([text])[0]
             if not np.array_equal(sample, slow([text])[0]):
                 shown = text.decode()[:40]
@@ -229,12 +251,15 @@ def _sampling(encoder: Tokenizer) -> Encode:
 
 
 def fast_encoder(encoder: Tokenizer) -> Encode:
-    """gigatoken, except for pieces of text with characters younger than this Python's Unicode, which the reference encodes.
+    """gigatoken, except for pieces of text with characters younger than this Python's Unicode.
 
-    The tables of the engines are of different versions of Unicode: what is a letter to one is none to another, and words are cut
-    elsewhere (gigatoken 0.10.0 and U+16ED1, for one).
+    The reference encodes those. The tables of the engines are of different versions of Unicode:
+    what is a letter to one is none to another, and words are cut elsewhere (gigatoken 0.10.0 and
+    U+16ED1, for one).
     """
-    fast, slow, cut = gigatoken_of(encoder.to_str()), reference(encoder), cut_of(encoder)
+    fast = gigatoken_of(encoder.to_str())
+    slow = reference(encoder)
+    cut = cut_of(encoder)
 
     def encode(texts: list[bytes]) -> Ids:
         ids, offsets = fast(texts)
@@ -261,7 +286,11 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
 
 
 def _runs(number: int, text: bytes, cut: Cut) -> Iterator[tuple[int, bool, bytes]]:
-    """A text's pieces in order, those with young characters apart from the others: its number, whether they have some, and the pieces."""
+    """Pieces of a text in order, those with young characters apart from the others.
+
+    Yields:
+        The number of the text, whether the pieces have young characters, and the pieces.
+    """
     pieces = (piece.encode() for piece in cut(text.decode()))
     for young, run in groupby(pieces, _is_young):
         yield number, young, b"".join(run)
@@ -284,7 +313,10 @@ def _gigatoken() -> Any:
 
 
 def _in_another_thread(action: Callable[[], Any]) -> Any:
-    """Run `action` in another thread: a request to stop is raised in the main thread, and gigatoken would report it as its own fault."""
+    """Run `action` in another thread.
+
+    A request to stop is raised in the main thread, and gigatoken would report it as its own fault.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()
 
@@ -300,5 +332,8 @@ def _is_young(text: bytes) -> bool:
 
 @cache
 def _young_characters() -> np.ndarray:
-    """bool [BEYOND + 1]: which characters this Python's Unicode does not know; the last stands for all that follow."""
+    """bool [BEYOND + 1]: which characters this Python's Unicode does not know.
+
+    The last stands for all that follow.
+    """
     return np.array([category(chr(number)) == "Cn" for number in range(BEYOND)] + [True])

@@ -1,7 +1,7 @@
-"""Text that a tokenizer cannot express: what its model has no token for is dropped or becomes an unknown token.
+"""Text that a tokenizer cannot express: its model drops it or makes it an unknown token.
 
-What the normalizer and the pre-tokenizer do is the tokenizer's meaning, such as lower case, NFKC or spaces that only separate words.
-What is left for the model, and has no token there, is lost.
+What the normalizer and the pre-tokenizer do is the tokenizer's meaning, such as lower case, NFKC or
+spaces that only separate words. What is left for the model, and has no token there, is lost.
 """
 
 import json
@@ -26,25 +26,25 @@ FEW_BYTES = 64  # that any file may lose, however short it is: an emoji or two i
 SHORT_WORD = 100  # characters of a word that is likely to come again
 MOST_WORDS = 500_000  # whose losses are remembered
 
-Loss = tuple[
-    int, int, int
-]  # unknown tokens, bytes that have no token, and bytes of the text as the model is given it
+# Unknown tokens, bytes that have no token, and bytes of the text as the model is given it.
+Loss = tuple[int, int, int]
 
 
 class Losses:
-    """Counts what a tokenizer loses of each text; a tokenizer that cannot lose any needs none, see `losses_of`.
+    """Counts what a tokenizer loses of each text.
+
+    A tokenizer that cannot lose any needs none, see `losses_of`.
 
     Args:
         encoder: of documents.
     """
 
     def __init__(self, encoder: Tokenizer) -> None:
-        self.encoder, self.model, self.unknown = encoder, encoder.model, unknown_id(encoder)
-        added = sorted(
-            (token.content for token in encoder.get_added_tokens_decoder().values()),
-            key=len,
-            reverse=True,
-        )
+        self.encoder = encoder
+        self.model = encoder.model
+        self.unknown = unknown_id(encoder)
+        added = [token.content for token in encoder.get_added_tokens_decoder().values()]
+        added.sort(key=len, reverse=True)
         self.added = re.compile("|".join(map(re.escape, added))) if added else None
         self._of_short_word = lru_cache(MOST_WORDS)(self._of_word)
 
@@ -55,14 +55,14 @@ class Losses:
             DataError: the tokenizer fails.
         """
         with tokenizer_faults():
-            words = (word for piece in self._pieces(text) for word in self._words(piece))
-            losses = [
-                self._of_short_word(word) if len(word) <= SHORT_WORD else self._of_word(word)
-                for word in words
-            ]
-        unknown, lost, size = (
-            (sum(part) for part in zip(*losses, strict=True)) if losses else (0, 0, 0)
-        )
+            losses = list[Loss]()
+            for piece in self._pieces(text):
+                for word in self._words(piece):
+                    is_short = len(word) <= SHORT_WORD
+                    losses.append(self._of_short_word(word) if is_short else self._of_word(word))
+        if not losses:
+            return 0, 0, 0
+        unknown, lost, size = (sum(part) for part in zip(*losses, strict=True))
         return unknown, lost, size
 
     def _pieces(self, text: str) -> list[str]:
@@ -79,17 +79,20 @@ class Losses:
             yield word
 
     def _of_word(self, word: str) -> Loss:
-        tokens, size = self.model.tokenize(word) if word else [], len(word.encode())
+        tokens = self.model.tokenize(word) if word else []
+        size = len(word.encode())
         unknown = sum(token.id == self.unknown for token in tokens)
-        # A model that drops a character moves the tokens after it, and keeps their lengths.
-        kept = sum(
-            token.offsets[1] - token.offsets[0] for token in tokens if token.id != self.unknown
-        )
+        kept = 0
+        for token in tokens:
+            if token.id != self.unknown:
+                # A model that drops a character moves the tokens after it, and keeps their lengths.
+                first, last = token.offsets
+                kept += last - first
         return unknown, max(0, size - kept), size
 
 
 def losses_of(tokenizer: Tokenizer) -> Losses | None:
-    """Counts what the tokenizer loses of documents; None: it has a token for every byte, and loses nothing."""
+    """Counter of what the tokenizer loses; None: it has a token for every byte."""
     return None if has_all_bytes(tokenizer) else Losses(encoder_of(tokenizer))
 
 
@@ -99,8 +102,12 @@ def is_too_much(lost: int, size: int) -> bool:
 
 
 def has_all_bytes(tokenizer: Tokenizer) -> bool:
-    """Whether the model has a token for every byte of text that it can be given: over bytes, or with byte fallback."""
-    model, kind = tokenizer.model, type(tokenizer.model).__name__
+    """Whether the model has a token for every byte of text that it can be given.
+
+    It has if it is over bytes, or has byte fallback.
+    """
+    model = tokenizer.model
+    kind = type(model).__name__
     if kind in ("BPE", "Unigram") and _falls_back(tokenizer, kind):
         return all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
     steps = list(_steps(tokenizer.normalizer)) + list(_steps(tokenizer.pre_tokenizer))
@@ -108,7 +115,8 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
         return False
     if any(model.token_to_id(letter) is None for letter in pre_tokenizers.ByteLevel.alphabet()):
         return False
-    # Of WordPiece one that this program trained: elsewhere a longer word or a mark of continuation has tokens of its own.
+    # Of WordPiece one that this program trained: elsewhere a longer word or a mark of continuation
+    # has tokens of its own.
     if kind == "WordPiece":
         is_cut = any(
             step["type"] == "Split" and step["pattern"] == {"Regex": WORDS} for step in steps
@@ -118,18 +126,16 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
             and not model.continuing_subword_prefix
             and model.max_input_chars_per_word >= LONGEST_WORD
         )
-    marks = getattr(model, "continuing_subword_prefix", None) or getattr(
-        model, "end_of_word_suffix", None
-    )
-    return kind in ("BPE", "Unigram") and not marks
+    prefix = getattr(model, "continuing_subword_prefix", None)
+    suffix = getattr(model, "end_of_word_suffix", None)
+    return kind in ("BPE", "Unigram") and not prefix and not suffix
 
 
 def _falls_back(tokenizer: Tokenizer, kind: str) -> bool:
     if kind == "BPE":
         return tokenizer.model.byte_fallback
-    return bool(
-        json.loads(description_of(tokenizer))["model"].get("byte_fallback")
-    )  # nothing else states it
+    # Nothing else states it.
+    return bool(json.loads(description_of(tokenizer))["model"].get("byte_fallback"))
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
@@ -142,7 +148,10 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def keeps_text(tokenizer: Tokenizer) -> bool:
-    """Whether every text comes back from its tokens as it was: a tokenizer over bytes that changes and leaves out no character."""
+    """Whether every text comes back from its tokens as it was.
+
+    This holds for a tokenizer over bytes that changes no character and leaves none out.
+    """
     decoder = json.loads(tokenizer.decoder.__getstate__())["type"] if tokenizer.decoder else None
     swallows = any(
         not token.special and (token.lstrip or token.rstrip)

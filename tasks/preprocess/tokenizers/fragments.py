@@ -1,6 +1,7 @@
 """Fragments of a long text, where it is known that they have the tokens of the text.
 
-To encode them is a third faster. `tokenizers` takes 85 bytes of memory per character of a text whose words it learns or encodes.
+To encode them is a third faster. `tokenizers` takes 85 bytes of memory per character of a text
+whose words it learns or encodes.
 """
 
 import json
@@ -18,8 +19,10 @@ PATTERNS = {  # that take a line's end to punctuation before it
     ENCODINGS["cl100k_base"].pattern,
     ENCODINGS["o200k_base"].pattern,
     # Llama 3's, and Qwen 2's, as their tokenizer.json has them
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 # Later steps that look at one word at a time, wherever it stands.
 WORD_BY_WORD = {"ByteLevel", "Split", "Digits", "Punctuation"}
@@ -28,22 +31,31 @@ Cut = Callable[[str], list[str]]
 
 
 def cut_of(encoder: Tokenizer) -> Cut:
-    """Function that cuts a text into fragments whose tokens in sequence are those of the text; one fragment where that is not known.
+    """Function that cuts a text into fragments whose tokens in sequence are those of the text.
 
-    A seam lies between an ASCII character and a line's end: any that is no whitespace under GPT-2's pattern, a letter or digit under the
-    others known here. Another lies between a letter and one space before a letter, both ASCII: under all of them the space belongs to
-    the next word. Those patterns have no alternative that reaches over a seam, and none that looks beyond it (only spaces look at
-    what follows them); words are then encoded each by itself. So it holds where such a pattern cuts the text as it is, and no added
-    token is looked for before.
+    It gives one fragment where that is not known.
+
+    A seam lies between an ASCII character and a line's end: any that is no whitespace under GPT-2's
+    pattern, a letter or digit under the others known here. Another lies between a letter and one
+    space before a letter, both ASCII: under all of them the space belongs to the next word. Those
+    patterns have no alternative that reaches over a seam, and none that looks beyond it (only
+    spaces look at what follows them); words are then encoded each by itself. So it holds where such
+    a pattern cuts the text as it is, and no added token is looked for before.
     """
     if encoder.normalizer or encoder.get_added_tokens_decoder() or not encoder.pre_tokenizer:
         return lambda text: [text]
     seam = _seam_of(json.loads(encoder.pre_tokenizer.__getstate__()))
-    return (lambda text: list(_fragments(text, seam))) if seam else lambda text: [text]
+    if seam is None:
+        return lambda text: [text]
+    return lambda text: list(_fragments(text, seam))
 
 
 def _seam_of(step: dict) -> re.Pattern | None:
-    """A pattern of places at which the words of this step of a pre-tokenizer, as tokenizer.json describes it, are certain to end."""
+    """A pattern of places at which words are certain to end.
+
+    Args:
+        step: of a pre-tokenizer, as tokenizer.json describes it.
+    """
     match step:
         case {"type": "Sequence", "pretokenizers": [first, *rest]}:
             return _seam_of(first) if all(step["type"] in WORD_BY_WORD for step in rest) else None
@@ -55,8 +67,10 @@ def _seam_of(step: dict) -> re.Pattern | None:
             "behavior": "Isolated",
             "invert": False,
         }:
-            gpt2 = pattern == ENCODINGS["r50k_base"].pattern
-            return LINE_ENDS if gpt2 else WORDS_AT_LINE_ENDS if pattern in PATTERNS else None
+            if pattern == ENCODINGS["r50k_base"].pattern:
+                return LINE_ENDS
+            if pattern in PATTERNS:
+                return WORDS_AT_LINE_ENDS
     return None
 
 

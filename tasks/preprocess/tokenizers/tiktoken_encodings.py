@@ -1,4 +1,4 @@
-"""tiktoken's encodings by name: where their rank files are, and what the name stands for beside them."""
+"""tiktoken's encodings by name: their rank files, and what the name stands for beside them."""
 
 import base64
 import binascii
@@ -21,9 +21,10 @@ PATIENCE = 60.0  # seconds without a byte
 
 @dataclass(frozen=True)
 class Encoding:
-    """An encoding as tiktoken 0.14 defines it (tiktoken_ext/openai_public.py), its pattern in the form that `tokenizers` takes.
+    """An encoding as tiktoken 0.14 defines it (tiktoken_ext/openai_public.py).
 
-    There `$` is also the end of a line; where tiktoken means that of the text, a lookahead stands here.
+    Its pattern has the form that `tokenizers` takes. There `$` is also the end of a line; where
+    tiktoken means that of the text, a lookahead stands here.
     """
 
     url: str
@@ -33,7 +34,10 @@ class Encoding:
     special: dict[str, int]
 
     def special_tokens(self) -> list[str]:
-        """The tokens after the last rank, in the order of their ids; ids that mean nothing have a name of their own."""
+        """The tokens after the last rank, in the order of their ids.
+
+        Ids that mean nothing have a name of their own.
+        """
         names = {number: name for name, number in self.special.items()}
         return [
             names.get(number, f"<|reserved_{number}|>")
@@ -52,8 +56,8 @@ ENCODINGS = {
     "cl100k_base": Encoding(
         f"{BASE}/cl100k_base.tiktoken",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|"
-        r"\s+(?!\S)|\s+",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s+(?![\s\S])|\s*[\r\n]+|\s+(?!\S)|\s+",
         100_256,
         {
             "<|endoftext|>": 100_257,
@@ -66,8 +70,10 @@ ENCODINGS = {
     "o200k_base": Encoding(
         f"{BASE}/o200k_base.tiktoken",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         199_998,
         {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
@@ -76,7 +82,9 @@ ENCODINGS = {
 
 
 def rank_file(name: str, path: str | None) -> Path:
-    """The encoding's rank file, whose bytes are found to be the published ones: at `path`, in tiktoken's cache, or fetched into it.
+    """The encoding's rank file, whose bytes are found to be the published ones.
+
+    It is the one at `path`, in tiktoken's cache, or fetched into that.
 
     Raises:
         ConfigError: the file at `path` is another one, or cannot be read.
@@ -90,12 +98,14 @@ def rank_file(name: str, path: str | None) -> Path:
             checksum = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as error:
             raise ConfigError(
-                f"data.tokenizer.path={path} cannot be read ({error.strerror}); name the rank file of data.tokenizer.encoding={name}."
+                f"data.tokenizer.path={path} cannot be read ({error.strerror}); name the rank file "
+                f"of data.tokenizer.encoding={name}."
             ) from None
         if checksum != encoding.sha256:
             raise ConfigError(
-                f"data.tokenizer.path={path} is not the rank file of data.tokenizer.encoding={name} (its sha256 is {checksum}, the "
-                f"published one {encoding.sha256}); download {encoding.url}."
+                f"data.tokenizer.path={path} is not the rank file of "
+                f"data.tokenizer.encoding={name} (its sha256 is {checksum}, the published one "
+                f"{encoding.sha256}); download {encoding.url}."
             )
         return file
     file = cache() / hashlib.sha1(encoding.url.encode()).hexdigest()
@@ -105,7 +115,7 @@ def rank_file(name: str, path: str | None) -> Path:
 
 
 def cache() -> Path:
-    """tiktoken's own: a file that either has fetched serves both."""
+    """tiktoken's own cache: a file that either program has fetched serves both."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if folder := os.environ.get(variable):
             return Path(folder)
@@ -121,8 +131,8 @@ def _fetch(name: str, encoding: Encoding, file: Path) -> None:
             content = answer.read(LARGEST + 1)
         if hashlib.sha256(content).hexdigest() != encoding.sha256:
             raise PipelineError(
-                f"data.tokenizer.encoding={name}: the file at {encoding.url} does not have the published sha256 and "
-                "is not used."
+                f"data.tokenizer.encoding={name}: the file at {encoding.url} does not have the "
+                "published sha256 and is not used."
             )
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
@@ -130,34 +140,27 @@ def _fetch(name: str, encoding: Encoding, file: Path) -> None:
     except OSError as error:  # a URLError is one
         raise PipelineError(
             f"data.tokenizer.encoding={name}: {encoding.url} cannot be downloaded to {file.parent} "
-            f"({getattr(error, 'reason', error)}); run "
-            "the same command again, or download it elsewhere and set data.tokenizer.path to it."
+            f"({getattr(error, 'reason', error)}); run the same command again, or download it "
+            "elsewhere and set data.tokenizer.path to it."
         ) from None
     finally:
         part.unlink(missing_ok=True)
 
 
 def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
-    """Lines 'base64-of-bytes rank'; special tokens get the ids after the last rank.
+    """Tokenizer of a file of lines 'base64-of-bytes rank'.
 
-    tiktoken joins the two neighbours whose joined bytes have the lowest rank. The same as merges: every way to make a
-    token of two, in the order of the tokens' ranks; and a word that is a token as a whole is that token.
+    Special tokens get the ids after the last rank.
+
+    tiktoken joins the two neighbours whose joined bytes have the lowest rank. The same as merges:
+    every way to make a token of two, in the order of the tokens' ranks; and a word that is a token
+    as a whole is that token.
 
     Raises:
         ValueError: no rank file.
     """
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            raise ValueError(f"line {number} is not 'base64 rank'") from None
-    if sorted(ranks.values()) != list(range(len(ranks))) or any(
-        bytes([byte]) not in ranks for byte in range(256)
-    ):
-        raise ValueError("its ranks are not 0, 1, 2, … with all 256 bytes among them")
-    letters = _letters()
+    ranks = _ranks(file)
+    letters = byte_letters()
 
     def spelled(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
@@ -165,7 +168,8 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
     merges = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+            left = token[:cut]
+            right = token[cut:]
             if left in ranks and right in ranks:
                 merges.append((rank, ranks[left], ranks[right], spelled(left), spelled(right)))
     merges.sort()
@@ -183,8 +187,31 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _letters() -> list[str]:
-    """The letter that stands for each byte (GPT-2's byte alphabet): printable ones for themselves, others from 256 on."""
+def _ranks(file: Path) -> dict[bytes, int]:
+    """The rank of each token of a rank file.
+
+    Raises:
+        ValueError: no rank file.
+    """
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise ValueError(f"line {number} is not 'base64 rank'") from None
+    is_complete = sorted(ranks.values()) == list(range(len(ranks)))
+    has_all_bytes = all(bytes([byte]) in ranks for byte in range(256))
+    if not is_complete or not has_all_bytes:
+        raise ValueError("its ranks are not 0, 1, 2, … with all 256 bytes among them")
+    return ranks
+
+
+def byte_letters() -> list[str]:
+    """The letter that stands for each byte (GPT-2's byte alphabet).
+
+    Printable ones stand for themselves, others are from 256 on.
+    """
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,4 +1,4 @@
-"""Tokenizers over bytes, trained or given, all of them in the form of `tokenizers` (tokenizer.json)."""
+"""Tokenizers over bytes, trained or given, in the form of `tokenizers` (tokenizer.json)."""
 
 import json
 import logging
@@ -34,20 +34,25 @@ WORDS = f"[\\s\\S]{{1,{LONGEST_WORD}}}"
 
 
 class UnusableTokenizer(Exception):
-    """A tokenizer.json that can be read, and yet not be used; the message continues a sentence that begins with the file."""
+    """A tokenizer.json that can be read, and yet not be used.
+
+    The message continues a sentence that begins with the file.
+    """
 
 
 def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
-    """The kind of tokenizer over bytes that the section `data.tokenizer` names, learned from `texts`.
+    """Learn from `texts` the kind of tokenizer over bytes that the section `data.tokenizer` names.
 
-    The end-of-text token is id 0, then come the other special tokens, all 256 bytes, and what is learned.
+    The end-of-text token is id 0, then come the other special tokens, all 256 bytes, and what is
+    learned.
 
     - bpe: byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909, over bytes as in GPT-2).
-    - wordpiece: the longest known piece first (Schuster and Nakajima 2012), here without a mark of continuation, so that every text has
-      tokens and comes back whole.
-    - unigram: a unigram language model (Kudo 2018, arXiv 1804.10959). Unlike the other kinds, `tokenizers` learns it a little differently
-      in every process (its sums of floating-point numbers follow the order of a hash table): to have one again, keep its
-      tokenizer.json and give it by its path.
+    - wordpiece: the longest known piece first (Schuster and Nakajima 2012), here without a mark of
+      continuation, so that every text has tokens and comes back whole.
+    - unigram: a unigram language model (Kudo 2018, arXiv 1804.10959). Unlike the other kinds,
+      `tokenizers` learns it a little differently in every process (its sums of floating-point
+      numbers follow the order of a hash table): to have one again, keep its tokenizer.json and give
+      it by its path.
     """
     words: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned: dict[str, Any] = {
@@ -58,10 +63,8 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     }
     match settings.kind:
         case "bpe":
-            model, trainer = (
-                models.BPE(),
-                trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY),
-            )
+            model = models.BPE()
+            trainer = trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY)
         case "wordpiece":
             words = pre_tokenizers.Sequence([words, pre_tokenizers.Split(Regex(WORDS), "isolated")])
             model = models.WordPiece(
@@ -71,17 +74,22 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
                 **learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix=""
             )
         case "unigram":
-            model, trainer = models.Unigram(), trainers.UnigramTrainer(**learned)
+            model = models.Unigram()
+            trainer = trainers.UnigramTrainer(**learned)
             texts = _at_least_one(texts)
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.ByteLevel()
     cut = cut_of(tokenizer)
     tokenizer.train_from_iterator((fragment for text in texts for fragment in cut(text)), trainer)
     return tokenizer
 
 
 def _at_least_one(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, or a blank where there are none: of nothing, the scores of a unigram model are no numbers."""
+    """The texts, or a blank where there are none.
+
+    The scores of a unigram model that is learned from nothing are no numbers.
+    """
     has_texts = False
     for text in texts:
         has_texts = True
@@ -96,34 +104,58 @@ def is_given(settings: TokenizerConfig) -> bool:
 
 
 def load(settings: TokenizerConfig) -> Tokenizer:
-    """The tokenizer at `data.tokenizer.path`: a tokenizer.json, a folder with one, or a tiktoken rank file; or an encoding by name.
+    """The tokenizer at `data.tokenizer.path`, or an encoding by name.
 
-    It is used as it is, but for dropout, truncation and padding, which are off, and the end-of-text token, which is a special one.
+    The path is that of a tokenizer.json, a folder with one, or a tiktoken rank file. The tokenizer
+    is used as it is, but for dropout, truncation and padding, which are off, and the end-of-text
+    token, which is a special one.
 
     Raises:
-        ConfigError: it is not there or not readable, its IDs are ambiguous or have gaps, files beside it give other ones, or it lacks
-            one of `data.tokenizer.special_tokens`.
-        DataError: it is a pointer to a file that was not downloaded, or a file beside it is damaged.
+        ConfigError: it is not there or not readable, its IDs are ambiguous or have gaps, files
+            beside it give other ones, or it lacks one of `data.tokenizer.special_tokens`.
+        DataError: it is a pointer to a file that was not downloaded, or a file beside it is
+            damaged.
+    """
+    file = rank_file(settings.encoding, settings.path) if settings.encoding else _file_of(settings)
+    tokenizer = _read(file, settings)
+    tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
+    if file.name == TOKENIZER:
+        refuse_other_added_tokens(file.parent, tokenizer)
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    missing = [token for token in settings.special_tokens if token not in special]
+    if missing:
+        raise ConfigError(
+            f"data.tokenizer.special_tokens={missing}: {file} has no such special tokens; add them "
+            "to it, or remove them here."
+        )
+    return tokenizer
+
+
+def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
+    """The tokenizer of a file, as it is but for dropout, truncation and padding.
+
+    Raises:
+        ConfigError: it cannot be read, or its IDs are ambiguous or have gaps.
+        DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
-    file = rank_file(settings.encoding, settings.path) if settings.encoding else _file_of(settings)
     named = "encoding" if encoding else "path"
     setting = f"data.tokenizer.{named}={getattr(settings, named)}"
     refuse_pointer(file)
     try:
         if encoding:
-            tokenizer = from_rank_file(file, encoding.pattern, encoding.special_tokens())
-        elif file.suffix == ".tiktoken":
-            tokenizer = from_rank_file(
-                file, ENCODINGS["cl100k_base"].pattern, [EOS, *settings.special_tokens]
-            )
-        else:
-            tokenizer = _parsed(file.read_text(encoding="utf-8"))
+            return from_rank_file(file, encoding.pattern, encoding.special_tokens())
+        if file.suffix == ".tiktoken":
+            pattern = ENCODINGS["cl100k_base"].pattern
+            return from_rank_file(file, pattern, [EOS, *settings.special_tokens])
+        return _parsed(file.read_text(encoding="utf-8"))
     except PipelineError:
         raise
     except OSError as error:
         raise ConfigError(
-            f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder with one, or a .tiktoken rank file."
+            f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
+            "with one, or a .tiktoken rank file."
         ) from None
     except UnusableTokenizer as fault:
         raise ConfigError(f"{setting}: {file} {fault}.") from None
@@ -131,17 +163,6 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         if isinstance(error, Exception) or is_panic(error):
             raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
         raise
-    tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
-    if file.name == TOKENIZER:
-        refuse_other_added_tokens(file.parent, tokenizer)
-    special = {
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    }
-    if missing := [token for token in settings.special_tokens if token not in special]:
-        raise ConfigError(
-            f"data.tokenizer.special_tokens={missing}: {file} has no such special tokens; add them to it, or remove them here."
-        )
-    return tokenizer
 
 
 def _file_of(settings: TokenizerConfig) -> Path:
@@ -151,13 +172,17 @@ def _file_of(settings: TokenizerConfig) -> Path:
 
 @lru_cache(maxsize=1)  # as `_parsed`; and the warning is logged once
 def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
-    """The tokenizer with its end-of-text token as a special one: otherwise a text that spells the token would end there."""
+    """The tokenizer with its end-of-text token as a special one.
+
+    Otherwise a text that spells the token would end there.
+    """
     added = tokenizer.get_added_tokens_decoder()
     if end in added and added[end].special:
         return tokenizer
     name = tokenizer.id_to_token(end)
     log.warning(
-        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text yields it",
+        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text "
+        "yields it",
         name,
     )
     described = json.loads(description_of(tokenizer))
@@ -171,16 +196,18 @@ def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
 
 @lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both need it
 def _parsed(description: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, without what makes its IDs depend on chance or on the length of a text.
+    """The tokenizer of a tokenizer.json, whose IDs do not depend on chance or a text's length.
 
     Raises:
         UnusableTokenizer: its IDs are ambiguous or have gaps.
     """
     tokenizer = Tokenizer.from_str(description)
     _refuse_ambiguous(tokenizer, description)
-    if dropout := getattr(tokenizer.model, "dropout", None):
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
         log.warning(
-            "the tokenizer has a dropout of %g, which gives a text other tokens each time; it is off here",
+            "the tokenizer has a dropout of %g, which gives a text other tokens each time; it is "
+            "off here",
             dropout,
         )
         tokenizer.model.dropout = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,15 +217,20 @@ def _parsed(description: str) -> Tokenizer:
 
 
 def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
-    """Each token has one ID, and each ID from 0 on one token: what `tokenizers` reads otherwise, it reads in its own way."""
+    """Require one ID for each token, and one token for each ID from 0 on.
+
+    What `tokenizers` reads otherwise, it reads in its own way.
+
+    Raises:
+        UnusableTokenizer: it is not so.
+    """
     described = json.loads(description, object_pairs_hook=_once)
     vocabulary = described["model"]["vocab"]
-    is_unigram = isinstance(vocabulary, list)
-    pairs = (
-        _once((piece, id) for id, (piece, _) in enumerate(vocabulary))
-        if is_unigram
-        else dict(vocabulary)
-    )
+    if isinstance(vocabulary, dict):
+        pairs = dict(vocabulary)
+    else:  # of a unigram model
+        pieces = [piece for piece, _ in vocabulary]
+        pairs = _once((piece, number) for number, piece in enumerate(pieces))
     for token in described.get("added_tokens", []):
         if pairs.setdefault(token["content"], token["id"]) != token["id"]:
             raise UnusableTokenizer(
@@ -206,14 +238,13 @@ def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
             )
     tokens = dict[int, str]()
     for token, number in pairs.items():
-        if (other := tokens.setdefault(number, token)) != token:
+        other = tokens.setdefault(number, token)
+        if other != token:
             raise UnusableTokenizer(
                 f"gives ID {number} to {other!r} and {token!r}; correct it, or use another one"
             )
-    if (
-        sorted(tokens) != list(range(len(tokens)))
-        or tokenizer.get_vocab(with_added_tokens=True) != pairs
-    ):
+    has_gaps = sorted(tokens) != list(range(len(tokens)))
+    if has_gaps or tokenizer.get_vocab(with_added_tokens=True) != pairs:
         raise UnusableTokenizer("has IDs with gaps; use a tokenizer without gaps")
 
 
@@ -245,7 +276,9 @@ def tokenizer_of(description: str) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
-    """Id of the token that ends a document: EOS of a trained tokenizer; of a given one as it or the configuration states.
+    """Id of the token that ends a document.
+
+    It is EOS of a trained tokenizer; of a given one it is what it or the configuration states.
 
     Raises:
         ConfigError: nothing states it.
@@ -253,7 +286,8 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
     """
     if not is_given(settings):
         return EOS_ID
-    file, names = _file_of(settings), [settings.eos] if settings.eos else []
+    file = _file_of(settings)
+    names = [settings.eos] if settings.eos else []
     is_rank_file = settings.encoding or file.suffix == ".tiktoken"
     for stated in (
         file.with_name("tokenizer_config.json"),
@@ -263,22 +297,23 @@ def end_of_text(tokenizer: Tokenizer, settings: TokenizerConfig) -> int:
             refuse_pointer(stated)
             names = _stated_end(stated) if stated.is_file() else []
     for name in names or USUAL_ENDS:
-        if (number := tokenizer.token_to_id(name)) is not None:
+        number = tokenizer.token_to_id(name)
+        if number is not None:
             return number
-    added = (
-        ", ".join(
-            token.content for token in list(tokenizer.get_added_tokens_decoder().values())[:10]
-        )
-        or "none"
-    )
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    shown = ", ".join(added[:10]) or "none"
     raise ConfigError(
-        f"data.tokenizer.eos: the tokenizer has no end-of-text token '{names[0] if names else EOS}'; set the one "
-        f"that ends a document, or eos_token in the tokenizer_config.json beside it (its added tokens: {added})."
+        "data.tokenizer.eos: the tokenizer has no end-of-text token "
+        f"'{names[0] if names else EOS}'; set the one that ends a document, or eos_token in the "
+        f"tokenizer_config.json beside it (its added tokens: {shown})."
     )
 
 
 def _stated_end(file: Path) -> list[str]:
     """The end-of-text token that a tokenizer_config.json or special_tokens_map.json names, if any.
+
+    Returns:
+        No name or one.
 
     Raises:
         ConfigError: the file is damaged.
@@ -300,12 +335,16 @@ def _stated_end(file: Path) -> list[str]:
             case _:
                 fault = "it is not a JSON object"
     raise ConfigError(
-        f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or remove it and set data.tokenizer.eos."
+        f"data.tokenizer.path: {file} cannot be used ({fault}); repair it, or remove it and set "
+        "data.tokenizer.eos."
     )
 
 
 def identity(settings: TokenizerConfig) -> Mapping[str, object]:
-    """The part of the key that decides the tokens: the settings of one to train, the content of a given one."""
+    """The part of the key that decides the tokens.
+
+    It has the settings of a tokenizer to train, and the content of a given one.
+    """
     policy = {"eos": EOS, "text_yields_special_tokens": False}
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]
@@ -322,32 +361,32 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
             "given": description_of(tokenizer),
             "eos_id": end_of_text(tokenizer, settings),
         }
-    kind = {"kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind}
-    special = {"special_tokens": settings.special_tokens} if settings.special_tokens else {}
-    return (
-        {"vocab_size": settings.vocab_size, "min_frequency": MIN_FREQUENCY}
-        | kind
-        | special
-        | policy
-    )
+    trained: dict[str, object] = {
+        "vocab_size": settings.vocab_size,
+        "min_frequency": MIN_FREQUENCY,
+        "kind": "byte-level bpe" if settings.kind == "bpe" else settings.kind,
+    }
+    if settings.special_tokens:
+        trained["special_tokens"] = settings.special_tokens
+    return trained | policy
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """int32 [vocab]: bytes of text that each token stands for; 0 for special tokens and for an unknown one, which keeps none."""
+    """int32 [vocab]: bytes of text that each token stands for.
+
+    They are 0 for special tokens and for an unknown one, which keeps none.
+    """
     added = tokenizer.get_added_tokens_decoder()
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
     # Not the description of the whole tokenizer, which takes long.
     steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
-    alphabet = (
-        set(pre_tokenizers.ByteLevel.alphabet())
-        if any(b"ByteLevel" in step for step in steps)
-        else set()
-    )
+    alphabet = set[str]()
+    if any(b"ByteLevel" in step for step in steps):
+        alphabet.update(pre_tokenizers.ByteLevel.alphabet())
     lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int32)
     vocabulary = tokenizer.get_vocab()
-    of_bytes = alphabet.issuperset(
-        "".join(token for token, number in vocabulary.items() if number not in added)
-    )
+    learned = [token for token, number in vocabulary.items() if number not in added]
+    of_bytes = alphabet.issuperset("".join(learned))
     for token, number in vocabulary.items():
         if number in added:
             lengths[number] = 0 if added[number].special else len(token.encode())
@@ -357,16 +396,16 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
             lengths[number] = 1
         else:
             lengths[number] = len(token.removeprefix(prefix).replace("▁", " ").encode())
-    if (unknown := unknown_id(tokenizer)) is not None:
+    unknown = unknown_id(tokenizer)
+    if unknown is not None:
         lengths[unknown] = 0
     return lengths
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The token that stands for text without another one; None: there is none."""
-    if isinstance(
-        tokenizer.model, models.Unigram
-    ):  # only its description has it, which takes long to write
+    if isinstance(tokenizer.model, models.Unigram):
+        # Only its description has it, which takes long to write.
         return json.loads(description_of(tokenizer))["model"].get("unk_id")
     unknown = getattr(tokenizer.model, "unk_token", None)
     return None if unknown is None else tokenizer.token_to_id(unknown)

@@ -13,7 +13,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import _letters, from_rank_file
+from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import byte_letters, from_rank_file
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
     EOS,
     EOS_ID,
@@ -308,7 +308,7 @@ def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
 def ranked(tmp_path_factory):
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency; with their file and its encoder."""
     tokenizer = train_bpe([*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9] * 2, 400)
-    byte_of = {letter: byte for byte, letter in enumerate(_letters())}
+    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     vocabulary = sorted(
         (number, token) for token, number in tokenizer.get_vocab().items() if number
     )
