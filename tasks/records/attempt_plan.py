@@ -16,7 +16,9 @@ from infini_llama.tasks.records.record import Record
 
 
 class AttemptPlan(Record):
-    """One attempt at a run: made from configuration, dataset, plan and the run's history, and written into the attempt's folder.
+    """One attempt at a run: made from configuration, dataset, plan and the run's history.
+
+    It is written into the attempt's folder.
 
     Attributes:
         from_step: of the checkpoint that it starts from.
@@ -53,10 +55,13 @@ class AttemptPlan(Record):
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per forward pass of one process: the plan's, but at most `micro_batch_limit`, also of a plan made after the limit."""
-        return min(
-            self.plan.micro_batch_size, self.lineage.micro_batch_limit or self.plan.micro_batch_size
-        )
+        """Sequences per forward pass of one process.
+
+        The plan's, but at most `micro_batch_limit`, also where the plan was made after the limit.
+        """
+        planned = self.plan.micro_batch_size
+        limit = self.lineage.micro_batch_limit or planned
+        return min(planned, limit)
 
     @property
     def dataset_path(self) -> Path:
@@ -64,12 +69,14 @@ class AttemptPlan(Record):
 
     @property
     def shorter_rows(self) -> tuple[tuple[str, int], ...]:
-        """The row tables that the run starts with, in order: the name of a row table, and the first sample that is not taken from it."""
-        ends = (
-            last_step * self.config.train.global_batch_size
-            for last_step in self.lineage.curriculum_ends
-        )
-        return tuple(zip((table.row_table for table in self.dataset.curriculum), ends, strict=True))
+        """The row tables that the run starts with, in order.
+
+        Of each: its name, and the first sample that is not taken from it.
+        """
+        batch_size = self.config.train.global_batch_size
+        names = [table.row_table for table in self.dataset.curriculum]
+        ends = [last_step * batch_size for last_step in self.lineage.curriculum_ends]
+        return tuple(zip(names, ends, strict=True))
 
     @property
     def init_from(self) -> Path | None:
@@ -86,10 +93,12 @@ class AttemptPlan(Record):
         return self.config.model_dump(mode="json", exclude={"deployment"}) | {"resolved": came_to}
 
     def to_json(self) -> JsonObject:
-        """The plan as it may be written down: variables that may hold secrets are masked; workers have them in their environment."""
+        """The plan as it may be written down: variables that may hold secrets are masked.
+
+        Workers have them in their environment.
+        """
+        config = without_secrets(self.config)
         fields = super().to_json()
-        fields["config"] = without_secrets(self.config).model_dump(
-            mode="json", exclude={"deployment"}
-        )
+        fields["config"] = config.model_dump(mode="json", exclude={"deployment"})
         fields["plan"] = self.plan.masked().to_json()
         return fields

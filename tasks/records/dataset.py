@@ -26,7 +26,11 @@ class SplitStats(Record):
 
 
 class RowTableRef(Record):
-    """A row table of a dataset, chunks/<row_table>; `rows`: training rows of `sequence_length` tokens."""
+    """A row table of a dataset, chunks/<row_table>.
+
+    Attributes:
+        rows: training rows of `sequence_length` tokens.
+    """
 
     row_table: str
     row_table_digest: str
@@ -35,7 +39,10 @@ class RowTableRef(Record):
 
 
 class TextSummary(Record):
-    """Text as a run reads it, which the dataset does not depend on: other files with the same text have the same dataset."""
+    """Text as a run reads it.
+
+    The dataset does not depend on it: other files with the same text have the same dataset.
+    """
 
     source: str = ""
     license: str = ""
@@ -47,10 +54,13 @@ class DatasetRef(Record):
 
     Attributes:
         path: relative to the home folder.
-        digest: of the token level; row_table_digest: of the row table chunks/<row_table>.
+        digest: of the token level.
+        row_table_digest: of the row table chunks/<row_table>.
         built: which levels this call built ("tokens", "row tables"); empty if all was there.
-        text: that was read by this call; of a dataset that is named by its folder, by the call that built it.
-        curriculum: row tables of the shorter rows that training starts with, in order; without any, the JSON has no such field.
+        text: that was read by this call; of a dataset that is named by its folder, by the call that
+            built it.
+        curriculum: row tables of the shorter rows that training starts with, in order; without any,
+            the JSON has no such field.
     """
 
     path: str
@@ -78,7 +88,8 @@ class DatasetRef(Record):
             sequence_length=self.sequence_length,
             rows=self.train.rows,
         )
-        return tuple({table.row_table: table for table in (full_length, *self.curriculum)}.values())
+        by_name = {table.row_table: table for table in (full_length, *self.curriculum)}
+        return tuple(by_name.values())
 
 
 class PlannedTable(Record):
@@ -110,7 +121,8 @@ class DatasetPlan(Record):
     @property
     def row_tables(self) -> tuple[PlannedTable, ...]:
         """Every row table once, the one of the full sequence length first."""
-        return tuple({table.row_table: table for table in (self.table, *self.curriculum)}.values())
+        by_name = {table.row_table: table for table in (self.table, *self.curriculum)}
+        return tuple(by_name.values())
 
 
 class Check(Record):
@@ -125,7 +137,8 @@ class VerifyReport(Record):
 
     Attributes:
         level: "quick" or "deep".
-        verify_on_read: the checksums of shards were not read; each shard is checked when it is first opened.
+        verify_on_read: the checksums of shards were not read; each shard is checked when it is
+            first opened.
     """
 
     level: str

@@ -5,7 +5,11 @@ from infini_llama.tasks.records.record import Record
 
 
 class ParameterCount(Record):
-    """Numbers of parameters. of_matrices: those that take part in a matrix product."""
+    """Numbers of parameters.
+
+    Attributes:
+        of_matrices: those that take part in a matrix product.
+    """
 
     total: int
     embedding: int
@@ -13,7 +17,11 @@ class ParameterCount(Record):
 
 
 class FlopsPerToken(Record):
-    """Forward and backward. memory: of the compressive memory."""
+    """FLOPs per token, forward and backward.
+
+    Attributes:
+        memory: of the compressive memory.
+    """
 
     matrices: float
     attention: float
@@ -22,7 +30,10 @@ class FlopsPerToken(Record):
 
 
 class RunSize(Record):
-    """Tokens per step and of the whole run, and its FLOPs; None for a length that depends on the dataset."""
+    """Tokens per step and of the whole run, and its FLOPs.
+
+    None for a length that depends on the dataset.
+    """
 
     tokens_per_step: int
     tokens: int | None
@@ -30,7 +41,12 @@ class RunSize(Record):
 
 
 class Layout(Record):
-    """How a step is divided. micro_batch_size: sequences; shards: workers that share the optimizer state."""
+    """The parts that a step is divided into.
+
+    Attributes:
+        micro_batch_size: sequences.
+        shards: workers that share the optimizer state.
+    """
 
     micro_batch_size: int
     micro_batches: int
@@ -45,9 +61,10 @@ class Estimate(Record):
     """Parameters, FLOPs and bytes of a run.
 
     Attributes:
-        memory: bytes of one worker by part: those of `bytes_needed`; on a CPU also `checkpoint_copy` (of asynchronous saves),
-            `process` and `holes`, so that `total` is the peak of the resident set; on a GPU `total` is the peak of what torch's
-            allocator has given out.
+        memory: bytes of one worker by part: those of `bytes_needed`; on a CPU also
+            `checkpoint_copy` (of asynchronous saves), `process` and `holes`, so that `total` is the
+            peak of the resident set; on a GPU `total` is the peak of what torch's allocator has
+            given out.
         checkpoint: bytes on disk.
     """
 

@@ -12,7 +12,8 @@ class TextLoss(Record):
 
     Attributes:
         loss: nats per token.
-        loss_by_part, bits_per_byte_by_part: of each part of a sequence, `part` tokens long; None for a part without targets.
+        loss_by_part, bits_per_byte_by_part: of each part of a sequence, `part` tokens long; None
+            for a part without targets.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
@@ -31,7 +32,8 @@ class MemoryControls(Record):
     """Answers with a memory that is not that of the text, as fractions of the texts.
 
     Attributes:
-        swapped_own, swapped_other: with the memory of another text, its own number and the other text's; None where all are alike.
+        swapped_own, swapped_other: with the memory of another text, its own number and the other
+            text's; None where all are alike.
         filler_alone: its own number with the memory of filler without a number.
     """
 
@@ -44,11 +46,15 @@ class PasskeyResult(Record):
     """Retrieval at one length and depth, or over a number of segment boundaries.
 
     Attributes:
-        length: as requested; tokens: of the longest text.
+        length: as requested.
+        tokens: of the longest text.
         depth: of the number in the filler; None where the number of boundaries was requested.
         distance: most tokens between the number and the question.
-        boundaries: most segment boundaries between the number and its prediction; the same in all texts where depth is None.
-        found: fraction of numbers; right_tokens: fraction of their tokens; right_by_token: by place in the number.
+        boundaries: most segment boundaries between the number and its prediction; the same in all
+            texts where depth is None.
+        found: fraction of numbers.
+        right_tokens: fraction of their tokens.
+        right_by_token: fraction of their tokens, by place in the number.
         controls: with the memory on.
     """
 
@@ -64,7 +70,11 @@ class PasskeyResult(Record):
 
 
 class Evaluated(Record):
-    """The model that was measured. device: cpu or cuda."""
+    """The model that was measured.
+
+    Attributes:
+        device: cpu or cuda.
+    """
 
     json_without = "none"
 
@@ -78,7 +88,7 @@ Measurement = TypeVar("Measurement")
 
 
 class WithMemory(Record, Generic[Measurement]):
-    """A measurement of the model or, with Infini-attention, of the model with and without its memory."""
+    """A measurement of a model; with Infini-attention one with and one without its memory."""
 
     model: Measurement | None = None
     memory: Measurement | None = None
@@ -103,7 +113,12 @@ class Perplexity(WithMemory[TextLoss], Evaluated):
 
 
 class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
-    """Passkey retrieval. trained_length: tokens per sequence; form, filler: of the texts, see `find_passkeys_across`."""
+    """Passkey retrieval.
+
+    Attributes:
+        form, filler: of the texts, see `find_passkeys_across`.
+        trained_length: tokens per sequence.
+    """
 
     samples: int
     seed: int
@@ -113,7 +128,11 @@ class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
 
 
 class EvaluationRequest(Record):
-    """Identifies a measurement at the end of a run, so that it is taken once. digest: of the checkpoint."""
+    """Identity of a measurement at the end of a run, so that it is taken once.
+
+    Attributes:
+        digest: of the checkpoint.
+    """
 
     checkpoint: str
     digest: str

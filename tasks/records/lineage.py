@@ -43,13 +43,14 @@ class LineageDataset(Record):
 
 
 class Conversation(Record):
-    """How a Hugging Face folder's model generates and is talked to, which the run and its export keep.
+    """Settings of a Hugging Face folder for generation and chat, which the run and its export keep.
 
     Attributes:
         end_tokens: IDs that end a text, of its config.json and generation_config.json.
         generation: its generation_config.json.
         chat_template: or several, by their names.
-        special_tokens: of its tokenizer_config.json, where it has a chat template, which may name them.
+        special_tokens: of its tokenizer_config.json, where it has a chat template, which may name
+            them.
     """
 
     end_tokens: tuple[int, ...] = ()
@@ -67,8 +68,10 @@ class InitialWeights(Record):
 
     Attributes:
         digest: of its configuration and weights.
-        max_position_embeddings: the length that it reads, which may be more than that of the run's rows; 0: not recorded.
-        memory: whether they have learned to use a memory, so that a run goes on with the whole jitter.
+        max_position_embeddings: the length that it reads, which may be more than that of the run's
+            rows; 0: not recorded.
+        memory: whether they have learned to use a memory, so that a run goes on with the whole
+            jitter.
     """
 
     path: str
@@ -85,7 +88,8 @@ class Lineage(Record):
     Attributes:
         text: as the last command read it.
         train: section `train`, as the last command set it.
-        max_steps: optimizer steps of the whole run, also where the configuration says it in epochs or tokens.
+        max_steps: optimizer steps of the whole run, also where the configuration says it in epochs
+            or tokens.
         curriculum_ends: last step of each stage of data.curriculum.
         skipped_samples: ranges that rollbacks have left out.
         micro_batch_limit: the largest micro-batch after an out-of-memory error; None: the plan's.
@@ -105,5 +109,5 @@ class Lineage(Record):
 
     @property
     def conversation(self) -> Conversation:
-        """That of the model that the run started from, if any."""
+        """The conversation settings of the model that the run started from, if any."""
         return self.init_from.conversation if self.init_from else Conversation()

@@ -7,7 +7,12 @@ IDLE_FREE = 0.8  # of a GPU's memory; an idle driver and desktop take less than 
 
 
 class Cpu(Record):
-    """The processor. bf16: multiplies bf16 in hardware (AMX, AVX-512 or Arm); amx: by AMX."""
+    """The processor.
+
+    Attributes:
+        bf16: multiplies bf16 in hardware (AMX, AVX-512 or Arm).
+        amx: multiplies it by AMX.
+    """
 
     model: str
     bf16: bool = False
@@ -15,7 +20,11 @@ class Cpu(Record):
 
 
 class Memory(Record):
-    """Bytes that this process may use. limit: "machine" or "control group", whichever is tighter."""
+    """Bytes that this process may use.
+
+    Attributes:
+        limit: "machine" or "control group", whichever is tighter.
+    """
 
     total: int = 0
     available: int = 0
@@ -27,8 +36,10 @@ class Disk(Record):
 
     Attributes:
         free: bytes; None: unknown.
-        fault: what fails there that datasets and runs need; "" where all works. has_links: symbolic links work.
-        kind: such as ext4; network: a network file system, where locks may not reach other machines.
+        fault: what fails there that datasets and runs need; "" where all works.
+        has_links: symbolic links work.
+        kind: such as ext4.
+        network: a network file system, where locks may not reach other machines.
         run_bytes: what the checkpoints of the configured run take already.
     """
 
@@ -42,7 +53,12 @@ class Disk(Record):
 
 
 class Folder(Record):
-    """A folder that libraries write into. setting: the variable that names it; fault: what fails there; "" where all works."""
+    """A folder that libraries write into.
+
+    Attributes:
+        setting: the variable that names it.
+        fault: what fails there; "" where all works.
+    """
 
     setting: str
     path: str
@@ -93,8 +109,8 @@ class GpuFacts(Record):
     Attributes:
         gpu_fault: why torch cannot use the GPUs; "" where it can or where there is no driver.
         nccl: torch was built with NCCL.
-        flash_attention: why flash-attn cannot be used; "" where it can be imported and, on a GPU with bf16, agrees with torch's own
-            attention; None: it was not tried.
+        flash_attention: why flash-attn cannot be used; "" where it can be imported and, on a GPU
+            with bf16, agrees with torch's own attention; None: it was not tried.
     """
 
     gpus: tuple[Gpu, ...]
@@ -108,10 +124,14 @@ class MachineFacts(GpuFacts):
 
     Attributes:
         glibc: version; "" on other C libraries.
-        cores: usable by this process; load: processes that need one.
-        open_files: that a process may have at a time (ulimit -n); address_space: bytes that it may map (ulimit -v); None: any number.
-        shared_memory: free bytes of /dev/shm; None: there is none. shared_memory_fault: what fails there; "" where all works.
-        folders: the user's home folder, Prefect's where the user names one, and that of temporary files.
+        cores: usable by this process.
+        load: processes that need a core.
+        open_files: that a process may have at a time (ulimit -n); None: any number.
+        address_space: bytes that a process may map (ulimit -v); None: any number.
+        shared_memory: free bytes of /dev/shm; None: there is none.
+        shared_memory_fault: what fails there; "" where all works.
+        folders: the user's home folder, Prefect's where the user names one, and that of temporary
+            files.
         occupied_port: environment.master_port, where another program listens there.
         loopback_fault: why this machine does not reach itself at 127.0.0.1; "" where it does.
         visible_gpus: CUDA_VISIBLE_DEVICES of this process.

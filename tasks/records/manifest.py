@@ -14,7 +14,11 @@ SPLITS = ("train", "validation")
 
 
 class FileEntry(Record):
-    """One file of an artifact; `size`: bytes."""
+    """One file of an artifact.
+
+    Attributes:
+        size: bytes.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -67,7 +71,12 @@ class MetaRecord(Record):
 
 
 class UnitSplit(Record):
-    """Size of one split of a unit, and of its documents in tokens, 0 where it has none; `bytes`: of text."""
+    """Size of one split of a unit.
+
+    Attributes:
+        bytes: of text.
+        shortest_document, longest_document: tokens; 0 where it has no documents.
+    """
 
     documents: int
     tokens: int
@@ -77,13 +86,21 @@ class UnitSplit(Record):
 
 
 class UnitMeta(MetaRecord):
-    """`key`: the name of the unit."""
+    """Provenance of a unit.
+
+    Attributes:
+        key: the name of the unit.
+    """
 
     key: str
 
 
 class Shard(Record):
-    """One Arrow file of a split; `source`: where data.sources has several, the one that its documents are from."""
+    """One Arrow file of a split.
+
+    Attributes:
+        source: where data.sources has several, the one that its documents are from.
+    """
 
     file: str
     documents: int
@@ -94,7 +111,11 @@ class Shard(Record):
 
 
 class SourceStats(Record):
-    """Size of one source's part of a split; `bytes`: of text."""
+    """Size of one source's part of a split.
+
+    Attributes:
+        bytes: of text.
+    """
 
     name: str
     documents: int
@@ -103,7 +124,12 @@ class SourceStats(Record):
 
 
 class SplitContent(Record):
-    """One split of the token level. unigram_entropy_bits: per token; `sources`: empty if data.sources is."""
+    """One split of the token level.
+
+    Attributes:
+        unigram_entropy_bits: per token.
+        sources: empty if data.sources is.
+    """
 
     documents: int
     tokens: int
@@ -120,8 +146,8 @@ class DatasetContent(ContentRecord):
 
     Attributes:
         lossless: decoding gives every text back.
-        loss_on: "answer" where the shards have the length of each document's prompt, whose labels do not count. Documents of a source
-            with loss_on: all have a prompt of 0 tokens.
+        loss_on: "answer" where the shards have the length of each document's prompt, whose labels
+            do not count. Documents of a source with loss_on: all have a prompt of 0 tokens.
     """
 
     vocab_size: int
@@ -161,7 +187,10 @@ class LeftOut(Record):
     duplicates_dropped: bool = False
 
     def reasons(self) -> dict[str, int]:
-        """How many records are left out, by reason, in words; duplicates that are kept are counted, too."""
+        """Numbers of records that are left out, by reason, in words.
+
+        Duplicates that are kept are counted, too.
+        """
         kept = "" if self.duplicates_dropped else " (kept: data.deduplicate is off)"
         counts = {
             "empty": self.empty,
@@ -196,7 +225,11 @@ class Inexpressible(Record):
 
 
 class EngineChoice(Record):
-    """The tokenizing engine that encodes; `refused`: why another does not, by its name."""
+    """The tokenizing engine that encodes.
+
+    Attributes:
+        refused: why another does not, by its name.
+    """
 
     name: str
     version: str
@@ -204,7 +237,9 @@ class EngineChoice(Record):
 
 
 class Provenance(MetaRecord):
-    """The origin of text. Which fields are given depends on `source`; `weight` and `name` only within `sources`.
+    """The origin of text.
+
+    Which fields are given depends on `source`; `weight` and `name` only within `sources`.
 
     Attributes:
         revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
@@ -254,14 +289,19 @@ class DatasetMeta(Provenance):
 
 
 class SourceRows(Record):
-    """How many rows of a table are of one source."""
+    """The number of rows of a table that are of one source."""
 
     name: str
     rows: int
 
 
 class RowTableContent(ContentRecord):
-    """A row table. `stride`: of strategy window; `sources`: in the order of their rows, if data.sources has several."""
+    """A row table.
+
+    Attributes:
+        stride: of strategy window.
+        sources: in the order of their rows, if data.sources has several.
+    """
 
     strategy: str
     sequence_length: int
@@ -286,7 +326,11 @@ class RowCosts(Record):
 
 
 class RowTableMeta(MetaRecord):
-    """Provenance of a row table; `device`: what computed it."""
+    """Provenance of a row table.
+
+    Attributes:
+        device: what computed it.
+    """
 
     key: str = ""
     device: str = ""

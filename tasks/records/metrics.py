@@ -1,5 +1,7 @@
-"""Lines of metrics.jsonl, samples.jsonl and evaluations.jsonl, facts of a checkpoint, and the use of
-a run's time."""
+"""Lines of the files of measurements, facts of a checkpoint, and the use of a run's time.
+
+The files are metrics.jsonl, samples.jsonl and evaluations.jsonl.
+"""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -11,7 +13,12 @@ from infini_llama.tasks.records.record import Record
 
 
 class StartTime(Record):
-    """When an attempt started. wall: seconds since 1970; monotonic: by the clock of `machine`."""
+    """The time at which an attempt started.
+
+    Attributes:
+        wall: seconds since 1970.
+        monotonic: by the clock of `machine`.
+    """
 
     wall: float
     monotonic: float
@@ -22,7 +29,8 @@ class Goodput(Record):
     """Seconds of each part of a run's wall time, over all its attempts.
 
     Attributes:
-        lost_work: steps that a later attempt repeated, and the time between the last complete step of a failed attempt and its end.
+        lost_work: steps that a later attempt repeated, and the time between the last complete step
+            of a failed attempt and its end.
         down: between attempts.
         wall: since the first attempt started.
         share: `training` divided by `wall`.
@@ -54,7 +62,7 @@ class StepTimeSpread(Record):
 
 
 class StepLine(Record):
-    """The line of a step; a resumed run cuts its files back to the step of the checkpoint."""
+    """The line of a step. A resumed run cuts its files back to the step of the checkpoint."""
 
     step: int
 
@@ -65,21 +73,29 @@ def when_measured(default: Any) -> Any:
 
 
 class TrainLine(StepLine):
-    """One step. A field is None if it was not measured in this step or was not finite; a `when_measured` one is then left out.
+    """One step.
+
+    A field is None if it was not measured in this step or was not finite; a `when_measured` one is
+    then left out.
 
     Attributes:
-        loss: mean over the global batch, nats per token; None: the update was skipped, or the step has no targets.
+        loss: mean over the global batch, nats per token; None: the update was skipped, or the step
+            has no targets.
         tokens: targets trained on so far, over all ranks.
-        targets: of them, those of this step; 0: nothing was computed, and the weights did not change.
-        input_tokens: that the model read in this step, over all ranks: also prompts and padding, which are no targets.
+        targets: of them, those of this step; 0: nothing was computed, and the weights did not
+            change.
+        input_tokens: that the model read in this step, over all ranks: also prompts and padding,
+            which are no targets.
         loss_scale: with fp16.
-        gates: share of memory in the output of each head, by layer; of a layer without a memory empty.
+        gates: share of memory in the output of each head, by layer; of a layer without a memory
+            empty.
         custom: of train.metrics_hook.
         sequence_length: with data.curriculum.
         step_time, data_time, save_time, save_write_time: see `StepTimes`.
         report_time: seconds that the metrics of the step before took.
         tokens_per_second: of `input_tokens`, all ranks together.
-        flops_per_second: of what is computed for them, all ranks together: the head is counted for tokens that have logits alone.
+        flops_per_second: of what is computed for them, all ranks together: the head is counted for
+            tokens that have logits alone.
         mfu: `flops_per_second` as a share of the processors' peak.
         memory_peak: bytes.
     """
@@ -117,7 +133,7 @@ class TrainLine(StepLine):
 
     @property
     def mean_gate(self) -> float | None:
-        """Over all layers; None without Infini-attention."""
+        """Mean over all layers; None without Infini-attention."""
         return _mean(self.layer_gates)
 
 
@@ -126,7 +142,8 @@ class ValidationLine(StepLine):
 
     Attributes:
         loss: nats per token; None: it was not finite, or with 0 `tokens` not measured.
-        bits_per_byte: over the UTF-8 bytes of the same targets, comparable between tokenizers; None also without text in them.
+        bits_per_byte: over the UTF-8 bytes of the same targets, comparable between tokenizers; None
+            also without text in them.
         tokens: targets.
         evaluation_time: seconds.
         memory_reads, memory_norms: by layer, see `MemoryNorms`; of the first rank's rows.
@@ -157,7 +174,12 @@ class SampleLine(StepLine):
 
 
 class PerplexityLine(Perplexity):
-    """A measurement of `evaluate`. measured: when, ISO 8601; asked: see `EvaluationRequest`."""
+    """A measurement of `evaluate`.
+
+    Attributes:
+        measured: when, ISO 8601.
+        asked: see `EvaluationRequest`.
+    """
 
     kind: Literal["evaluate"]
     measured: str | None = None
@@ -179,7 +201,12 @@ EVALUATION_LINE: TypeAdapter[EvaluationLine] = TypeAdapter(
 
 
 class CheckpointFacts(Record):
-    """A committed checkpoint. validation_loss: nats per token; bytes: on disk."""
+    """A committed checkpoint.
+
+    Attributes:
+        validation_loss: nats per token.
+        bytes: on disk.
+    """
 
     name: str
     step: int
@@ -190,8 +217,13 @@ class CheckpointFacts(Record):
 
     @property
     def pointers(self) -> str:
-        """ "latest", "best", both or neither."""
-        return " ".join(["latest"] * self.latest + ["best"] * self.best)
+        """The pointers that name it: "latest", "best", both or neither."""
+        names: list[str] = []
+        if self.latest:
+            names.append("latest")
+        if self.best:
+            names.append("best")
+        return " ".join(names)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,7 @@
-"""The environment of the workers: the result of patch-environment, and what is kept of it for later attempts."""
+"""The environment of the workers.
+
+The result of patch-environment, and what is kept of it for later attempts.
+"""
 
 from typing import Literal, Self
 
@@ -18,7 +21,11 @@ Compile = Literal["off", "block", "whole"]
 
 
 class Finding(Record):
-    """Something that was found out about a machine or a plan; `sentence`: what it means and how to fix it."""
+    """A fact that was found out about a machine or a plan.
+
+    Attributes:
+        sentence: what it means and how to fix it.
+    """
 
     name: str
     value: str | int
@@ -32,10 +39,14 @@ def finding(name: str, value: str | int, severity: Severity = "ok", sentence: st
 
 
 class PinnedSettings(Record):
-    """The settings that determine the bits of a result, beside seed and data: a run keeps what its first attempt had.
+    """The settings that determine the bits of a result, beside seed and data.
 
-    The description of a field states how the result changes with it. micro_batch_size: sequences per forward pass of one process, as
-    planned (an attempt may run with less).
+    A run keeps what its first attempt had. The description of a field states how the result changes
+    with it.
+
+    Attributes:
+        micro_batch_size: sequences per forward pass of one process, as planned (an attempt may run
+            with less).
     """
 
     device: Device = Field(description="another device computes with other kernels")
@@ -72,10 +83,11 @@ class EnvironmentPlan(PinnedSettings):
 
     Attributes:
         gpus: numbers of this machine's GPUs, one per process; empty on a CPU.
-        keep_attention_weights: attention_backend=blocked keeps its softmax weights for the backward pass, instead of computing them again
-            with the same bits.
+        keep_attention_weights: attention_backend=blocked keeps its softmax weights for the backward
+            pass, instead of computing them again with the same bits.
         env: environment variables of the workers.
-        choices: those that were made for the configuration, in the order in which they depend on one another.
+        choices: those that were made for the configuration, in the order in which they depend on
+            one another.
         findings: warnings and notes about this plan.
         patches: names of the patches that workers apply in their own process.
     """
@@ -91,16 +103,23 @@ class EnvironmentPlan(PinnedSettings):
     patches: tuple[str, ...] = ()
 
     def pinned(self) -> PinnedSettings:
-        """Those of its settings that later attempts keep."""
+        """The settings that later attempts keep."""
         return PinnedSettings.model_validate(self.to_json())
 
     def masked(self) -> Self:
-        """The plan as it may be written down and shown: values of `env` that may be secret are masked."""
+        """The plan as it may be written down and shown.
+
+        Values of `env` that may be secret are masked.
+        """
         return changed(self, env=masked(self.env))
 
 
 class PatchSummary(Record):
-    """A patch that the run's workers apply. reference: where the fault is described upstream."""
+    """A patch that the run's workers apply.
+
+    Attributes:
+        reference: where the fault is described upstream.
+    """
 
     name: str
     fault: str
@@ -108,7 +127,7 @@ class PatchSummary(Record):
 
 
 class EnvironmentRecord(Record):
-    """Written as environment.json by the training stage, once it has locked the run.
+    """The content of environment.json, written by the training stage once it has locked the run.
 
     Attributes:
         pinned_at: ISO 8601, of the first attempt.
@@ -123,7 +142,12 @@ class EnvironmentRecord(Record):
 
 
 class PlannedEnvironment(Record):
-    """The result of patch-environment. plan: with the real values of `env`; record: to be written by the training stage."""
+    """The result of patch-environment.
+
+    Attributes:
+        plan: with the real values of `env`.
+        record: to be written by the training stage.
+    """
 
     plan: EnvironmentPlan
     record: EnvironmentRecord

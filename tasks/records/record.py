@@ -11,7 +11,8 @@ class Record(BaseModel):
     """An immutable value with named, typed fields that is JSON between stages, processes and runs.
 
     Attributes:
-        json_without: which fields a subclass leaves out of its JSON: those never set, those with their default, or None.
+        json_without: which fields a subclass leaves out of its JSON: those never set, those with
+            their default, or those that are None; None: it leaves out none.
     """
 
     # Validators are built at a record's first use: a process uses a few of the hundred.
@@ -32,4 +33,6 @@ class Record(BaseModel):
 def first_fault(error: ValidationError) -> str:
     """The first thing that is wrong, after the name of its field, if it is one."""
     fault = error.errors(include_url=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+    field = ".".join(map(str, fault["loc"]))
+    parts = (field, fault["msg"])
+    return ": ".join(part for part in parts if part)

@@ -11,15 +11,17 @@ RankState = Literal["running", "done", "preempted", "failed"]
 
 
 class RankError(Record):
-    """Why a rank failed.
+    """The reason for which a rank failed.
 
     Attributes:
         message, traceback: "" in attempts.jsonl.
-        peer_lost: a collective failed because another rank is gone; that one is the cause, not this.
+        peer_lost: a collective failed because another rank is gone; that one is the cause, not
+            this.
         phase: of the heartbeat.
         sample_rows: row numbers of the global batch; None outside a step.
         memory: bytes by name.
-        first_skip: of a diverged run, the first step whose update was skipped; samples: consumed at that moment.
+        first_skip: of a diverged run, the first step whose update was skipped.
+        samples: consumed when training gave up.
     """
 
     type: str
@@ -37,8 +39,11 @@ class RankStatus(Record):
     """The state of a rank: an atomic file that overrides torchrun's exit code.
 
     Attributes:
-        code: an ExitCode; step: last completed one; time: seconds since 1970; node: rank of the node; parent: PID of
-            its torchrun.
+        code: an ExitCode.
+        step: last completed one.
+        time: seconds since 1970.
+        node: rank of the node.
+        parent: PID of its torchrun.
     """
 
     rank: int
@@ -58,9 +63,12 @@ class AttemptRecord(Record):
     """A line of attempts.jsonl: one attempt that has ended.
 
     Attributes:
-        invocation: unique ID of one command, or of one flow run; all its attempts share it. None: the plan of the attempt was damaged.
-        checkpoint_step: of the newest checkpoint at the end; seconds: from start to end.
-        code: an ExitCode; step: last completed one, if known.
+        code: an ExitCode.
+        invocation: unique ID of one command, or of one flow run; all its attempts share it. None:
+            the plan of the attempt was damaged.
+        checkpoint_step: of the newest checkpoint at the end.
+        seconds: from start to end.
+        step: last completed one, if known.
     """
 
     attempt: int
@@ -76,7 +84,11 @@ class AttemptRecord(Record):
 
 
 class Endpoint(Record):
-    """rendezvous.json of an attempt: where torchrun of node 0 listens for the others; host: its name."""
+    """The content of an attempt's rendezvous.json: where torchrun of node 0 listens for the others.
+
+    Attributes:
+        host: name of node 0.
+    """
 
     address: str
     port: int

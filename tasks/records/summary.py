@@ -12,7 +12,7 @@ from infini_llama.tasks.records.status import AttemptRecord
 
 
 class TrainingResult(Record):
-    """Written by the workers as result.json when the run has finished.
+    """The content of result.json, written by the workers when the run has finished.
 
     Attributes:
         stopped_early: train.early_stopping_patience, if that ended the run.
@@ -45,7 +45,11 @@ class RunPaths(Record):
 
 
 class RunDescription(Record):
-    """A run in full. summary: of a finished run."""
+    """A run in full.
+
+    Attributes:
+        summary: of a finished run.
+    """
 
     json_without = "unset"
 
@@ -66,11 +70,15 @@ class RunResults(Record):
 
     Attributes:
         state: finished, running, or how the last attempt ended.
-        train_loss, validation_loss: of the last step whose update was not skipped and the last evaluation, nats per token.
-        tokens: targets trained on, without those of another run from whose checkpoint it began; input_tokens: that the model read for
-            them.
-        step_seconds: spent in steps, over all attempts; tokens_per_second: read in them; mfu: in those of them where it is known.
-        seconds: since its first attempt started; goodput: share of them spent in steps.
+        train_loss: of the last step whose update was not skipped, nats per token.
+        validation_loss: of the last evaluation, nats per token.
+        tokens: targets trained on, without those of another run from whose checkpoint it began.
+        input_tokens: that the model read for them.
+        step_seconds: spent in steps, over all attempts.
+        tokens_per_second: read in steps.
+        mfu: in those steps where it is known.
+        seconds: since its first attempt started.
+        goodput: share of `seconds` spent in steps.
         age: seconds since anything was last recorded.
         bytes: on disk.
     """
@@ -115,14 +123,16 @@ class Comparison(Record):
 
 
 class RunSummary(TrainingResult):
-    """Written as summary.json.
+    """The content of summary.json.
 
     Attributes:
         train_loss, validation_loss, tokens, input_tokens, tokens_per_second: as in `RunResults`.
-        unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or removed.
+        unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or
+            removed.
         seconds: spent in steps, over all attempts.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.
-        steps_without_targets: steps that changed nothing, since no token of their sequences was a target.
+        steps_without_targets: steps that changed nothing, since no token of their sequences was a
+            target.
         checkpoint: the last one.
         already_finished: the command found nothing left to do.
     """
@@ -148,13 +158,19 @@ class RunSummary(TrainingResult):
 
 
 class PipelineResult(RunSummary):
-    """The result of a pipeline: the summary, and what evaluate.after_training names: measurements and the exported folder."""
+    """The result of a pipeline: the summary, and what evaluate.after_training names.
+
+    The latter is measurements and the exported folder.
+    """
 
     evaluations: Evaluations | None = None
     export: Path | None = None
 
     def to_json(self) -> JsonObject:
         """JSON-serializable fields; without `evaluations` and `export` if there are none."""
-        after = {} if self.evaluations is None else {"evaluations": self.evaluations.to_json()}
-        after |= {} if self.export is None else {"export": str(self.export)}
-        return self.model_dump(mode="json", exclude={"evaluations", "export"}) | after
+        fields = self.model_dump(mode="json", exclude={"evaluations", "export"})
+        if self.evaluations is not None:
+            fields["evaluations"] = self.evaluations.to_json()
+        if self.export is not None:
+            fields["export"] = str(self.export)
+        return fields

@@ -11,7 +11,9 @@ from infini_llama.configs.reading import JsonObject
 
 @dataclass
 class TrainState:
-    """How far a run is. It changes with every step; a checkpoint has it as train_state.json, under these names.
+    """The progress of a run.
+
+    It changes with every step; a checkpoint has it as train_state.json, under these names.
 
     Attributes:
         step: completed optimizer steps.
@@ -57,21 +59,23 @@ class TrainState:
 
     def advance(self, samples: int, tokens: int) -> None:
         """Count one more step, over this many samples and targets."""
-        self.step, self.samples, self.tokens = (
-            self.step + 1,
-            self.samples + samples,
-            self.tokens + tokens,
-        )
+        self.step += 1
+        self.samples += samples
+        self.tokens += tokens
         self.validation_loss = None
 
     def record_validation(self, loss: float) -> None:
-        """Record a validation loss of this step; one that is not finite is not kept and never the best."""
+        """Record a validation loss of this step.
+
+        One that is not finite is not kept and never the best.
+        """
         if not math.isfinite(loss):
             self.stale_validations += 1
             return
         self.validation_loss = loss
         if self.best_validation_loss is None or loss < self.best_validation_loss:
-            self.best_validation_loss, self.stale_validations = loss, 0
+            self.best_validation_loss = loss
+            self.stale_validations = 0
         else:
             self.stale_validations += 1
 
