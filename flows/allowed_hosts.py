@@ -1,7 +1,8 @@
 """Prefect's server with a check of the Host header before it, as `uvicorn --factory` starts it.
 
-A page of any site can have its own name resolve to this machine (DNS rebinding). Its requests are then of the server's own origin,
-so CORS and CSRF tokens do not stop them; only the name in the Host header shows where the page came from.
+A page of any site can have its own name resolve to this machine (DNS rebinding). Its requests are
+then of the server's own origin, so CORS and CSRF tokens do not stop them; only the name in the Host
+header shows where the page came from.
 """
 
 import os
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-ALLOWED = "INFINI_LLAMA_ALLOWED_HOSTS"  # in the environment of the server: names beside LOOPBACK, separated by commas
+# In the environment of the server: names beside LOOPBACK, separated by commas.
+ALLOWED = "INFINI_LLAMA_ALLOWED_HOSTS"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -23,10 +25,14 @@ def create_app() -> "ASGIApp":
 
 
 class AllowedHosts:
-    """Answers 400 to requests whose Host header is not in LOOPBACK, not in `names`, and not the address that they arrived at."""
+    """Answers 400 to requests for other hosts than this server.
+
+    Allowed are the names in LOOPBACK and in `names`, and the address that the request arrived at.
+    """
 
     def __init__(self, app: "ASGIApp", names: list[str]) -> None:
-        self.app, self.hosts = app, {*LOOPBACK, *map(_bracketed, names)}
+        self.app = app
+        self.hosts = {*LOOPBACK, *map(_bracketed, names)}
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] == "lifespan" or self._is_allowed(scope):
@@ -46,17 +52,20 @@ class AllowedHosts:
 
     def _is_allowed(self, scope: "Scope") -> bool:
         sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(sent) != 1:
+            return False
         address = scope.get("server") or ("",)
-        return len(sent) == 1 and _without_port(sent[0]) in {
-            *self.hosts,
-            _bracketed(str(address[0])),
-        }
+        arrived_at = _bracketed(str(address[0]))
+        return _without_port(sent[0]) in {*self.hosts, arrived_at}
 
 
 def _without_port(host: str) -> str:
+    """The name in a Host header, in lower case; empty if what follows the name is no port."""
     end = host.find("]") + 1 or host.find(":")
-    name, port = (host[:end], host[end:]) if end > 0 else (host, "")
-    return name.lower() if not port or (port[0] == ":" and port[1:].isdigit()) else ""
+    name = host[:end] if end > 0 else host
+    rest = host[end:] if end > 0 else ""
+    is_port = rest.startswith(":") and rest[1:].isdigit()
+    return name.lower() if is_port or not rest else ""
 
 
 def _bracketed(name: str) -> str:

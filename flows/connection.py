@@ -1,6 +1,8 @@
-"""The connection to Prefect's server: without a proxy on this machine, through the environment's proxy to another machine.
+"""The connection to Prefect's server, with or without a proxy.
 
-Downloads and the training's own programs need a proxy all the same, so its variables stay as the user has set them.
+A server on this machine is reached without a proxy, one on another machine through the
+environment's proxy. Downloads and the training's own programs need a proxy all the same, so its
+variables stay as the user has set them.
 """
 
 import ipaddress
@@ -30,11 +32,12 @@ def is_local(url: str) -> bool:
 
 @cache
 def _is_own(host: str) -> bool:
-    """A program can only listen at addresses of its own machine."""
+    """Whether this machine has the address: a program can only listen at addresses of its own."""
     if not host:
         return False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with socket.socket(family) as probe:
             probe.bind((host, 0))
     except (OSError, UnicodeError):  # also of a name that is not known here, and only to a proxy
         return False
@@ -43,10 +46,13 @@ def _is_own(host: str) -> bool:
 
 @cache
 def adapt_clients(patient: bool = False) -> None:
-    """Change Prefect's clients of this process in what Prefect has no settings for: those of a server on this machine use no proxy.
+    """Change Prefect's clients of this process in what Prefect has no settings for.
+
+    The clients of a server on this machine use no proxy.
 
     Args:
-        patient: a request is also tried again where the client has not reached the server before; it may be about to start again.
+        patient: a request is also tried again where the client has not reached the server before;
+            it may be about to start again.
     """
     from prefect._internal import websockets
     from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
@@ -54,7 +60,8 @@ def adapt_clients(patient: bool = False) -> None:
     def adapted(init: Callable[..., None]) -> Callable[..., None]:
         def initialize(self: Any, *arguments: Any, **settings: Any) -> None:
             local = is_local(str(settings.get("base_url", "")))
-            init(self, *arguments, **({"trust_env": False} if local else {}) | settings)
+            defaults: dict[str, Any] = {"trust_env": False} if local else {}
+            init(self, *arguments, **(defaults | settings))
             self._has_connected = patient
 
         return initialize
@@ -62,9 +69,12 @@ def adapt_clients(patient: bool = False) -> None:
     for client in (PrefectHttpxSyncClient, PrefectHttpxAsyncClient):
         client.__init__ = adapted(client.__init__)
     connect: Any = websockets.connect  # pyright: ignore[reportPrivateImportUsage]
-    websockets.connect = lambda uri, **settings: connect(
-        uri, **({"proxy": None} if is_local(uri) else {}) | settings
-    )  # pyright: ignore
+
+    def adapted_connect(uri: str, **settings: Any) -> Any:
+        defaults = {"proxy": None} if is_local(uri) else {}
+        return connect(uri, **(defaults | settings))
+
+    websockets.connect = adapted_connect  # pyright: ignore
 
 
 def proxy_variable(url: str) -> str | None:
@@ -79,13 +89,19 @@ def proxy_variable(url: str) -> str | None:
 
 
 def refuse_unusable_proxy(url: str) -> None:
-    """Raise a ConfigError if `url` is on another machine, and the environment names a proxy that Prefect's client cannot be made with.
+    """Refuse a proxy of the environment that Prefect's client cannot be made with.
 
-    One for another kind of address is enough: a client prepares its proxies before it is asked for an address.
+    One for another kind of address is enough: a client prepares its proxies before it is asked for
+    an address.
+
+    Raises:
+        ConfigError: `url` is on another machine, and there is such a proxy.
     """
     import httpx
 
-    for name in ("http_proxy", "https_proxy", "all_proxy") if not is_local(url) else ():
+    if is_local(url):
+        return
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
         proxy = getproxies().get(name.removesuffix("_proxy")) or None
         if proxy and "://" not in proxy:
             proxy = f"http://{proxy}"
@@ -94,6 +110,7 @@ def refuse_unusable_proxy(url: str) -> None:
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             name = name if os.environ.get(name) else name.upper()
             raise ConfigError(
-                f"{name} names a proxy that Prefect's client cannot use, and PREFECT_API_URL={url} is on another machine; set it to "
-                "http://HOST:PORT, or to socks5://HOST:PORT after 'pip install httpx[socks]', or unset it."
+                f"{name} names a proxy that Prefect's client cannot use, and PREFECT_API_URL={url} "
+                "is on another machine; set it to http://HOST:PORT, or to socks5://HOST:PORT after "
+                "'pip install httpx[socks]', or unset it."
             ) from error

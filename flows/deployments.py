@@ -1,6 +1,7 @@
 """The objects of this project on a Prefect server: work pool, limits, automation and deployments.
 
-Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or schedule that is written.
+Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or
+schedule that is written.
 """
 
 import asyncio
@@ -47,7 +48,8 @@ from infini_llama.flows.scheduled import Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
-# In the name of a deployment: the first four are refused by Prefect, which does not encode the others in its URLs.
+# In the name of a deployment: the first four are refused by Prefect, which does not encode the
+# others in its URLs.
 UNUSABLE = {"%", "&", "<", ">", "?", "#"}
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
 PENDING_FOR = 6 * SILENT_FOR  # a run may wait for a node or an image
@@ -71,8 +73,8 @@ class Deployment:
     def parameters(self) -> dict[str, Any]:
         """The flow's parameters: every key in full, so that the form shows what a run will have.
 
-        Home is left out unless the configuration sets it: the default is that of the machine that runs, not of the one that
-        deploys.
+        Home is left out unless the configuration sets it: the default is that of the machine that
+        runs, not of the one that deploys.
         """
         unset = set() if "home" in self.config.runtime.model_fields_set else {"home"}
         config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
@@ -92,15 +94,17 @@ class Deployment:
 
     def to_prefect(self) -> RunnerDeployment:
         """The deployment as Prefect takes it, without its schedules."""
-        settings, limit = self.config.deployment, None
+        settings = self.config.deployment
+        limit = None
         if settings.concurrency_limit:
             limit = ConcurrencyLimitConfig(
                 limit=settings.concurrency_limit,
                 collision_strategy=ConcurrencyLimitStrategy.ENQUEUE,
-                # After Prefect's five minutes, a run that waits gets the slot, and the one that then starts is cancelled.
+                # After Prefect's five minutes, a run that waits gets the slot, and the one that
+                # then starts is cancelled.
                 grace_period_seconds=int(PENDING_FOR.total_seconds()),
             )
-        # where this program is not installed, Python needs the path to find it
+        # Where this program is not installed, Python needs the path to find it.
         python_path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         deployment = RunnerDeployment.from_flow(
             pretrain,
@@ -127,15 +131,17 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
     """The deployment of each configuration file, which is named after it.
 
     Raises:
-        ConfigError: a configuration is wrong, two files have the same name, or a name cannot be that of a deployment.
+        ConfigError: a configuration is wrong, two files have the same name, or a name cannot be
+            that of a deployment.
     """
     named: dict[str, str] = {}
     for file in files:
         name = Path(file).stem
-        if unusable := sorted(UNUSABLE & set(name)):
+        unusable = sorted(UNUSABLE & set(name))
+        if unusable:
             raise ConfigError(
-                f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a deployment cannot contain "
-                f"{' or '.join(unusable)}; rename the file."
+                f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a "
+                f"deployment cannot contain {' or '.join(unusable)}; rename the file."
             )
         if name.endswith(".py"):  # Prefect would leave it out of the deployment's name
             raise ConfigError(
@@ -143,7 +149,8 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
             )
         if name in named:
             raise ConfigError(
-                f"{named[name]} and {file} have the same name, and would both be the deployment {pretrain.name}/{name}; rename one of them."
+                f"{named[name]} and {file} have the same name, and would both be the deployment "
+                f"{pretrain.name}/{name}; rename one of them."
             )
         named[name] = file
     return [read_deployment(file) for file in files]
@@ -168,7 +175,11 @@ def read_deployment(file: str) -> Deployment:
 
 
 def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
-    """The schedule as Prefect's scheduler reads it, which would make no run, or none ever."""
+    """Refuse a schedule that Prefect's scheduler would make no run of.
+
+    Raises:
+        ConfigError: its cron expression is not valid, or no such date exists.
+    """
     from prefect.server.schemas.schedules import CronSchedule as PrefectsCron
 
     what = f"deployment.schedules: cron={schedule.cron!r} of the schedule {schedule.name}"
@@ -176,8 +187,8 @@ def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
         cron = PrefectsCron(cron=schedule.cron, timezone=schedule.timezone)
     except ValueError as error:
         raise ConfigError(
-            f"{what} is not valid; give minute (0-59), hour (0-23), day of month (1-31), month (1-12) and day of week (0-6, 0 is "
-            "Sunday), for example '0 2 * * *'."
+            f"{what} is not valid; give minute (0-59), hour (0-23), day of month (1-31), month "
+            "(1-12) and day of week (0-6, 0 is Sunday), for example '0 2 * * *'."
         ) from error
     try:
         asyncio.run(cron.get_dates(1))
@@ -235,54 +246,16 @@ def _create_work_pool(client: SyncPrefectClient, name: str) -> None:
 def _automations(silent_for: timedelta) -> list[AutomationCore]:
     """A run without progress is ended: its machine is gone, or its process is stopped.
 
-    A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node or an image: it has longer. One that is
-    cancelling still sends heartbeats, and Prefect's rules let it only be cancelled.
+    A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node
+    or an image: it has longer. One that is cancelling still sends heartbeats, and Prefect's rules
+    let it only be cancelled.
     """
-    flow = ResourceSpecification(
-        {"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name}
-    )
-    again = "Retry starts the run again, from the newest checkpoint if it has one."
-
-    def automation(
-        name: str,
-        after: Sequence[str],
-        expect: Sequence[str],
-        within: timedelta,
-        state: StateType,
-        fault: str,
-    ) -> AutomationCore:
-        seconds = f"{within.total_seconds():.0f} s"
-        return AutomationCore(
-            name=name,
-            description=f"A run of {pretrain.name} is {state.value.lower()}: {fault} for {seconds}.",
-            trigger=EventTrigger(
-                match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-                match_related=flow,
-                after={f"prefect.flow-run.{event}" for event in after},
-                expect={f"prefect.flow-run.{event}" for event in expect},
-                for_each={"prefect.resource.id"},
-                posture=Posture.Proactive,
-                threshold=1,
-                within=within,
-            ),
-            actions=[
-                ChangeFlowRunState(
-                    state=state,
-                    name=state.value.title(),
-                    force=False,
-                    message=f"{fault.capitalize()} for {seconds}. {again}",
-                )
-            ],
-        )
-
-    pending, ends = (
-        ["Pending", "Submitting", "InfrastructurePending"],
-        ["Cancelled", "Completed", "Failed", "Crashed"],
-    )
+    pending = ["Pending", "Submitting", "InfrastructurePending"]
+    ends = ["Cancelled", "Completed", "Failed", "Crashed"]
     return [
-        automation(SILENT, ["heartbeat"], ["*"], silent_for, StateType.CRASHED, "no heartbeat"),
-        automation(PENDING, pending, ["*"], 6 * silent_for, StateType.CRASHED, "no start"),
-        automation(
+        _automation(SILENT, ["heartbeat"], ["*"], silent_for, StateType.CRASHED, "no heartbeat"),
+        _automation(PENDING, pending, ["*"], 6 * silent_for, StateType.CRASHED, "no start"),
+        _automation(
             CANCELLING,
             ["Cancelling"],
             ends,
@@ -293,16 +266,53 @@ def _automations(silent_for: timedelta) -> list[AutomationCore]:
     ]
 
 
+def _automation(
+    name: str,
+    after: Sequence[str],
+    expect: Sequence[str],
+    within: timedelta,
+    state: StateType,
+    fault: str,
+) -> AutomationCore:
+    """An automation that puts a run into `state` if no event in `expect` follows one in `after`."""
+    flow = ResourceSpecification(
+        {"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name}
+    )
+    again = "Retry starts the run again, from the newest checkpoint if it has one."
+    seconds = f"{within.total_seconds():.0f} s"
+    return AutomationCore(
+        name=name,
+        description=f"A run of {pretrain.name} is {state.value.lower()}: {fault} for {seconds}.",
+        trigger=EventTrigger(
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=flow,
+            after={f"prefect.flow-run.{event}" for event in after},
+            expect={f"prefect.flow-run.{event}" for event in expect},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=within,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=state,
+                name=state.value.title(),
+                force=False,
+                message=f"{fault.capitalize()} for {seconds}. {again}",
+            )
+        ],
+    )
+
+
 def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> None:
     stored = client.read_automations_by_name(automation.name)
     if not stored:
         client.create_automation(automation)
-    elif (
-        stored[0].description != automation.description
-    ):  # the only setting is in it; a rewritten one forgets what it watches
-        client.update_automation(
-            stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled})
-        )
+        return
+    # The description has the only setting. An automation that is rewritten forgets what it watches.
+    if stored[0].description != automation.description:
+        enabled = stored[0].enabled
+        client.update_automation(stored[0].id, automation.model_copy(update={"enabled": enabled}))
 
 
 def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
@@ -329,9 +339,8 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
     limit = stored.global_concurrency_limit
     if (limit and limit.limit) != current.concurrency_limit:
         return False
-    if stored.parameter_openapi_schema != current._parameter_openapi_schema.model_dump(
-        exclude_unset=True
-    ):
+    schema = current._parameter_openapi_schema.model_dump(exclude_unset=True)
+    if stored.parameter_openapi_schema != schema:
         return False
     fields = (
         "parameters",
@@ -348,7 +357,9 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
 def _write_schedules(
     client: SyncPrefectClient, deployment: UUID, schedules: list[ScheduleConfig], keep_active: bool
 ) -> None:
-    """Make the deployment's schedules these, and no others; an unchanged one keeps its scheduled runs.
+    """Make the deployment's schedules these, and no others.
+
+    An unchanged one keeps its scheduled runs.
 
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
@@ -356,10 +367,8 @@ def _write_schedules(
     stored = client.read_deployment_schedules(deployment)  # those made in the UI have no name
     by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
-        cron, old = (
-            CronSchedule(cron=schedule.cron, timezone=schedule.timezone),
-            by_name.get(schedule.name),
-        )
+        cron = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        old = by_name.get(schedule.name)
         if old is None:
             new = DeploymentScheduleCreate(
                 schedule=cron, active=schedule.active, slug=schedule.name
@@ -370,5 +379,6 @@ def _write_schedules(
         if (old.schedule, old.active) != (cron, active):
             client.update_deployment_schedule(deployment, old.id, active=active, schedule=cron)
     names = {schedule.name for schedule in schedules}
-    for removed in (schedule for schedule in stored if schedule.slug not in names):
-        client.delete_deployment_schedule(deployment, removed.id)
+    for schedule in stored:
+        if schedule.slug not in names:
+            client.delete_deployment_schedule(deployment, schedule.id)

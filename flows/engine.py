@@ -1,4 +1,7 @@
-"""One flow run, as the worker of `serve` executes it: Prefect's engine with the clients of `flows.connection`."""
+"""One flow run, as the worker of `serve` executes it.
+
+This is Prefect's engine with the clients of `flows.connection`.
+"""
 
 import runpy
 

@@ -1,7 +1,10 @@
-"""The form of a custom run on a deployment's page: a short section with what people set, then every other key, folded by section.
+"""The form of a custom run on a deployment's page.
 
-The form is the JSON schema of the flow's parameter `changes`, whoever deploys the flow. The parameter `config`, the deployed
-configuration, is no part of it: a run has it from its deployment, and the run itself checks one that is given in its place.
+It has a short section with what people set, then every other key, folded by section.
+
+The form is the JSON schema of the flow's parameter `changes`, whoever deploys the flow. The
+parameter `config`, the deployed configuration, is no part of it: a run has it from its deployment,
+and the run itself checks one that is given in its place.
 """
 
 from inspect import Signature, signature
@@ -41,7 +44,9 @@ Schema = dict[str, Any]
 
 
 def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
-    """The configuration with what a form sent, or a program, which may also name a key of the first section in its own section.
+    """The configuration with what a form sent, or a program.
+
+    A program may also name a key of the first section in its own section.
 
     Raises:
         ConfigError: a key is unknown or named twice, or a value is not allowed.
@@ -49,12 +54,14 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     settings = config.model_dump(mode="json", exclude={"deployment"})
     deployed = {name: settings[section][key] for name, (section, key) in SHORT.items()}
     changes = _with_short_keys(changes, deployed)
-    for section in (name for name in changes if name not in SHORT):
+    for section, values in changes.items():
+        if section in SHORT:
+            continue
         if section not in settings:
             raise ConfigError(
                 f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}."
             )
-        for key, value in (changes[section] or {}).items():
+        for key, value in (values or {}).items():
             # A section in a section, as data.tokenizer.
             if isinstance(value, dict) and all_keys().get(f"{section}.{key}"):
                 value = (settings[section][key] or {}) | value
@@ -62,19 +69,21 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     train = changes.get("train") or {}
     if any(train.get(length) for length in ("num_epochs", "max_tokens")):
         settings["train"] |= {"max_steps": None}
-    # the form sends each value of its first section, changed or not
-    for name, value in (
-        (name, changes[name]) for name in SHORT if changes.get(name) not in (None, deployed[name])
-    ):
-        section, key = SHORT[name]
+    for name, (section, key) in SHORT.items():
+        value = changes.get(name)
+        # The form sends each value of its first section, changed or not.
+        if value in (None, deployed[name]):
+            continue
         settings[section][key] = value
-        for other, values in INSTEAD.get(name, {}).items():
-            settings[other] |= values
+        for other, replaced in INSTEAD.get(name, {}).items():
+            settings[other] |= replaced
     return parse_config(settings)
 
 
 def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[str, Any]:
-    """The changes with the keys of `SHORT` in the first section alone: {"data": {"files": …}} as {"files": …}.
+    """The changes with the keys of `SHORT` in the first section alone.
+
+    For example, {"data": {"files": …}} becomes {"files": …}.
 
     Args:
         deployed: values of these keys, which a form sends along.
@@ -87,16 +96,18 @@ def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[
         moved[section] = {other: value for other, value in within.items() if other != key}
         if moved.get(name) not in (None, deployed[name], within[key]):
             raise ConfigError(
-                f"changes.{name}={moved[name]!r} and changes.{section}.{key}={within[key]!r} are the same key; give one of them."
+                f"changes.{name}={moved[name]!r} and changes.{section}.{key}={within[key]!r} are "
+                "the same key; give one of them."
             )
         moved[name] = within[key]
     return moved
 
 
 class AsConfig:
-    """Annotation of the flow's parameter `config`: a configuration, or its JSON, which is checked as a file is.
+    """Annotation of the flow's parameter `config`.
 
-    Without a schema of its own: Prefect would make it in every run, and no page shows it.
+    The value is a configuration, or its JSON, which is checked as a file is. It has no schema of
+    its own: Prefect would make it in every run, and no page shows it.
     """
 
     def __get_pydantic_core_schema__(self, *_: object) -> core_schema.CoreSchema:
@@ -104,32 +115,37 @@ class AsConfig:
 
 
 def _as_config(value: object) -> PipelineConfig:
-    return value if isinstance(value, PipelineConfig) else parse_config(value)  # pyright: ignore[reportArgumentType]
+    if isinstance(value, PipelineConfig):
+        return value
+    return parse_config(value)  # pyright: ignore[reportArgumentType]
 
 
 class ChangesForm:
-    """Annotation of a parameter that holds changes of a configuration: gives it the form as its JSON schema.
+    """Annotation of a parameter that holds changes of a configuration.
+
+    It gives the parameter the form as its JSON schema.
 
     Args:
-        deployed: values that the form shows; None: it shows none, and what is left empty stays as deployed.
+        deployed: values that the form shows; None: it shows none, and what is left empty stays as
+            deployed.
     """
 
     def __init__(self, deployed: PipelineConfig | None = None) -> None:
-        self.deployed = (
-            {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
-        )
+        self.deployed: dict[str, Any] = {}
+        if deployed is not None:
+            self.deployed = deployed.model_dump(mode="json", exclude={"deployment"})
 
     def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
-        whole = handler.resolve_ref_schema(handler(PipelineConfig.__pydantic_core_schema__))[
-            "properties"
-        ]
+        config_schema = handler(PipelineConfig.__pydantic_core_schema__)
+        whole = handler.resolve_ref_schema(config_schema)["properties"]
         sections = {name: handler.resolve_ref_schema(part) for name, part in whole.items()}
         for name, section in sections.items():
             _fill(section, self.deployed.get(name, {}), handler)
         properties: dict[str, Schema] = {}
         for position, (name, (section, key)) in enumerate(SHORT.items()):
             properties[name] = sections[section]["properties"].pop(key) | {"position": position}
-            # A form shows it once; who writes it below its section, as in a file, is not refused by the server.
+            # A form shows it once; who writes it below its section, as in a file, is not refused by
+            # the server.
             sections[section].setdefault("patternProperties", {})[f"^{key}$"] = True
         properties["name"]["description"] += (
             " It also names the flow run: Prefect's own field Run Name is not used."
@@ -143,14 +159,18 @@ class ChangesForm:
 
 
 def form(config: PipelineConfig) -> ParameterSchema:
-    """The schema of the parameters of a deployment of `config`: Prefect's pages make the form from it, its server checks values by it."""
-    words = "What this run changes of the deployed configuration."
+    """The schema of the parameters of a deployment of `config`.
+
+    Prefect's pages make the form from it, and its server checks values by it.
+    """
     changes = Field(
-        default_factory=dict, title="Run", description=words, json_schema_extra={"position": 0}
+        default_factory=dict,
+        title="Run",
+        description="What this run changes of the deployed configuration.",
+        json_schema_extra={"position": 0},
     )
-    model = create_model(
-        "Parameters", changes=(Annotated[dict[str, Any], ChangesForm(config)], changes)
-    )
+    annotation = Annotated[dict[str, Any], ChangesForm(config)]
+    model = create_model("Parameters", changes=(annotation, changes))
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
     return ParameterSchema(definitions=schema.pop("$defs"), **schema)
 
@@ -160,13 +180,12 @@ class PipelineFlow(Flow[..., Any]):
 
     @property
     def __signature__(self) -> Signature:
-        """The schema that Prefect makes the form from; that of the function itself would have to be made in every run."""
-        form = (
-            signature(self.fn)
-            .parameters["changes"]
-            .replace(annotation=Annotated[dict[str, Any], ChangesForm()])
-        )
-        return Signature([form])
+        """The schema that Prefect makes the form from.
+
+        That of the function itself would have to be made in every run.
+        """
+        changes = signature(self.fn).parameters["changes"]
+        return Signature([changes.replace(annotation=Annotated[dict[str, Any], ChangesForm()])])
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The same as Prefect's, without FastAPI, whose import takes a tenth of a second."""
@@ -174,28 +193,28 @@ class PipelineFlow(Flow[..., Any]):
 
 
 def _explicit(field: Schema) -> Schema:
-    """A field whose error names the limit: JSON Schema says of a union only that no branch is valid.
+    """A field whose error names the limit.
 
-    A limit of numbers does not apply to text, nor one of text to numbers, so both can stand beside the union. A null that is the
-    default of a plain type is left out, since Prefect's server allows it for every such field without a default.
+    The error for a union only reports that no branch is valid. A limit of numbers does not apply to
+    text, nor one of text to numbers, so both can stand beside the union. A null that is the default
+    of a plain type is left out, since Prefect's server allows it for every such field without a
+    default.
     """
     branches = field.get("anyOf")
     if branches is None:
         return field
-    field, branches = {**field}, [{**branch} for branch in branches]
+    field = {**field}
+    branches = [{**branch} for branch in branches]
     values = [branch for branch in branches if branch.get("type") != "null"]
-    if (
-        field.get("default", "") is None
-        and len(values) == 1
-        and "type" in values[0]
-        and "enum" not in values[0]
-    ):
+    is_plain_type = len(values) == 1 and "type" in values[0] and "enum" not in values[0]
+    if is_plain_type and field.get("default", "") is None:
         del field["default"]
         branches = values
     for limits, kinds in ((NUMBERS, ("integer", "number")), (TEXTS, ("string",))):
         limited = [branch for branch in branches if branch.get("type") in kinds]
         if len(limited) == 1:
-            field |= {name: limited[0].pop(name) for name in limits & limited[0].keys()}
+            for name in limits & limited[0].keys():
+                field[name] = limited[0].pop(name)
     if len(branches) == 1:
         del field["anyOf"]
         return field | branches[0]
@@ -203,19 +222,21 @@ def _explicit(field: Schema) -> Schema:
 
 
 def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
-    """Make what is deployed the default of each field of a section and of the sections within it, and nothing else."""
+    """Make what is deployed the default of each field, and nothing else.
+
+    The fields are those of a section and of the sections within it.
+    """
     fields = section["properties"]
     for key, field in fields.items():
         if "$ref" in field:
             _fill(handler.resolve_ref_schema(field), values.get(key) or {}, handler)
             continue
-        for part in (
-            *field.get("anyOf", ()),
-            field.get("items", {}),
-        ):  # such as one source of a mixture
+        # A part is, for example, one source of a mixture.
+        for part in (*field.get("anyOf", ()), field.get("items", {})):
             inner = handler.resolve_ref_schema(part).get("properties", {})
             inner.update({name: _explicit(part_field) for name, part_field in inner.items()})
         field = _explicit(field)
         field.pop("default", None)
-        has_value = key in values and (values[key] is not None or "anyOf" in field)
-        fields[key] = field | ({"default": values[key]} if has_value else {})
+        if key in values and (values[key] is not None or "anyOf" in field):
+            field["default"] = values[key]
+        fields[key] = field

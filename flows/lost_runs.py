@@ -1,4 +1,7 @@
-"""Flow runs and task runs that the server calls Pending, Running or Cancelling although no process executes them: they are marked."""
+"""Mark flow runs and task runs that have lost their process.
+
+The server calls them Pending, Running or Cancelling although no process executes them.
+"""
 
 import logging
 import re
@@ -12,20 +15,21 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Crashed
 from prefect.types._datetime import now
 
-ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]  # of a flow run: it should have a process
-UNFINISHED = [
-    "RUNNING",
-    "PENDING",
-    "SCHEDULED",
-]  # of a task run: one that awaits its retry is scheduled
-STARTING = timedelta(
-    minutes=1
-)  # that a busy machine may need to start the process of a pending run
+# States of a flow run that should have a process.
+ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]
+# States of a task run; one that awaits its retry is scheduled.
+UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]
+# That a busy machine may need to start the process of a pending run.
+STARTING = timedelta(minutes=1)
 log = logging.getLogger("infini_llama.serve")
 
 
 def crash_tasks(client: SyncPrefectClient, flow_runs: dict[str, object]) -> None:
-    """Mark unfinished task runs of these flow runs (a filter of Prefect's API) as crashed: no process executes them."""
+    """Mark unfinished task runs of these flow runs as crashed: no process executes them.
+
+    Args:
+        flow_runs: a filter of Prefect's API.
+    """
     tasks = client.read_task_runs(
         flow_run_filter=FlowRunFilter.model_validate(flow_runs),
         task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED}}}),
@@ -43,12 +47,16 @@ class LostRuns:
         self.suspects: set[UUID] = set()
 
     def mark(self, client: SyncPrefectClient) -> None:
-        """Mark runs as crashed that have had no process in this call and the one before: the first may have come too early."""
+        """Mark runs as crashed that have had no process in this call and the one before.
+
+        One call is not enough: it may have come too early.
+        """
         active = {"state": {"type": {"any_": ACTIVE}}, "deployment_id": {"is_null_": False}}
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(active))
         executed = set(flow_processes().values())
         lost = {run.id: run for run in runs if run.id not in executed and not _is_starting(run)}
-        for run in (lost[suspect] for suspect in self.suspects & lost.keys()):
+        for suspect in self.suspects & lost.keys():
+            run = lost[suspect]
             log.warning("run %s has lost its process and is marked as crashed", run.name)
             client.set_flow_run_state(run.id, _end_of(run), force=True)
         self.suspects = set(lost)
@@ -56,11 +64,9 @@ class LostRuns:
 
 
 def _is_starting(run: FlowRun) -> bool:
-    return (
-        run.state is not None
-        and run.state.is_pending()
-        and now("UTC") - run.state.timestamp < STARTING
-    )
+    if run.state is None or not run.state.is_pending():
+        return False
+    return now("UTC") - run.state.timestamp < STARTING
 
 
 def _end_of(run: FlowRun) -> State:

@@ -24,15 +24,16 @@ def usable_home(home: Path, name: str) -> Path:
     """The absolute path of `home`, which need not exist.
 
     Raises:
-        ConfigError: it is a file, or lies below one, or no record can name it; `name` says where it was set.
+        ConfigError: it is a file, or lies below one, or no record can name it; `name` says where it
+            was set.
     """
     try:
         path = home.expanduser().resolve()
         str(path).encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"{name}={portable(str(home))}: the path is not UTF-8, or this locale cannot name it; choose another folder, or set "
-            "PYTHONUTF8=1."
+            f"{name}={portable(str(home))}: the path is not UTF-8, or this locale cannot name it; "
+            "choose another folder, or set PYTHONUTF8=1."
         ) from None
     except RuntimeError as fault:  # links in a circle, or a user without a home folder
         raise ConfigError(f"{name}={home} is no folder ({fault}); name another one.") from None
@@ -45,7 +46,11 @@ def usable_home(home: Path, name: str) -> Path:
 def find(name: str, *kinds: str) -> Path:
     """The absolute path of a folder: a path, or a name in one of these folders of the home folder.
 
-    A pointer such as `latest` is followed, and no link to another place: what was moved belongs to the home that has the link.
+    A pointer such as `latest` is followed, and no link to another place: what was moved belongs to
+    the home that has the link.
+
+    Raises:
+        ConfigError: there is no such folder.
     """
     candidates = [Path(name), *(home_folder() / kind / name for kind in kinds)]
     for path in filter(Path.is_dir, candidates):
@@ -53,25 +58,31 @@ def find(name: str, *kinds: str) -> Path:
         pointed = path.readlink() if path.is_symlink() else path
         return path.with_name(pointed.name) if len(pointed.parts) == 1 else path
     datasets = home_folder() / "datasets"
-    complete = (
-        [*datasets.glob("[!.]*/manifest.json")] if name == "latest" and "datasets" in kinds else []
-    )
+    complete: list[Path] = []
+    if name == "latest" and "datasets" in kinds:
+        complete = [*datasets.glob("[!.]*/manifest.json")]
     if complete and not os.path.lexists(datasets / name):  # a filesystem without links
-        return max(complete, key=lambda made: made.stat().st_mtime).parent.absolute()
+        newest = max(complete, key=lambda manifest: manifest.stat().st_mtime)
+        return newest.parent.absolute()
     raise ConfigError(
-        f"'{name}' is neither a folder nor the name of one in {' or '.join(str(path.parent) for path in candidates[1:])}."
+        f"'{name}' is neither a folder nor the name of one in "
+        f"{' or '.join(str(path.parent) for path in candidates[1:])}."
     )
 
 
 def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
-    """The configuration of one run, with its name in full, absolute paths of home and checkpoint, the nodes that a scheduler has set,
-    the contents of train.deepspeed_config, and nothing of its deployment.
+    """The resolved configuration of one run.
+
+    It has the name in full, absolute paths of home and checkpoint, the nodes that a scheduler has
+    set, the contents of train.deepspeed_config, and nothing of its deployment.
 
     Args:
-        due: scheduled start, for names with {date} or {time}, in the time zone that these are of; None: now, of this machine.
+        due: scheduled start, for names with {date} or {time}, in the time zone that these are of;
+            None: now, of this machine.
 
     Raises:
-        ConfigError: a setting cannot be used here; or each node runs this command, and would resolve another name.
+        ConfigError: a setting cannot be used here; or each node runs this command, and would
+            resolve another name.
     """
     from infini_llama.configs.deepspeed import read_json
     from infini_llama.tasks.runs.checkpoints import RULES
@@ -79,17 +90,14 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     environment = with_scheduler(config.environment, os.environ)
     if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
         raise ConfigError(
-            f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} nodes; use a name without {{date}} and "
-            "{time}."
+            f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} "
+            "nodes; use a name without {date} and {time}."
         )
-    home, name = (
-        usable_home(config.runtime.home, "runtime.home"),
-        run_name(config.runtime.name, due),
-    )
+    home = usable_home(config.runtime.home, "runtime.home")
+    name = run_name(config.runtime.name, due)
     resume = config.runtime.resume
-    if (
-        resume not in RULES
-    ):  # a run compares it with the path that it has followed, also from another folder
+    # A run compares the path with the one that it has followed, also from another folder.
+    if resume not in RULES:
         resume = str(expanded(resume).absolute())
     runtime = changed(config.runtime, home=home, name=name, resume=resume)
     train = config.train

@@ -1,4 +1,7 @@
-"""The sequence of stages, with Prefect (pretrain.py) and without: the same files, and the same retries of training."""
+"""The sequence of stages, with Prefect (pretrain.py) and without.
+
+Both write the same files, and have the same retries of training.
+"""
 
 import logging
 import time
@@ -39,7 +42,10 @@ log = logging.getLogger("infini_llama.preprocess")
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages: functions, or tasks of Prefect that call them. `run_stages` calls each with the same arguments, in the same order."""
+    """The stages: functions, or tasks of Prefect that call them.
+
+    `run_stages` calls each with the same arguments, in the same order.
+    """
 
     preprocess: Callable[[Preparation], DatasetRef]
     verify: Callable[[DatasetRef, Path, str], VerifyReport]
@@ -59,9 +65,11 @@ class DatasetOfRun(NamedTuple):
 def run(config: PipelineConfig) -> dict[str, Any]:
     """Run the stages without Prefect; returns the run's summary.
 
-    They are preprocess, verify-data, patch-environment and train, then evaluate and export if `config.evaluate` requests them.
+    They are preprocess, verify-data, patch-environment and train, then evaluate and export if
+    `config.evaluate` requests them.
 
-    Called again with the same configuration, it resumes: what is complete on disk is not built again.
+    Called again with the same configuration, it resumes: what is complete on disk is not built
+    again.
 
     Raises:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
@@ -72,23 +80,31 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
 
 def run_stages(config: PipelineConfig, stages: Stages, invocation: str) -> PipelineResult:
-    """The whole pipeline; `config` is that of one run, see `config_of_run`. invocation: see `train`."""
+    """Run the whole pipeline.
+
+    Args:
+        config: of one run, see `config_of_run`.
+        invocation: see `train`.
+    """
     check_requirements(config)
-    return verify_and_train(config, stages.preprocess(preparation_for(config)), stages, invocation)
+    dataset = stages.preprocess(preparation_for(config))
+    return verify_and_train(config, dataset, stages, invocation)
 
 
 def verify_and_train(
     config: PipelineConfig, dataset: DatasetRef, stages: Stages, invocation: str
 ) -> PipelineResult:
-    """The stages after preprocess, which returned `dataset`."""
+    """Run the stages after preprocess, which returned `dataset`."""
     report = stages.verify(dataset, config.runtime.home, config.verify.level)
     restore_run(config)
     environment = stages.patch_environment(config, dataset.vocab_size)
     with mirrored(config, dataset):
         summary = stages.train(config, dataset, environment, invocation, report.verify_on_read)
-        folder, after = summary.paths.run, config.evaluate
+        folder = summary.paths.run
+        after = config.evaluate
         evaluations = stages.evaluate(folder, after) if after.measurements else None
-        return finish(summary, evaluations, stages.export(folder) if after.exports else None)
+        exported = stages.export(folder) if after.exports else None
+        return finish(summary, evaluations, exported)
 
 
 def train_with_retries(
@@ -112,14 +128,17 @@ def train_with_retries(
 
 
 def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:
-    """Call `evaluate_trained`. This function and `export` are the only ones here that import torch, so they do it when called."""
+    """Evaluate the newest checkpoint of a run.
+
+    This function and `export` are the only ones here that import torch, so they do it when called.
+    """
     from infini_llama.tasks.evaluate.stage import evaluate_trained
 
     return evaluate_trained(run, config)
 
 
 def export(run: Path) -> Path:
-    """`export_trained`."""
+    """Export the trained model of a run as a Hugging Face folder, and return its path."""
     from infini_llama.tasks.export.exporting import export_trained
 
     return export_trained(run)
@@ -131,22 +150,28 @@ WITHOUT_PREFECT = Stages(
 
 
 def preparation_for(config: PipelineConfig) -> Preparation:
-    """The preparation of a run's dataset: of today's text, or for a run that continues, of the text that it began with.
+    """The preparation of a run's dataset.
 
-    Text that was added, changed or removed between a failure, a stop or a suspension and the next attempt does not end the run, and a
-    finished run does not need its text.
+    It is that of today's text, or for a run that continues, of the text that it began with.
+
+    Text that was added, changed or removed between a failure, a stop or a suspension and the next
+    attempt does not end the run, and a finished run does not need its text.
 
     Raises:
         ConfigError, DataError: the weights that the run is to start from cannot be used.
     """
     check_start(config)
-    preparation, kept = Preparation(config.data, config.runtime.home), dataset_of_run(config)
+    preparation = Preparation(config.data, config.runtime.home)
+    kept = dataset_of_run(config)
     if kept is None:
         restore_dataset(config, preparation.plan)
-    elif fault := _differs(preparation, kept):
+        return preparation
+    reason = _reason_to_keep_old_dataset(preparation, kept)
+    if reason is not None:
         log.warning(
-            "%s since run %s began; the run continues with its dataset %s. Another runtime.name trains on today's text.",
-            fault,
+            "%s since run %s began; the run continues with its dataset %s. "
+            "Another runtime.name trains on today's text.",
+            reason,
             config.runtime.name,
             kept.reference.name,
         )
@@ -155,7 +180,10 @@ def preparation_for(config: PipelineConfig) -> Preparation:
 
 
 def dataset_to_train_on(config: PipelineConfig) -> DatasetRef | None:
-    """The dataset that `preparation_for` leads to, if it is complete; None also if only reading the text would show it. No text is read."""
+    """The dataset that `preparation_for` leads to, if it is complete.
+
+    No text is read, so it is None also if only reading the text would show the dataset.
+    """
     kept = dataset_of_run(config)
     if kept and not kept.is_finished:
         return kept.reference
@@ -167,10 +195,14 @@ def dataset_to_train_on(config: PipelineConfig) -> DatasetRef | None:
         return kept.reference
 
 
-def _differs(preparation: Preparation, kept: DatasetOfRun) -> str | None:
-    """Why the run uses the dataset `kept` instead of today's text. Text whose files have new times is read to find out.
+def _reason_to_keep_old_dataset(preparation: Preparation, kept: DatasetOfRun) -> str | None:
+    """The reason why the run uses the dataset `kept` instead of today's text.
 
-    None: it is that of today's text, or the run has finished; training refuses other text under its name.
+    Text whose files have new times is read to find out.
+
+    Returns:
+        None: the dataset is that of today's text, or the run has finished; training refuses other
+        text under its name.
     """
     try:
         is_same = f"datasets/{preparation.plan().name}" == kept.reference.path
@@ -180,20 +212,23 @@ def _differs(preparation: Preparation, kept: DatasetOfRun) -> str | None:
 
 
 def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
-    """The dataset of the run, if it has begun, the dataset is complete and the settings of its text are still the same."""
+    """The dataset of a run that has begun.
+
+    Returns:
+        None: the run has not begun, its dataset is not complete, or the settings of its text are
+        not the same any more.
+    """
     run = RunFolder.of(config.runtime)
     if not run.lineage.exists():
         return None
     try:
         record = RunReader(run.path)
-        if _without_free(record.config.get("data")) != _without_free(
-            config.data.model_dump(mode="json")
-        ):
+        settings = _without_free(config.data.model_dump(mode="json"))
+        if _without_free(record.config.get("data")) != settings:
             return None
-        folder = config.runtime.home / record.lineage.dataset.path
-        dataset = changed(
-            reference_for(config.data, folder, config.runtime.home), text=record.lineage.text
-        )
+        home = config.runtime.home
+        folder = home / record.lineage.dataset.path
+        dataset = changed(reference_for(config.data, folder, home), text=record.lineage.text)
         is_whole = has_all_files(folder, "dataset") and all(
             has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
             for table in dataset.row_tables
@@ -205,23 +240,25 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
 
 
 def _without_free(data: object) -> object:
-    return (
-        {name: value for name, value in data.items() if name not in FREE}
-        if isinstance(data, dict)
-        else None
-    )
+    """The settings in `data` that a resumed run cannot change."""
+    if not isinstance(data, dict):
+        return None
+    return {name: value for name, value in data.items() if name not in FREE}
 
 
 def has_finished(config: PipelineConfig) -> bool:
-    """Whether the run has finished with this very configuration, which is resolved, and its text is the same or cannot be read."""
+    """Whether the run has finished with this very configuration, which is resolved.
+
+    Its text must be the same, or not be readable.
+    """
     run = RunFolder.of(config.runtime)
     if not run.lineage.exists():
         return False
     try:
         record = RunReader(run.path)
-        if record.result is None or record.config != without_secrets(config).model_dump(
-            mode="json", exclude={"deployment"}
-        ):
+        if record.result is None:
+            return False
+        if record.config != without_secrets(config).model_dump(mode="json", exclude={"deployment"}):
             return False
         dataset = dataset_to_train_on(config)
         return dataset is not None and dataset.path == record.lineage.dataset.path
@@ -232,12 +269,16 @@ def has_finished(config: PipelineConfig) -> bool:
 def finish(
     summary: RunSummary, evaluations: Evaluations | None, exported: Path | None
 ) -> PipelineResult:
-    """Write the page and the loss curve of a run that has ended, unless they are there and current; returns its result."""
+    """Write the page and the loss curve of a run that has ended, unless they are there and current.
+
+    Returns:
+        The run's result.
+    """
     report = summary.paths.report
     is_changed = not summary.already_finished or evaluations is not None or not report.exists()
-    if is_changed or (
-        exported is not None and (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime
-    ):
+    if not is_changed and exported is not None:
+        is_changed = (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime
+    if is_changed:
         with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
             write_report(summary.paths.run)
     return PipelineResult.model_validate(

@@ -1,4 +1,7 @@
-"""The flow: raw text to a trained model in four stages, and its evaluation and export if requested. They pass typed records."""
+"""The flow: raw text to a trained model in four stages, and its evaluation and export if requested.
+
+The stages pass typed records.
+"""
 
 import contextlib
 import logging
@@ -44,7 +47,8 @@ from infini_llama.tasks.verify_data.task import verify_data
 # Between two lines of progress: ten thousand lines delay the end of a process by most of a minute.
 PROGRESS_SECONDS = 1.0
 log = logging.getLogger("infini_llama.prefect")
-keep_slots()  # in each process that executes the flow: a worker of Prefect's loads no other module of this program
+# In each process that executes the flow: a worker of Prefect's loads no other module of this program.
+keep_slots()
 
 
 def _name() -> str:
@@ -58,13 +62,13 @@ def _name() -> str:
 
 
 def tags_of(config: PipelineConfig) -> list[str]:
-    """Tags of a run, for filters and automations; a deployment's runs have those of the deployment."""
+    """Tags of a run, for filters and automations.
+
+    A deployment's runs have those of the deployment.
+    """
     sources = {source.source for source in config.data.sources} or {config.data.source}
-    return [
-        *TAGS,
-        f"attention:{config.model.attention}",
-        *(f"data:{name}" for name in sorted(sources)),
-    ]
+    from_sources = [f"data:{name}" for name in sorted(sources)]
+    return [*TAGS, f"attention:{config.model.attention}", *from_sources]
 
 
 @partial(
@@ -81,18 +85,23 @@ def pretrain(
     schedules: dict[str, Changes] | None = None,
     not_text: dict[str, str] | None = None,
 ) -> dict[str, Any] | State:
-    """Preprocess, verify-data, patch-environment, train; then evaluate and export if requested. Returns what `run` does.
+    """Preprocess, verify-data, patch-environment, train; then evaluate and export if requested.
 
-    Called again with the same configuration, it resumes: what is complete on disk is not built again. A late scheduled run
-    that a later one makes superfluous ends as cancelled.
+    Called again with the same configuration, it resumes: what is complete on disk is not built
+    again. A late scheduled run that a later one makes superfluous ends as cancelled.
 
     Args:
         config: replaces the deployed configuration.
         changes: what this run changes of the configuration.
-        schedules: what each schedule of the deployment changes, by its name; applied to the runs that it creates.
+        schedules: what each schedule of the deployment changes, by its name; applied to the runs
+            that it creates.
         not_text: files of the deployment that are no text, see `DataConfig.leave_out`.
+
+    Returns:
+        What `run` returns.
     """
-    if (skipped := superseded()) is not None:
+    skipped = superseded()
+    if skipped is not None:
         return skipped
     _crash_tasks_of_killed_process()
     config = with_schedule(config, schedules or {})
@@ -104,7 +113,8 @@ def pretrain(
     name = config.runtime.name
     page = RunPage(name, deployment.name or name)
     with api_logs(), confirmed_suspension(), lasting_suspension():
-        # One ID for all executions of a flow run: after Resume or Retry, runtime.resume has been followed already.
+        # One ID for all executions of a flow run: after Resume or Retry, runtime.resume has been
+        # followed already.
         return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()
 
 
@@ -156,7 +166,10 @@ def _tasks(page: RunPage) -> Stages:
 
 
 def _crash_tasks_of_killed_process() -> None:
-    """A flow run that is executed again has new task runs; those of a process that was killed would stay Running."""
+    """Mark the task runs of a process that was killed as crashed.
+
+    A flow run that is executed again has new task runs; the old ones would stay Running.
+    """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.run_count <= 1:
         return
@@ -169,12 +182,16 @@ def _secret(name: str) -> str:
         return str(Secret.load(name).get())  # pyright: ignore[reportAttributeAccessIssue]
     except ValueError as missing:
         raise ConfigError(
-            f"environment.env names the Secret block {name}, which Prefect's server does not have; create it under Blocks."
+            f"environment.env names the Secret block {name}, which Prefect's server does not have; "
+            "create it under Blocks."
         ) from missing
 
 
 class ThrottledAPILogHandler(APILogHandler):
-    """Passes at most one progress record (`extra={"progress": …}`) per `PROGRESS_SECONDS`, and every other record."""
+    """Passes at most one progress record per `PROGRESS_SECONDS`, and every other record.
+
+    A progress record has `extra={"progress": …}`.
+    """
 
     def __init__(self) -> None:
         super().__init__(level=logging.INFO)
@@ -197,11 +214,11 @@ class ThrottledAPILogHandler(APILogHandler):
 @contextlib.contextmanager
 def api_logs() -> Iterator[None]:
     """Inside, what the stages log is also sent to the Prefect API."""
-    logger, handler = logging.getLogger("infini_llama"), ThrottledAPILogHandler()
+    logger = logging.getLogger("infini_llama")
+    handler = ThrottledAPILogHandler()
     level = logger.level
-    if not logger.isEnabledFor(
-        logging.INFO
-    ):  # a Prefect worker, where no command has set the level
+    # In a Prefect worker, no command has set the level.
+    if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:

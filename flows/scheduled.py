@@ -1,4 +1,7 @@
-"""The start of a scheduled run: it applies the overrides of its schedule, and is skipped if a later run is due too."""
+"""The start of a scheduled run.
+
+It applies the overrides of its schedule, and is skipped if a later run is due too.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -40,21 +43,28 @@ def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule that has created a run. timezone: of its clock."""
+    """The schedule that has created a run.
+
+    Attributes:
+        timezone: of its clock.
+    """
 
     name: str
     timezone: str
 
 
 def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> PipelineConfig:
-    """The configuration of this flow run: with what its schedule changes, if a schedule has created it.
+    """The configuration of this flow run, with what its schedule changes, if it has one.
 
-    A deployment keeps these changes in its own parameters: the server drops those of a schedule that is paused.
+    A deployment keeps these changes in its own parameters: the server drops those of a schedule
+    that is paused.
 
     Raises:
-        ConfigError: the schedule of this run is no longer on the server, so that its overrides are not known.
+        ConfigError: the schedule of this run is no longer on the server, so that its overrides are
+            not known.
     """
-    if not schedules or (schedule := _schedule()) is None:
+    schedule = _schedule() if schedules else None
+    if schedule is None:
         return config
     settings = config.model_dump(mode="json", exclude={"deployment"})
     for section, keys in schedules.get(schedule.name, {}).items():
@@ -65,19 +75,22 @@ def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> Pipe
 def due(name: str) -> datetime | None:
     """Scheduled start of this flow run, for a run of this name; None: it was not scheduled.
 
-    A name with {date} or {time} has those of the schedule's own time zone: in another one, two runs of a daily schedule can have the
-    same date. Of a run that a person started, they are those of this machine.
+    A name with {date} or {time} has those of the schedule's own time zone: in another one, two runs
+    of a daily schedule can have the same date. For a run that a person started, they are those of
+    this machine.
 
     Raises:
-        ConfigError: the schedule of this run is no longer on the server, so that its time zone is not known.
+        ConfigError: the schedule of this run is no longer on the server, so that its time zone is
+            not known.
     """
     start = flow_run.scheduled_start_time
     schedule = _schedule() if has_time(name) else None
-    return start and start.astimezone(ZoneInfo(schedule.timezone) if schedule else None)
+    timezone = ZoneInfo(schedule.timezone) if schedule else None
+    return start and start.astimezone(timezone)
 
 
 def _schedule() -> Schedule | None:
-    """The one that created this flow run."""
+    """The schedule that created this flow run; None: a person started it."""
     return _read_schedule(flow_run.id) if flow_run.id and deployment.id else None
 
 
@@ -90,44 +103,46 @@ def _read_schedule(run: str) -> Schedule | None:
             return None
         for schedule in client.read_deployment_schedules(current.deployment_id):
             if schedule.id == schedule_id:
-                return Schedule(
-                    schedule.slug or "", getattr(schedule.schedule, "timezone", None) or "UTC"
-                )
+                timezone = getattr(schedule.schedule, "timezone", None) or "UTC"
+                return Schedule(schedule.slug or "", timezone)
     raise ConfigError(
-        "the schedule that created this run was deleted, and with it its overrides and time zone; start another run."
+        "the schedule that created this run was deleted, and with it its overrides and time zone; "
+        "start another run."
     )
 
 
 def superseded() -> State | None:
-    """The final state of this flow run if a later run of its schedule is due as well; None if it is to be executed.
+    """The final state of this flow run if a later run of its schedule is due as well.
 
-    The other late runs of the schedule are cancelled at once, so that no process is started for them.
+    The other late runs of the schedule are cancelled at once, so that no process is started for
+    them.
+
+    Returns:
+        None: the flow run is to be executed.
     """
     if not flow_run.id or not deployment.id:
         return None
     with get_client(sync_client=True) as client:
         current = client.read_flow_run(UUID(flow_run.id))
-        if (
-            _schedule_id(current) is None or current.run_count > 1
-        ):  # a person started it, or started it again
+        # A person started it, or started it again.
+        if _schedule_id(current) is None or current.run_count > 1:
             return None
-        later = [
-            run
-            for run in _waiting(client, current)
-            if run.expected_start_time and run.id != current.id
-        ]
+        waiting = _waiting(client, current)
+        later = [run for run in waiting if run.expected_start_time and run.id != current.id]
         if not later:
             return None
         *older, newest = sorted(later, key=lambda run: run.expected_start_time or now("UTC"))
-        message = f"Skipped: the run of the same schedule for {newest.expected_start_time} is due as well."
+        message = (
+            "Skipped: the run of the same schedule for "
+            f"{newest.expected_start_time} is due as well."
+        )
         for run in older:
             client.set_flow_run_state(run.id, Cancelled(message=message))
     log.warning(
         "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(older)
     )
-    return Cancelled(
-        message=message
-    )  # a state of its own: one that was sent for another run loses its message
+    # A state of its own: one that was sent for another run loses its message.
+    return Cancelled(message=message)
 
 
 def _waiting(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:

@@ -1,4 +1,7 @@
-"""`infini-llama serve`: server, UI, deployments and worker of one machine in one command; all of them end with it."""
+"""`infini-llama serve`: server, UI, deployments and worker of one machine in one command.
+
+All of them end with it.
+"""
 
 import logging
 import os
@@ -50,16 +53,16 @@ def serve(
     Raises:
         PipelineError: the server ended and does not come up again.
     """
-    if (
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    ):  # in the background of a shell; the worker stops by it
+    # A shell ignores the signal for commands in its background. The worker stops by it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
     worker_log = home / "prefect" / "worker.log"
     worker_log.parent.mkdir(parents=True, exist_ok=True)
-    mark = f"INFINI_LLAMA_SERVED_BY={os.getpid()}-{time.time_ns()}"  # in the environment of the workers and their runs
+    # In the environment of the workers and their runs.
+    mark = f"INFINI_LLAMA_SERVED_BY={os.getpid()}-{time.time_ns()}"
     workers: dict[str, subprocess.Popen] = {}
     try:
         while True:
@@ -67,7 +70,8 @@ def serve(
                 if pool not in workers or workers[pool].poll() is not None:
                     workers[pool] = _start_worker(pool, limit, worker_log, mark)
             log.info(
-                "ready; %d run(s) at a time; the worker's log is %s; press Ctrl-C to stop everything",
+                "ready; %d run(s) at a time; the worker's log is %s; "
+                "press Ctrl-C to stop everything",
                 limit,
                 worker_log,
             )
@@ -82,39 +86,49 @@ def serve(
 
 
 def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
-    """Return when a worker has ended. Meanwhile, restart the server if it ends, and correct the states of runs."""
-    lost, check_at = LostRuns(), 0.0
+    """Return when a worker has ended.
+
+    Meanwhile, restart the server if it ends, and correct the states of runs.
+    """
+    lost = LostRuns()
+    check_at = 0.0
     while all(worker.poll() is None for worker in workers.values()):
         if server is not None and server.has_ended():
             server.restart()
             log.info("the Prefect server is up again")
         if time.monotonic() >= check_at:
             check_at = time.monotonic() + CHECK_SECONDS
-            try:
-                # without retries: the server may have ended, and is started again here
-                with (
-                    temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-                    get_client(sync_client=True) as client,
-                ):
-                    confirm_suspensions(client, pretrain.name)
-                    if (
-                        server is not None and server.is_local and sys.platform == "linux"
-                    ):  # processes are found in /proc
-                        lost.mark(client)
-            except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
-                log.debug("the state of the runs cannot be checked (%s)", fault)
+            _correct_states(lost, server)
         time.sleep(0.5)
 
 
+def _correct_states(lost: LostRuns, server: Server | None) -> None:
+    """Confirm suspensions, and mark lost runs where all runs are executed on this machine."""
+    try:
+        # Without retries: the server may have ended, and `_watch` starts it again.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True) as client,
+        ):
+            confirm_suspensions(client, pretrain.name)
+            # Processes are found in /proc.
+            if server is not None and server.is_local and sys.platform == "linux":
+                lost.mark(client)
+    except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
+        log.debug("the state of the runs cannot be checked (%s)", fault)
+
+
 def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subprocess.Popen:
-    """In a session of its own: Ctrl-C of the terminal reaches only this process, which stops the worker once."""
+    """Start a worker in a session of its own.
+
+    So Ctrl-C of the terminal reaches only this process, which stops the worker once.
+    """
     command = [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid())]
     command += [sys.executable, "-m", "infini_llama.flows.worker"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
     name, value = mark.split("=")
-    environment = (
-        WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)} | os.environ | {name: value}
-    )
+    defaults = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)}
+    environment = defaults | os.environ | {name: value}
     with worker_log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -127,16 +141,19 @@ def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subproc
 
 
 def _stop(workers: list[subprocess.Popen], mark: str) -> None:
-    """Cancel the runs, end the workers, and signal the runs of workers that were killed. No process is left."""
+    """Cancel the runs, end the workers, and signal the runs of workers that were killed.
+
+    No process is left.
+    """
     try:
         _cancel(set(flow_processes(mark).values()))
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         _signal_runs(mark, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline and (
-            flow_processes(mark) or any(worker.poll() is None for worker in workers)
-        ):
+        while time.monotonic() < deadline:
+            if not flow_processes(mark) and all(worker.poll() is not None for worker in workers):
+                break
             time.sleep(0.2)
     finally:
         for worker in workers:
@@ -151,7 +168,10 @@ def _signal_runs(mark: str, number: signal.Signals) -> None:
 
 
 def _cancel(runs: set[UUID]) -> None:
-    """Cancel these runs and wait for them: a worker that is stopped ends its runs too, but leaves them Running for ever."""
+    """Cancel these runs and wait for them.
+
+    A worker that is stopped ends its runs too, but leaves them Running for ever.
+    """
     if not runs:
         return
     try:
@@ -168,10 +188,8 @@ def _cancel(runs: set[UUID]) -> None:
             deadline = time.monotonic() + STOP_SECONDS
             while time.monotonic() < deadline and not all(_is_final(client, run) for run in runs):
                 time.sleep(0.5)
-    except (
-        HTTPError,
-        RuntimeError,
-    ) as fault:  # the server is gone: the worker is stopped all the same
+    except (HTTPError, RuntimeError) as fault:
+        # The server is gone: the worker is stopped all the same.
         log.warning("the runs cannot be cancelled (%s)", fault)
 
 

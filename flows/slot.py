@@ -1,8 +1,9 @@
 """The slot of a deployment's concurrency limit, which its run keeps while the server is down.
 
-A slot is leased. Prefect's engine takes a lease for 300 s, renews it after 225 s, and cancels the run if it cannot: a server that is down
-for two minutes at that moment would end healthy training. There is no setting for either. A slot that is not given back is no loss: the
-run that has it is marked as crashed, by `serve` or by the automation of `deploy`, and that frees it.
+A slot is leased. Prefect's engine takes a lease for 300 s, renews it after 225 s, and cancels the
+run if it cannot: a server that is down for two minutes at that moment would end healthy training.
+There is no setting for either. A slot that is not given back is no loss: the run that has it is
+marked as crashed, by `serve` or by the automation of `deploy`, and that frees it.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,14 @@ from infini_llama.tasks.train.task import RUN_LEASE
 
 
 def keep_slots() -> None:
-    """Change Prefect's engine in this process, also for other flows of it: a lease outlasts an outage, and losing one ends no run."""
-    maintain: Callable[..., AbstractContextManager[None]] = flow_engine.maintain_concurrency_lease  # pyright: ignore[reportPrivateImportUsage]
+    """Change Prefect's engine so that a lease outlasts an outage, and losing one ends no run.
+
+    The change is for this process, also for other flows of it.
+    """
+    engine: Any = flow_engine
+    maintain: Callable[..., AbstractContextManager[None]] = engine.maintain_concurrency_lease
 
     def maintain_longer(lease: UUID, *_: Any, **__: Any) -> AbstractContextManager[None]:
         return maintain(lease, RUN_LEASE, raise_on_lease_renewal_failure=False)
 
-    flow_engine.maintain_concurrency_lease = maintain_longer  # pyright: ignore[reportPrivateImportUsage]
+    engine.maintain_concurrency_lease = maintain_longer

@@ -1,7 +1,9 @@
-"""Suspended runs and the automation for silent runs, which waits for an event after each heartbeat of a run.
+"""Confirm suspensions for the automation for silent runs.
 
-The event of the suspension is not enough. The run sends heartbeats until its checkpoint is saved, and a server that was started again in
-the last minutes keeps the event back: it has not seen the one before. So a suspension is confirmed by an event that follows no other.
+The automation waits for an event after each heartbeat of a run. The event of the suspension is not
+enough. The run sends heartbeats until its checkpoint is saved, and a server that was started again
+in the last minutes keeps the event back: it has not seen the one before. So a suspension is
+confirmed by an event that follows no other.
 """
 
 import contextlib
@@ -40,7 +42,10 @@ def confirmed_suspension() -> Iterator[None]:
 
 
 def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
-    """Confirm each suspension of this flow's runs whose newest event is another one: its process was killed, or its events are lost."""
+    """Confirm each suspension of this flow's runs whose newest event is another one.
+
+    The process of such a run was killed, or its events are lost.
+    """
     suspended = {"state": {"type": {"any_": ["PAUSED"]}}, "deployment_id": {"is_null_": False}}
     runs = client.read_flow_runs(
         flow_filter=FlowFilter.model_validate({"name": {"any_": [flow]}}),
@@ -55,16 +60,10 @@ def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
 
 
 def _confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
+    resource = Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name})
     role = {"id": f"prefect.flow.{run.flow_id}", "role": "flow", "name": flow}
-    event = Event(
-        event=CONFIRMATION,
-        resource=Resource(
-            {"prefect.resource.id": _resource(run), "prefect.resource.name": run.name}
-        ),
-        related=[
-            RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})
-        ],
-    )
+    related = RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})
+    event = Event(event=CONFIRMATION, resource=resource, related=[related])
     client.request("POST", "/events", json=[event.model_dump(mode="json")])
 
 

@@ -1,7 +1,8 @@
-"""Prefect's command as `serve` starts its worker: `python -m infini_llama.flows.worker worker start --pool … --limit …`.
+"""Prefect's command as `serve` starts its worker.
 
-Its runs are executed by `flows.engine`; both have the clients of `flows.connection`. That the server is started again is logged in a
-line, not in a traceback for each connection.
+The command is `python -m infini_llama.flows.worker worker start --pool … --limit …`. Its runs are
+executed by `flows.engine`; both have the clients of `flows.connection`. That the server is started
+again is logged in a line, not in a traceback for each connection.
 """
 
 import logging
@@ -29,9 +30,8 @@ class RunConfiguration(ProcessJobConfiguration):
             self.command = command_to_string([sys.executable, "-m", "infini_llama.flows.engine"])
 
 
-with warnings.catch_warnings(
-    action="ignore"
-):  # Prefect warns that this type of worker is replaced, which is meant
+# Prefect warns that this type of worker is replaced, which is meant.
+with warnings.catch_warnings(action="ignore"):
 
     class Worker(ProcessWorker):
         """Starts flow runs by `flows.engine`."""
@@ -44,12 +44,11 @@ class BriefRecord(logging.LogRecord):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        if self.exc_info and isinstance(error := self.exc_info[1], DISCONNECTED):
-            self.msg, self.args, self.exc_info = (
-                f"{self.getMessage()} ({type(error).__name__}: {error})",
-                (),
-                None,
-            )
+        error = self.exc_info[1] if self.exc_info else None
+        if isinstance(error, DISCONNECTED):
+            self.msg = f"{self.getMessage()} ({type(error).__name__}: {error})"
+            self.args = ()
+            self.exc_info = None
 
 
 if __name__ == "__main__":
