@@ -1,1 +1,4 @@
-"""The program that torchrun starts once per rank: `python -m infini_llama.tasks.train.worker ATTEMPT_DIR`."""
+"""The program that torchrun starts once per rank.
+
+Its command is `python -m infini_llama.tasks.train.worker ATTEMPT_DIR`.
+"""

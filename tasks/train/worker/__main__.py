@@ -1,4 +1,7 @@
-"""Entry of one rank. Before anything heavy is imported: die with torchrun, and write to this rank's own log."""
+"""Entry of one rank.
+
+Before anything heavy is imported: die with torchrun, and write to this rank's own log.
+"""
 
 import logging
 import os
@@ -25,13 +28,14 @@ def log_to(path: Path) -> None:
 
 
 def main() -> int:
-    die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, os.getppid())))
+    parent = int(os.environ.get(LAUNCHER, os.getppid()))
+    die_with_parent(signal.SIGKILL, parent)
     attempt_dir = Path(sys.argv[1])
-    rank = int(
-        os.environ.get("RANK", "0")
-    )  # without one, the patch `rendezvous` makes this worker the only one
+    # Without RANK, the patch `rendezvous` makes this worker the only one.
+    rank = int(os.environ.get("RANK", "0"))
     log_to(attempt_dir / f"rank-{rank}.log")
-    # Imported here: this takes a second, in which a rank that is stopped would outlive torchrun and keep the run's lock.
+    # Imported here: this takes a second, in which a rank that is stopped would outlive torchrun and
+    # keep the run's lock.
     from infini_llama.tasks.records.status import RankError
     from infini_llama.tasks.runs.status import write_status
 
@@ -46,7 +50,9 @@ def main() -> int:
         logging.exception("rank %d cannot start", rank)
         code = error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
         about = RankError(
-            type=type(error).__name__, message=str(error), traceback=traceback.format_exc()
+            type=type(error).__name__,
+            message=str(error),
+            traceback=traceback.format_exc(),
         )
         write_status(attempt_dir, rank, "failed", code, error=about)
         return code

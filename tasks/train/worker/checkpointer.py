@@ -1,4 +1,7 @@
-"""When a checkpoint is due, what is in it, and saving while training continues: the state is copied, and a thread commits the copy."""
+"""When a checkpoint is due, what is in it, and saving while training continues.
+
+The state is copied, and a thread commits the copy.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import errno
@@ -60,44 +63,63 @@ class Checkpointer:
         heartbeat: Heartbeat,
         before_commit: Callable[[], None],
     ) -> None:
+        self.folder = folder
+        self.strategy = strategy
+        self.ranks = ranks
+        self.callbacks = callbacks
         self.heartbeat = heartbeat
-        self.folder, self.strategy, self.ranks, self.callbacks = folder, strategy, ranks, callbacks
         self.writer = BackgroundSave(folder, train, ranks, before_commit)
-        self.interval, self.lowest_loss = Interval(train.save_steps, ranks), 0.0
+        self.interval = Interval(train.save_steps, ranks)
+        self.lowest_loss = 0.0
         self.permanent_every = train.save_permanent_every
         self.save_time = 0.0
 
     def load_into(self, state: TrainState, source: Path | None) -> None:
-        """Fill model, optimizer, train state and callbacks from a verified checkpoint; None: leave them as they are.
+        """Fill model, optimizer, train state and callbacks from a verified checkpoint.
 
-        Of another run's checkpoint, the losses are not compared with those of this run, which may be of other text.
+        The losses of another run's checkpoint are not compared with those of this run, which may be
+        of other text.
+
+        Args:
+            source: None: leave them as they are.
         """
         if source is not None:
             self.strategy.load_tensors(source)
             loaded = checkpoints.read_state(source)
-            is_own = source.parent.resolve() == self.folder.resolve()
             # World size, model and dataset are those of this attempt.
-            left_out = {"world_size", "model", "dataset"} | (set[str]() if is_own else OF_LOSSES)
+            left_out = {"world_size", "model", "dataset"}
+            is_own = source.parent.resolve() == self.folder.resolve()
+            if not is_own:
+                left_out |= OF_LOSSES
             for name in vars(loaded).keys() - left_out:
                 setattr(state, name, getattr(loaded, name))
             for callback in self.callbacks:
                 callback.load_state(state)
             log.info("resumed from %s at step %d", source.name, state.step)
         self.interval.start(state)
-        # Over the existing checkpoints, not the run so far: if the best one was lost, the best of the rest is kept.
+        # Over the existing checkpoints, not the run so far: if the best one was lost, the best of
+        # the rest is kept.
         lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0
         self.lowest_loss = self.ranks.sum(lowest)[0]
 
     def poll(self) -> float:
-        """Seconds that a background save took which has completed since the last call, else 0; raises what it failed with."""
+        """Seconds of a background save that has completed since the last call, else 0.
+
+        Raises:
+            Exception: what the save failed with.
+        """
         return self.writer.poll()
 
     def advance(self, state: TrainState) -> bool:
-        """Count one more step; return whether `train.save_steps` or a multiple of `train.save_permanent_every` is reached, or the
-        validation loss is the lowest of all checkpoints."""
+        """Count one more step; return whether a checkpoint is due after it.
+
+        It is due where `train.save_steps` or a multiple of `train.save_permanent_every` is reached,
+        or the validation loss is the lowest of all checkpoints.
+        """
         self.save_time = 0.0
         permanent = self.permanent_every is not None and state.step % self.permanent_every == 0
-        return self.interval.advance(state) or permanent or self._is_best(state)
+        interval_ends = self.interval.advance(state)
+        return interval_ends or permanent or self._is_best(state)
 
     def save(self, state: TrainState) -> None:
         """Copy the state and commit it in the background, once the previous save is complete.
@@ -116,16 +138,18 @@ class Checkpointer:
         self.save_time = time.perf_counter() - started
 
     def _refuse_non_finite(self, tensors: Tensors, state: TrainState) -> None:
-        weights = (
-            local_shard(tensor) for name, tensor in tensors.items() if name.startswith("model.")
-        )
-        # The extremes propagate NaN, and need no memory of the size of the weights.
-        bad = [
-            ~torch.stack(torch.aminmax(weight)).isfinite().all()
-            for weight in weights
-            if weight.numel()
-        ]
-        if self.ranks.sum(torch.stack(bad).sum() if bad else 0.0)[0]:
+        bad: list[torch.Tensor] = []
+        for name, tensor in tensors.items():
+            if not name.startswith("model."):
+                continue
+            weight = local_shard(tensor)
+            if weight.numel():
+                # The extremes propagate NaN, and need no memory of the size of the weights.
+                extremes = torch.stack(torch.aminmax(weight))
+                bad.append(~extremes.isfinite().all())
+        bad_here = torch.stack(bad).sum() if bad else 0.0
+        bad_on_all_ranks = self.ranks.sum(bad_here)[0]
+        if bad_on_all_ranks:
             raise Diverged(
                 f"the weights after step {state.step} are not finite", state.step, state.samples
             )
@@ -144,31 +168,33 @@ class Checkpointer:
     ) -> None:
         """Wait for the pending save, also after a failure: the next attempt can start from it."""
         if error is not None:
-            log.error(
-                "training failed; waiting for the pending save", exc_info=error
-            )  # first: the wait may be cut off
+            # First: the wait may be cut off.
+            log.error("training failed; waiting for the pending save", exc_info=error)
         with self.heartbeat.during("save"):
             self.writer.__exit__(kind, error, traceback)
 
 
 class BackgroundSave:
-    """Commits checkpoints of one run, at most one at a time in the background; leaving its context waits for that one."""
+    """Commits checkpoints of one run, at most one at a time in the background.
+
+    Leaving its context waits for that one.
+    """
 
     def __init__(
         self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None]
     ) -> None:
-        self.folder, self.train, self.ranks, self.before_commit = (
-            folder,
-            train,
-            ranks,
-            before_commit,
-        )
+        self.folder = folder
+        self.train = train
+        self.ranks = ranks
+        self.before_commit = before_commit
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save") if train.async_save else None
         self.pending: Future[float] | None = None
         self.copies: Tensors = {}
 
     def save(self, step: int, tensors: Tensors, scalars: JsonObject) -> None:
-        """Commit the tensors as they are now; in the background, return after one copy and the end of the previous save.
+        """Commit the tensors as they are now.
+
+        In the background, return after one copy and the end of the previous save.
 
         Raises:
             Exception: whatever made this save, or the pending one, fail.
@@ -178,16 +204,24 @@ class BackgroundSave:
             self._write(step, tensors, scalars)
             return
         self.wait()
-        self.pending = self.thread.submit(self._write, step, self._copy(tensors), scalars)
+        copies = self._copy(tensors)
+        self.pending = self.thread.submit(self._write, step, copies, scalars)
 
     def wait(self) -> float:
-        """Wait for the pending save; return the seconds it took, 0 without one, or raise what it failed with."""
-        pending, self.pending = self.pending, None
+        """Wait for the pending save; return the seconds it took, 0 without one.
+
+        Raises:
+            Exception: what the save failed with.
+        """
+        pending = self.pending
+        self.pending = None
         return pending.result() if pending else 0.0
 
     def poll(self) -> float:
         """`wait`, if the pending save is complete; else 0."""
-        return self.wait() if self.pending and self.pending.done() else 0.0
+        if self.pending and self.pending.done():
+            return self.wait()
+        return 0.0
 
     def __enter__(self) -> "BackgroundSave":
         return self
@@ -210,7 +244,10 @@ class BackgroundSave:
             self.thread.shutdown(wait=False)
 
     def _owned(self, tensors: Tensors) -> Tensors:
-        """The tensors that this rank writes; of equal copies one rank writes each, so that all write about as many bytes."""
+        """The tensors that this rank writes.
+
+        One rank writes each of several equal copies, so that all write about as many bytes.
+        """
         loads: dict[tuple[int, int], int] = {}
         owned: Tensors = {}
         for name, value in tensors.items():
@@ -237,7 +274,9 @@ class BackgroundSave:
         # Not made again: whoever moved it may begin another run of this name.
         if self.ranks.is_rank0 and not self.folder.is_dir():
             raise FileNotFoundError(
-                errno.ENOENT, "the folder of the run was moved or removed", str(self.folder)
+                errno.ENOENT,
+                "the folder of the run was moved or removed",
+                str(self.folder),
             )
         target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
         if self.ranks.is_rank0:
@@ -271,7 +310,10 @@ def save_checkpoint(
     scalars: JsonObject,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Commit `step-XXXXXXXX`: every rank of `group` writes its part into a staging folder, then the first one commits it whole.
+    """Commit `step-XXXXXXXX`.
+
+    Every rank of `group` writes its part into a staging folder, then the first one commits it
+    whole.
 
     Args:
         tensors: of this rank; of equal tensors on several ranks one is written.
@@ -282,7 +324,8 @@ def save_checkpoint(
         box = [str(staging)]
         dist.broadcast_object_list(box, group=group, group_src=0)
         shared = Path(box[0])
-        writer, planner = TensorWriter(shared), DefaultSavePlanner(flatten_state_dict=False)
+        writer = TensorWriter(shared)
+        planner = DefaultSavePlanner(flatten_state_dict=False)
         dcp_save(tensors, storage_writer=writer, planner=planner, process_group=group)
         if first:
             (shared / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The model that a training starts with: architecture, and random weights or those of another model."""
+"""The model that a training starts with: its architecture, and random or pretrained weights."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("infini_llama.worker")
 def build_model(
     config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPlan, device: torch.device
 ) -> Llama:
-    """A model whose initial weights depend on train.seed alone, which becomes torch's global seed."""
+    """A model whose initial weights depend on train.seed alone, which becomes the global seed."""
     torch.manual_seed(train.seed)
     model = Llama(config, plan.attention_backend).to(device)
     model.z_loss = train.z_loss
@@ -31,21 +31,26 @@ def build_model(
 
 
 def init_gates(model: Llama, train: TrainingConfig) -> None:
-    """Sets train.init_gate, or its default for weights that are trained already.
+    """Set train.init_gate, or its default for weights that are trained already.
 
-    A model without a memory has no gates: the baseline of an Infini configuration differs from it in model.attention alone.
+    A model without a memory has no gates: the baseline of an Infini configuration differs from it
+    in model.attention alone.
     """
-    gates = (
-        GATE_OF_TRAINED_WEIGHTS if train.init_gate is None and train.init_from else train.init_gate
-    )
-    if gates is not None and (layers := model.config.layers_with_memory):
-        model.set_gates(gates if isinstance(gates, list) else [gates] * len(layers))
+    gates = train.init_gate
+    if gates is None and train.init_from:
+        gates = GATE_OF_TRAINED_WEIGHTS
+    layers = model.config.layers_with_memory
+    if gates is None or not layers:
+        return
+    if not isinstance(gates, list):
+        gates = [gates] * len(layers)
+    model.set_gates(gates)
 
 
 def save_memory(
     model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True
 ) -> None:
-    """Set what a step computes in parts, and which activations it computes again instead of keeping them."""
+    """Set what a step computes in parts, and which activations it recomputes, not keeps."""
     model.loss_chunk = loss_chunk
     model.checkpoint_activations(train.activation_checkpointing)
     model.keep_attention_weights(keep_attention_weights)
@@ -53,9 +58,10 @@ def save_memory(
 
 @torch.no_grad()
 def load_pretrained(model: Llama, path: Path) -> None:
-    """Fill the model with the weights in a Hugging Face folder; gates that the folder lacks stay as they are.
+    """Fill the model with the weights in a Hugging Face folder.
 
-    A sequence of one segment never reads the memory, so it has the outputs of the model in the folder, whatever the gates.
+    Gates that the folder lacks stay as they are. A sequence of one segment never reads the memory,
+    so it has the outputs of the model in the folder, whatever the gates.
 
     Raises:
         ConfigError: the folder's tensors are not this model's.
@@ -69,12 +75,14 @@ def load_pretrained(model: Llama, path: Path) -> None:
         raise ConfigError(f"train.init_from={path} does not fit the model: {error}.") from None
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
-        if not hf.ignored(name, model.config):
-            loaded = parameters[name][: len(tensor)].copy_(
-                tensor
-            )  # not the rows that pad a vocabulary
-            if not torch.stack(torch.aminmax(loaded)).isfinite().all():
-                raise DataError(
-                    f"train.init_from={path}: {name} has values that are not finite; use weights that are not damaged."
-                )
+        if hf.ignored(name, model.config):
+            continue
+        rows = parameters[name][: len(tensor)]  # not the rows that pad a vocabulary
+        rows.copy_(tensor)
+        extremes = torch.stack(torch.aminmax(rows))
+        if not extremes.isfinite().all():
+            raise DataError(
+                f"train.init_from={path}: {name} has values that are not finite; "
+                "use weights that are not damaged."
+            )
     log.info("started from %s: %d tensors", path, len(shapes))

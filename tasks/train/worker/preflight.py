@@ -1,6 +1,8 @@
-"""Checks before the first step: every rank is there, the nodes have the same code, versions and data, and a collective call works.
+"""Checks before the first step.
 
-The ranks report to the store in which torchrun's agents have found each other, so that one that is missing is named.
+Every rank is there, the nodes have the same code, versions and data, and a collective call works.
+The ranks report to the store in which torchrun's agents have found each other, so that one that is
+missing is named.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -48,16 +50,15 @@ def preflight(attempt: AttemptPlan) -> Store | None:
     """Run the checks; returns the store for the training's process group, None for a single rank.
 
     Raises:
-        PipelineError: names the missing ranks, or what failed between those that are there; another attempt may succeed.
+        PipelineError: names the missing ranks, or what failed between those that are there; another
+            attempt may succeed.
         ConfigError: gloo is to use an interface that this machine does not have.
         ConfigError, DataError: as `require_same_nodes`.
     """
     refuse_absent_interface()
-    rank, world_size, nnodes = (
-        int(os.environ["RANK"]),
-        int(os.environ["WORLD_SIZE"]),
-        attempt.plan.nnodes,
-    )
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    nnodes = attempt.plan.nnodes
     if world_size == 1:
         return None
     seconds = preflight_seconds(attempt.config.environment.communication_timeout, nnodes)
@@ -69,23 +70,30 @@ def preflight(attempt: AttemptPlan) -> Store | None:
 
 
 def refuse_absent_interface() -> None:
-    """Raise a ConfigError if GLOO_SOCKET_IFNAME, of the user or of `rendezvous.gloo_interface`, names no interface of this machine."""
+    """Check GLOO_SOCKET_IFNAME, of the user or of `rendezvous.gloo_interface`.
+
+    Raises:
+        ConfigError: it names no interface of this machine.
+    """
     interfaces = [name for _, name in socket.if_nameindex()]
-    absent = [
-        name
-        for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-        if name and name not in interfaces
-    ]
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    absent = [name for name in named if name and name not in interfaces]
     if absent:
         raise ConfigError(
-            f"GLOO_SOCKET_IFNAME={os.environ['GLOO_SOCKET_IFNAME']}, but {socket.gethostname()} has the interfaces "
-            f"{', '.join(interfaces)}; correct it (environment.env), or unset it."
+            f"GLOO_SOCKET_IFNAME={os.environ['GLOO_SOCKET_IFNAME']}, "
+            f"but {socket.gethostname()} has the interfaces {', '.join(interfaces)}; "
+            "correct it (environment.env), or unset it."
         )
 
 
 def preflight_seconds(communication_timeout: float, nnodes: int) -> float:
-    """Seconds for each check. On one machine, which may be loaded, at least as long as for a collective call in training."""
-    return PREFLIGHT_SECONDS if nnodes > 1 else max(PREFLIGHT_SECONDS, communication_timeout)
+    """Seconds for each check.
+
+    On one machine, which may be loaded, at least as long as for a collective call in training.
+    """
+    if nnodes > 1:
+        return PREFLIGHT_SECONDS
+    return max(PREFLIGHT_SECONDS, communication_timeout)
 
 
 def connect(rank: int, world_size: int, seconds: float) -> Store:
@@ -95,21 +103,24 @@ def connect(rank: int, world_size: int, seconds: float) -> Store:
         PipelineError: names the ranks that are missing after `seconds`.
     """
     until = time.monotonic() + seconds
-    store, _, _ = next(
-        iter(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=seconds)))
-    )
+    timeout = timedelta(seconds=seconds)
+    results = rendezvous("env://", rank, world_size, timeout=timeout)
+    store, _, _ = next(iter(results))
     store.set(f"there-{rank}", socket.gethostname())
     _await(store, "there", world_size, until, f"has not responded within {seconds:g} s")
     return store
 
 
 def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> None:
-    """One barrier and one sum over a process group, which is destroyed again: that of the training has other timeouts.
+    """One barrier and one sum over a process group, which is destroyed again.
+
+    The process group of the training has other timeouts.
 
     Raises:
         PipelineError: what failed, or which ranks did not complete it.
     """
-    until, timeout = time.monotonic() + seconds, timedelta(seconds=seconds)
+    until = time.monotonic() + seconds
+    timeout = timedelta(seconds=seconds)
     try:
         dist.init_process_group(
             "gloo",
@@ -134,20 +145,29 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
 
 
 def _await(store: Store, what: str, world_size: int, until: float, complaint: str) -> None:
-    """Wait until each rank has set `what`; then name those that have not, with the host where it is known."""
+    """Wait until each rank has set `what`.
+
+    Raises:
+        PipelineError: names the ranks that have not by `until`, with the host where it is known.
+    """
     missing = list(range(world_size))
-    while missing := [rank for rank in missing if not store.check([f"{what}-{rank}"])]:
+    while True:
+        missing = [rank for rank in missing if not store.check([f"{what}-{rank}"])]
+        if not missing:
+            return
         if time.monotonic() > until:
-            hosts = {
-                rank: store.get(f"there-{rank}").decode()
-                for rank in missing
-                if store.check([f"there-{rank}"])
-            }
-            names = ", ".join(
-                f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in missing
-            )
+            names = _names_with_hosts(store, missing)
             raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
         time.sleep(POLL_SECONDS)
+
+
+def _names_with_hosts(store: Store, ranks: list[int]) -> str:
+    """The ranks' numbers, each with its host if it has reported to the store."""
+    hosts: dict[int, str] = {}
+    for rank in ranks:
+        if store.check([f"there-{rank}"]):
+            hosts[rank] = store.get(f"there-{rank}").decode()
+    return ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in ranks)
 
 
 class NodeFacts(Record):
@@ -167,19 +187,25 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
         DataError: a node does not see the dataset, or sees a damaged one.
     """
     if os.environ["LOCAL_RANK"] == "0":
-        number, host = int(os.environ[NODE]), socket.gethostname()
+        number = int(os.environ[NODE])
+        host = socket.gethostname()
         try:
             facts_here = NodeFacts(node=number, host=host, facts=facts(attempt))
         except DataError as fault:
-            facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
+            sentence = f"node {number} ({host}): {fault}"
+            facts_here = NodeFacts(node=number, host=host, fault=sentence)
         store.set(f"facts-{number}", facts_here.model_dump_json())
     nodes = [
         NodeFacts.model_validate(json.loads(store.get(f"facts-{node}")))
         for node in range(attempt.plan.nnodes)
     ]
-    if faults := [node.fault for node in nodes if node.fault]:
+    faults = [node.fault for node in nodes if node.fault]
+    if faults:
         raise DataError("\n".join(faults))
-    if unlike := [line for node in nodes[1:] for line in differences(nodes[0], node)]:
+    unlike: list[str] = []
+    for node in nodes[1:]:
+        unlike += differences(nodes[0], node)
+    if unlike:
         raise ConfigError("the nodes differ", unlike)
 
 
@@ -204,12 +230,16 @@ def facts(attempt: AttemptPlan) -> dict[str, str]:
 
 
 def first_rows_digest(attempt: AttemptPlan) -> str:
-    """Digest of the run's first global batch: its row numbers, and the tokens of some of them as they are read here."""
+    """Digest of the run's first global batch.
+
+    It covers the row numbers, and the tokens of some of the rows as they are read here.
+    """
     train = attempt.config.train
     first = curriculum_stages_of(attempt)[0]
     rows = first.rows(0, train.global_batch_size, train.seed)
+    tokens = first.reader.gather(rows[:ROWS])
     digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16)
-    digest.update(first.reader.gather(rows[:ROWS]).astype("<i8").tobytes())
+    digest.update(tokens.astype("<i8").tobytes())
     return digest.hexdigest()
 
 
@@ -218,18 +248,22 @@ def code_digest(root: Path = ROOT) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+            head = f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0"
+            digest.update(head.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """A sentence for each fact in which a node differs from the first one."""
-    return [
-        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, but node 0 ({first.host}) has {value}."
-        for name, value in first.facts.items()
-        if other.facts.get(name) != value
-    ]
+    sentences: list[str] = []
+    for name, value in first.facts.items():
+        if other.facts.get(name) != value:
+            sentences.append(
+                f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, "
+                f"but node 0 ({first.host}) has {value}."
+            )
+    return sentences
 
 
 def _version(name: str) -> str:

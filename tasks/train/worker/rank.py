@@ -1,4 +1,4 @@
-"""One rank from start to end: whatever happens in the trainer becomes an exit code and a status file."""
+"""One rank from start to end: the trainer's outcome becomes an exit code and a status file."""
 
 import contextlib
 import faulthandler
@@ -29,10 +29,8 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 
 GLOO = re.compile(r"\[\S*\bgloo/\S+\.\w+:\d+\]")
-ON_SAMPLES = (
-    "data",
-    "compute",
-)  # phases in which the samples of the step may be the cause of a failure
+# Phases in which the samples of the step may be the cause of a failure.
+ON_SAMPLES = ("data", "compute")
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -40,33 +38,42 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a failure (docs/resume.md)."""
     if isinstance(error, PipelineError):
         return error.exit_code
-    return ExitCode.OUT_OF_MEMORY if is_out_of_memory(error) else ExitCode.UNEXPECTED
+    if is_out_of_memory(error):
+        return ExitCode.OUT_OF_MEMORY
+    return ExitCode.UNEXPECTED
 
 
 def peer_lost(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone; gloo raises a RuntimeError that begins with a place in its source."""
-    return isinstance(error, torch.distributed.DistError) or (
-        type(error) is RuntimeError and GLOO.match(str(error)) is not None
-    )
+    """Whether a collective failed because another rank is gone.
+
+    gloo raises a RuntimeError that begins with a place in its source.
+    """
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return type(error) is RuntimeError and GLOO.match(str(error)) is not None
 
 
 def root_cause(error: BaseException) -> BaseException:
     """The exception below DCP's wrapper: the first rank's own; a full disk becomes a sentence."""
     if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
+        first_failure = next(iter(error.failures.values()))
+        error = first_failure[0]
     sentence = no_space(error)
-    return PipelineError(sentence) if sentence else error
+    if sentence:
+        return PipelineError(sentence)
+    return error
 
 
 def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
-    """The error of a status file: what failed, in which phase, and, where they can be had, on which samples and with how much memory."""
-    rows, bytes_used = None, dict[str, int]()
+    """The error of a status file: what failed, and in which phase.
+
+    It also has the samples and the memory of the failure, where they can be had.
+    """
+    rows = None
+    bytes_used = dict[str, int]()
     with contextlib.suppress(Exception):  # a row table that cannot be read may be the very failure
-        rows = (
-            heartbeat.sample_rows()
-            if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES
-            else None
-        )
+        if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES:
+            rows = heartbeat.sample_rows()
     with contextlib.suppress(Exception):  # after some errors, every call of CUDA raises again
         bytes_used = memory()
     return RankError(
@@ -96,8 +103,10 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     torch.set_num_threads(attempt.plan.threads)
     try:
         stop = StopRequest()
-        timeout, plan = attempt.config.environment.communication_timeout, attempt.plan
-        ranks = Ranks(plan.device, plan.distributed_backend, timeout, preflight(attempt))
+        plan = attempt.plan
+        timeout = attempt.config.environment.communication_timeout
+        store = preflight(attempt)
+        ranks = Ranks(plan.device, plan.distributed_backend, timeout, store)
         trainer = Trainer(attempt, ranks, stop, heartbeat)
         outcome = trainer.fit()
         code = ExitCode.FINISHED if outcome == "done" else ExitCode.PREEMPTED

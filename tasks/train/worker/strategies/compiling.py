@@ -1,4 +1,7 @@
-"""torch.compile, used only after it agreed with eager execution on a first batch; that it is not used is logged."""
+"""torch.compile, used only after it agreed with eager execution on a first batch.
+
+That it is not used is logged.
+"""
 
 # pyright: reportUnknownMemberType=false
 import logging
@@ -17,13 +20,20 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import local_shard
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
-# Largest relative difference of the loss, and of the gradients as one vector, that rounding explains.
+# Largest relative difference of the loss, and of the gradients as one vector, that rounding
+# explains.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
 log = logging.getLogger("infini_llama.worker")
 
 
 class CompileRecord(Record):
-    """compile.json of a run. compile: the setting; reason: why compiled code is not used, "" if it is; seconds: that it took."""
+    """compile.json of a run.
+
+    Attributes:
+        compile: the setting.
+        reason: why compiled code is not used; "" if it is.
+        seconds: that compiling and comparing took.
+    """
 
     compile: str
     reason: str
@@ -32,13 +42,14 @@ class CompileRecord(Record):
 
 
 class Compiled:
-    """The layers ("block") or the whole model and loss ("whole"), with compiled forward functions or without.
+    """The layers ("block") or the whole model and loss ("whole"), compiled or not.
 
-    The functions replace `forward` itself, so that hooks around the modules (those of FSDP) run as they do without. Layers share their
-    compiled code: it is generated once for all of them, and TORCHINDUCTOR_CACHE_DIR of the plan keeps it for later attempts.
+    The functions replace `forward` itself, so that hooks around the modules (those of FSDP) run as
+    they do without. Layers share their compiled code: it is generated once for all of them, and
+    TORCHINDUCTOR_CACHE_DIR of the plan keeps it for later attempts.
 
-    torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of an earlier layer still reads,
-    and autotuning chooses kernels by their times.
+    torch.compile's default mode: CUDA graphs (reduce-overhead) overwrite what the backward pass of
+    an earlier layer still reads, and autotuning chooses kernels by their times.
     """
 
     def __init__(self, module: nn.Module, model: Llama, what: str) -> None:
@@ -66,16 +77,18 @@ def compile_if_it_agrees(
     ranks: Ranks,
     run_dir: Path,
 ) -> None:
-    """Compile what `plan.compile` names; undone, with a warning, unless loss and gradients of a first batch agree on all ranks.
+    """Compile what `plan.compile` names, unless a first batch disagrees.
 
-    The result is recorded in compile.json of the run: a run that started without compiled code stays so, and one that can no
-    longer use it logs that it is no longer bitwise the same.
+    It is undone, with a warning, unless loss and gradients of a first batch agree on all ranks. The
+    result is recorded in compile.json of the run: a run that started without compiled code stays
+    so, and one that can no longer use it logs that it is no longer bitwise the same.
 
     Args:
         module: the loss module around `model`.
         plan: what is compiled, and the precision that decides how much may differ.
-        first_batch: forward and backward of this rank's part of the first micro-batch that has targets, from the same random
-            state each time; returns its loss and leaves the gradients in the parameters of `module`.
+        first_batch: forward and backward of this rank's part of the first micro-batch that has
+            targets, from the same random state each time; returns its loss and leaves the gradients
+            in the parameters of `module`.
     """
     what = plan.compile
     if what == "off":
@@ -91,7 +104,10 @@ def compile_if_it_agrees(
     seconds = time.perf_counter() - began
     if ranks.is_rank0:
         record = CompileRecord(
-            compile=what, reason=reason, seconds=seconds, torch=torch.__version__
+            compile=what,
+            reason=reason,
+            seconds=seconds,
+            torch=torch.__version__,
         )
         run.write(run.compile, record)
     if reason:
@@ -101,7 +117,8 @@ def compile_if_it_agrees(
         )
         if before and not before.reason:
             log.warning(
-                "it was on at an earlier attempt: the result is no longer bitwise that of an uninterrupted run."
+                "it was on at an earlier attempt: "
+                "the result is no longer bitwise that of an uninterrupted run."
             )
         return
     log.info("train.compile=%s agrees with eager execution; %.1f s", what, seconds)
@@ -124,18 +141,20 @@ def disagreement(
         loss = first_batch()
     except Exception as error:  # a missing compiler, or a defect of it
         words = next(iter(str(error).strip().splitlines()), "no message")
-        fault, loss = f"it cannot be compiled here ({type(error).__name__}: {words})", 0.0
+        fault = f"it cannot be compiled here ({type(error).__name__}: {words})"
+        loss = 0.0
     if ranks.sum(float(fault != ""))[0]:
         module.zero_grad(set_to_none=True)
         return fault or "it cannot be compiled on another rank"
-    squares = [
-        (float((gradient - expected[name]).square().sum()), float(expected[name].square().sum()))
-        for name, gradient in _gradients(module)
-    ]
+    squared_differences: list[float] = []
+    squared_sizes: list[float] = []
+    for name, gradient in _gradients(module):
+        squared_differences.append(float((gradient - expected[name]).square().sum()))
+        squared_sizes.append(float(expected[name].square().sum()))
     module.zero_grad(set_to_none=True)
     difference, size, losses, loss_difference = ranks.sum(
-        sum(pair[0] for pair in squares),
-        sum(pair[1] for pair in squares),
+        sum(squared_differences),
+        sum(squared_sizes),
         eager_loss,
         abs(loss - eager_loss),
     )
@@ -150,8 +169,9 @@ def disagreement(
     if loss_difference <= tolerance * losses and gradients <= tolerance:
         return ""
     return (
-        f"on the first batch its loss differs from eager execution's by {loss_difference / losses:.2g} and its gradients by "
-        f"{gradients:.2g}, relatively, and rounding explains {tolerance:g}"
+        "on the first batch its loss differs from eager execution's "
+        f"by {loss_difference / losses:.2g} and its gradients by {gradients:.2g}, relatively, "
+        f"and rounding explains {tolerance:g}"
     )
 
 

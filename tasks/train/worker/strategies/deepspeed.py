@@ -1,10 +1,12 @@
-"""train.parallel=deepspeed: DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) below this project's trainer and checkpoints.
+"""train.parallel=deepspeed: DeepSpeed's ZeRO below this project's trainer and checkpoints.
 
-The engine partitions, reduces, clips and updates. Its own checkpoints are pickles and are not used: what it partitions is gathered
-parameter by parameter, and a checkpoint has it under the names and in the shapes of every other strategy.
+ZeRO is that of Rajbhandari et al. 2020, arXiv 1910.02054. The engine partitions, reduces, clips and
+updates. Its own checkpoints are pickles and are not used: what it partitions is gathered parameter
+by parameter, and a checkpoint has it under the names and in the shapes of every other strategy.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import logging
 import math
 import os
@@ -42,25 +44,31 @@ def load_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     try:
+        # deepspeed.utils is used as an attribute.
         import deepspeed  # pyright: ignore[reportMissingImports]
         import deepspeed.ops  # pyright: ignore[reportMissingImports]
-        import deepspeed.utils  # pyright: ignore[reportMissingImports, reportUnusedImport]  (used as an attribute)
+        import deepspeed.utils  # pyright: ignore[reportMissingImports, reportUnusedImport]
     except ImportError as error:
         raise ConfigError(
-            f"train.parallel=deepspeed needs the package deepspeed ({error}): pip install 'infini-llama[deepspeed]', "
+            f"train.parallel=deepspeed needs the package deepspeed ({error}): "
+            "pip install 'infini-llama[deepspeed]', "
             "or choose train.parallel=fsdp, which shards the same state."
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # An all-reduce for inference, which would be compiled by a C++ compiler at the first start; training does not call it.
+    # An all-reduce for inference, which would be compiled by a C++ compiler at the first start;
+    # training does not call it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 class DeepSpeed:
-    """The engine around a model and its optimizer, which it makes its own; see `Strategy` for the methods.
+    """The engine around a model and its optimizer, which it makes its own.
+
+    See `Strategy` for the methods.
 
     Args:
-        optimizer: AdamW or Adam over the parameters of `model`; its groups hold this rank's flat partitions afterwards.
+        optimizer: AdamW or Adam over the parameters of `model`; its groups hold this rank's flat
+            partitions afterwards.
         settings: of `configs.deepspeed.engine_settings`.
     """
 
@@ -73,13 +81,18 @@ class DeepSpeed:
         autocast: torch.autocast,
     ) -> None:
         self.deepspeed = load_deepspeed(ranks.device)
-        self.model, self.ranks, self.optimizer = model, ranks, optimizer
+        self.model = model
+        self.ranks = ranks
+        self.optimizer = optimizer
         self.parameters_by_name = dict(model.named_parameters())
         self.apply = True
         update = optimizer.step
 
         def step(*_: Any) -> Any:
-            """The engine cannot skip an update whose gradients are finite, as one after a loss spike."""
+            """Update if `apply`.
+
+            The engine cannot skip an update whose gradients are finite, as one after a loss spike.
+            """
             return update() if self.apply else None
 
         optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
@@ -90,9 +103,8 @@ class DeepSpeed:
             dist_init_required=False,
         )[0]
         self.module: nn.Module = self.engine
-        init_optimizer_state(
-            optimizer
-        )  # the engine finds the moments of all groups when it has updated the first one
+        # The engine finds the moments of all groups when it has updated the first one.
+        init_optimizer_state(optimizer)
         self.stage: int = self.engine.zero_optimization_stage()
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
@@ -103,10 +115,10 @@ class DeepSpeed:
         for number, batch in enumerate(micro_batches):
             loss = self.engine(*batch)
             # The engine averages over the ranks, whose number is multiplied in beforehand.
-            self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-            self.engine.backward(
-                loss * (self.ranks.world_size / targets * scale), scale_wrt_gas=False
-            )
+            is_last = number == len(micro_batches) - 1
+            self.engine.set_gradient_accumulation_boundary(is_last)
+            factor = self.ranks.world_size / targets * scale
+            self.engine.backward(loss * factor, scale_wrt_gas=False)
             total += loss.detach()
         return total
 
@@ -138,7 +150,8 @@ class DeepSpeed:
     @torch.no_grad()
     def tensors(self) -> dict[str, torch.Tensor]:
         """Each rank has its rows of every tensor, as under FSDP2."""
-        utils, state = self.deepspeed.utils, dict[str, torch.Tensor]()
+        utils = self.deepspeed.utils
+        state: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters_by_name.items():
             state[f"model.{name}"] = self._rows(utils.safe_get_full_fp32_param(parameter))
             for moment in MOMENTS:
@@ -200,15 +213,25 @@ class DeepSpeed:
         return [state["step"] for state in self.optimizer.state.values()]
 
     def _partition(self, parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
-        """This rank's part under stage 3, where the last rank's is filled up with zeros (the engine's own setter cannot)."""
+        """This rank's part of `full` under stage 3.
+
+        The last rank's is filled up with zeros, which the engine's own setter cannot do.
+        """
         size = parameter.ds_tensor.ds_numel  # pyright: ignore[reportAttributeAccessIssue]
-        filled = nn.functional.pad(full.flatten(), (0, size * self.mesh.size() - full.numel()))
+        padding = size * self.mesh.size() - full.numel()
+        filled = nn.functional.pad(full.flatten(), (0, padding))
         return filled.narrow(0, size * self.mesh.get_rank(), size)
 
     def _rows(self, full: torch.Tensor) -> DTensor:
-        return distribute_tensor(full, self.mesh, [Shard(0)], src_data_rank=None).clone()  # pyright: ignore[reportReturnType]
+        rows = distribute_tensor(full, self.mesh, [Shard(0)], src_data_rank=None)
+        return rows.clone()  # pyright: ignore[reportReturnType]
 
 
 def _finite_or_inf(norm: float) -> float:
-    """Whether the engine reports gradients that are not finite as inf, nan or -1 depends on its stage."""
-    return norm if math.isfinite(norm) and norm >= 0 else math.inf
+    """The norm, or inf for gradients that are not finite.
+
+    Whether the engine reports these as inf, nan or -1 depends on its stage.
+    """
+    if math.isfinite(norm) and norm >= 0:
+        return norm
+    return math.inf

@@ -1,4 +1,7 @@
-"""Strategies of torch itself: a copy of the model per rank (DDP), or a shard of every parameter (FSDP2, HSDP)."""
+"""Strategies of torch itself.
+
+They give each rank a copy of the model (DDP), or a shard of every parameter (FSDP2, HSDP).
+"""
 
 import logging
 import math
@@ -30,28 +33,35 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class LossModule(nn.Module):
-    """Llama with its loss inside forward, where DistributedDataParallel, FSDP and DeepSpeed's engine see it.
+    """Llama with its loss inside forward, where DDP, FSDP and DeepSpeed's engine see it.
 
-    With a `context` the loss is that of this rank's part of the sequences; gradients of all ranks' losses together are right
-    once they are summed over the ranks, whatever part each of them had.
+    With a `context` the loss is that of this rank's part of the sequences; gradients of all ranks'
+    losses together are right once they are summed over the ranks, whatever part each of them had.
     """
 
     def __init__(
         self, model: Llama, context: Context | None = None, autocast: torch.autocast | None = None
     ) -> None:
         super().__init__()
-        self.model, self.context, self.autocast = model, context, autocast or nullcontext()
+        self.model = model
+        self.context = context
+        self.autocast = autocast or nullcontext()
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum of the token cross-entropies of whole sequences input_ids [b, T] against labels [b, T], a scalar in fp32.
+        """Sum of the token cross-entropies of whole sequences, a scalar in fp32.
 
-        documents [b, T], where given, keeps the documents of a sequence apart (`model.layout`).
+        Args:
+            input_ids: [b, T].
+            labels: [b, T].
+            documents: [b, T], keeps the documents of a sequence apart (`model.layout`); None: they
+                are not kept apart.
         """
         if self.context is not None:
             size = self.model.config.segment_length
-            input_ids, labels = self.context.part(input_ids, size), self.context.part(labels, size)
+            input_ids = self.context.part(input_ids, size)
+            labels = self.context.part(labels, size)
         with self.autocast:  # in here, since DeepSpeed's engine switches off any around it
             return self.model.loss(input_ids, labels, documents, self.context)[0]
 
@@ -62,11 +72,12 @@ class NativeStrategy:
     def __init__(
         self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast
     ) -> None:
-        self.model, self.train, self.ranks = model, train, ranks
+        self.model = model
+        self.train = train
+        self.ranks = ranks
         self.module: nn.Module = LossModule(model, ranks.context, autocast)
-        self.wrapped = self._wrap(
-            model, self.module
-        )  # before the optimizer, which is given the sharded parameters
+        # Before the optimizer, which is given the sharded parameters.
+        self.wrapped = self._wrap(model, self.module)
         self.optimizer = build_optimizer(model, train)
         init_optimizer_state(self.optimizer)
         self.norm = torch.zeros(())
@@ -75,7 +86,7 @@ class NativeStrategy:
         return module
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
-        """Backward passes inside reduce gradients over the ranks only where this is the `last` one of a step."""
+        """Backward passes inside reduce gradients over the ranks only for a step's `last` one."""
         return nullcontext()
 
     def accumulate(
@@ -83,18 +94,22 @@ class NativeStrategy:
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
-            with self._gradient_sync(last=number == len(micro_batches) - 1):
+            is_last = number == len(micro_batches) - 1
+            with self._gradient_sync(last=is_last):
                 loss = self.wrapped(*batch)
                 # The strategy averages over the ranks, whose number is multiplied in beforehand.
-                (loss * (self.ranks.world_size / targets * scale)).backward()
+                factor = self.ranks.world_size / targets * scale
+                (loss * factor).backward()
             total += loss.detach()
         return total
 
     def clip_gradients(self, scale: float = 1.0) -> None:
-        parameters = [
-            parameter for parameter in self.wrapped.parameters() if parameter.grad is not None
-        ]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        parameters: list[nn.Parameter] = []
+        gradients: list[torch.Tensor] = []
+        for parameter in self.wrapped.parameters():
+            if parameter.grad is not None:
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
         if scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(1.0 / scale)
@@ -120,26 +135,29 @@ class NativeStrategy:
             assert parameter in trained or not parameter.requires_grad, (
                 f"the optimizer does not know {name}"
             )
-            for key, value in self.optimizer.state.get(
-                parameter, {}
-            ).items():  # a frozen one has none
+            state = self.optimizer.state.get(parameter, {})  # a frozen one has none
+            for key, value in state.items():
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
     def load_tensors(self, checkpoint: Path) -> None:
-        tensors, stored = self.tensors(), tensor_names(checkpoint)
+        tensors = self.tensors()
+        stored = tensor_names(checkpoint)
+        of_optimizer = {name for name in tensors if name.startswith("optimizer.")}
         # Another optimizer's state; it stays zero, as before a first step.
-        anew = {name for name in tensors if name.startswith("optimizer.")} - stored
+        anew = of_optimizer - stored
         if anew:
             log.warning(
-                "%s has no state of train.optimizer=%s for %d tensor(s), such as %s; it begins at zero.",
+                "%s has no state of train.optimizer=%s for %d tensor(s), "
+                "such as %s; it begins at zero.",
                 checkpoint.name,
                 self.train.optimizer,
                 len(anew),
                 min(anew),
             )
         load_tensors(
-            checkpoint, {name: value for name, value in tensors.items() if name not in anew}
+            checkpoint,
+            {name: value for name, value in tensors.items() if name not in anew},
         )
 
     def full_parameters(self) -> AbstractContextManager[None]:
@@ -157,7 +175,10 @@ class NativeStrategy:
 
 
 class DDP(NativeStrategy):
-    """DistributedDataParallel: a copy of the model per rank; gradients are averaged over the ranks."""
+    """DistributedDataParallel: a copy of the model per rank.
+
+    Gradients are averaged over the ranks.
+    """
 
     wrapped: DistributedDataParallel
 
@@ -170,11 +191,11 @@ class DDP(NativeStrategy):
 
 
 class FSDP(NativeStrategy):
-    """FSDP2: parameters, gradients and optimizer state of every layer are split over all ranks, or for hsdp over groups of
-    `train.shard_size` ranks, between which they are copied.
+    """FSDP2: parameters, gradients and optimizer state of every layer are split over ranks.
 
-    (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: `train.zero_stage` 3, or 2.) The parameters
-    of the model keep their names and become DTensors in place.
+    These are all ranks, or for hsdp groups of `train.shard_size` ranks, between which they are
+    copied. (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054: `train.zero_stage` 3, or 2.) The
+    parameters of the model keep their names and become DTensors in place.
     """
 
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
@@ -200,32 +221,47 @@ class FSDP(NativeStrategy):
         return super().to_plain_model()
 
     def _reshard(self) -> None:
-        """Under stage 2, an evaluation leaves whole parameters, which are others than those that the optimizer knows."""
+        """Shard the parameters again.
+
+        Under stage 2, an evaluation leaves whole parameters, which are others than those that the
+        optimizer knows.
+        """
         for module in self.wrapped.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
-    """fsdp: (ranks,); hsdp: (copies of the model, ranks per copy). The plan refuses ranks that are not a multiple of the latter."""
+    """The shape of the device mesh.
+
+    For fsdp it is (ranks,), for hsdp (copies of the model, ranks per copy). The plan refuses ranks
+    that are not a multiple of the ranks per copy.
+    """
     size = train.shards(ranks.world_size, ranks.local_world_size)
-    return (size,) if train.parallel == "fsdp" else (ranks.world_size // size, size)
+    if train.parallel == "fsdp":
+        return (size,)
+    return (ranks.world_size // size, size)
 
 
 def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:
     """(index of this rank's copy, number of equal copies) of this rank's part of a tensor."""
     if not isinstance(value, DTensor):
         return ranks.rank, ranks.world_size
-    index, count = 0, 1
+    index = 0
+    count = 1
     for dimension, placement in enumerate(value.placements):
         if placement.is_replicate():
             size = value.device_mesh.size(dimension)
-            index, count = index * size + value.device_mesh.get_local_rank(dimension), count * size
+            index = index * size + value.device_mesh.get_local_rank(dimension)
+            count *= size
     return index, count
 
 
 def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
-    """A model of the same configuration without hooks or shards that has `tensors` themselves, not copies of them."""
+    """A model of the same configuration without hooks or shards.
+
+    It has `tensors` themselves, not copies of them.
+    """
     with torch.device("meta"):
         plain = Llama(model.config)
     plain.load_state_dict(tensors, strict=False, assign=True)  # a tied head is not in it
@@ -234,9 +270,10 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state, zeros, which it otherwise does at its first step; nothing else changes.
+    """Make the optimizer allocate its state, zeros, which it otherwise does at its first step.
 
-    So a checkpoint has it also if every update so far was skipped, and a resumed run loads into it.
+    Nothing else changes. So a checkpoint has it also if every update so far was skipped, and a
+    resumed run loads into it.
     """
     learning_rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The optimizers that `train.optimizer` names (configs/optimizers.py), and their parameter groups."""
+"""The optimizers that `train.optimizer` names (configs/optimizers.py), and their groups."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ MOMENTUM = 0.95  # of sgd and muon
 def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer that `train.optimizer` names.
 
-    Each group has its peak rate as "peak_lr"; decay is decoupled from the gradient (arXiv 1711.05101) but for Adam and SGD.
+    Each group has its peak rate as "peak_lr"; decay is decoupled from the gradient (arXiv
+    1711.05101) but for Adam and SGD.
     """
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
     for group in groups:
-        group["peak_lr"] = (
-            train.gate_learning_rate if group["name"] == "gates" else train.learning_rate
-        )
+        is_of_gates = group["name"] == "gates"
+        group["peak_lr"] = train.gate_learning_rate if is_of_gates else train.learning_rate
     rate = train.learning_rate
     adam: dict[str, Any] = {
         "lr": rate,
@@ -38,44 +38,61 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
             return torch.optim.SGD(groups, lr=rate, momentum=MOMENTUM, fused=True)
         case "muon":
             matrices, others = _split_matrices(model, groups)
-            # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+            # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al.
+            # 2025, arXiv 2502.16982, section 2.2).
             muon = torch.optim.Muon(
                 [matrices], lr=rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
             )
-            return Both(muon, torch.optim.AdamW(others, **adam))
+            adamw = torch.optim.AdamW(others, **adam)
+            return Both(muon, adamw)
 
 
 class Both(torch.optim.Optimizer):
-    """Two optimizers of different parameters as one: their groups and states are shared, not copied."""
+    """Two optimizers of different parameters as one.
+
+    Their groups and states are shared, not copied.
+    """
 
     def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
         super().__init__(first.param_groups + second.param_groups, {})
         self.parts = (first, second)
-        first.state = second.state = self.state
+        first.state = self.state
+        second.state = self.state
 
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        closure: Any = None,
+    ) -> None:
         for part in self.parts:
             part.step(closure)
 
 
 def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Group]]:
-    """The layers' matrices, which Muon is for (Jordan et al. 2024), and the rest of the groups: norms, gates, embedding, head."""
+    """The layers' matrices, which Muon is for (Jordan et al. 2024), and the rest of the groups.
+
+    The rest are norms, gates, embedding and head.
+    """
     inner = {id(parameter) for parameter in model.model.layers.parameters() if parameter.ndim == 2}
     decay = next(group for group in groups if group["name"] == "decay")
-    matrices = decay | {
-        "name": "matrices",
-        "params": [p for p in decay["params"] if id(p) in inner],
-    }
-    others = [
-        group | {"params": [p for p in group["params"] if id(p) not in inner]} for group in groups
-    ]
-    return matrices, [group for group in others if group["params"]]
+    inner_decay = [parameter for parameter in decay["params"] if id(parameter) in inner]
+    matrices = decay | {"name": "matrices", "params": inner_decay}
+    others: list[Group] = []
+    for group in groups:
+        outer = [parameter for parameter in group["params"] if id(parameter) not in inner]
+        rest = group | {"params": outer}
+        if rest["params"]:
+            others.append(rest)
+    return matrices, others
 
 
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, train: TrainingConfig, max_steps: int, step: int
 ) -> float:
-    """Set every group's rate for the step that follows `step` completed ones; return the first group's."""
+    """Set every group's rate for the step that follows `step` completed ones.
+
+    Returns:
+        the first group's rate.
+    """
     share = factor(train, max_steps, step)
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * share

@@ -17,49 +17,67 @@ class Ranks:
 
     Args:
         timeout_seconds: of every collective call, and of the store from here on.
-        store: of `preflight.preflight`, by which the ranks have found each other; None: they do it here.
+        store: of `preflight.preflight`, by which the ranks have found each other; None: they do it
+            here.
     """
 
     def __init__(
         self, device: str, backend: str, timeout_seconds: float = 600.0, store: Store | None = None
     ) -> None:
-        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        self.device = (
-            torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
-        )
+        if device == "cuda":
+            self.device = torch.device("cuda", self.local_rank)
+        else:
+            self.device = torch.device("cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
         if store is not None:
             store.set_timeout(timeout)
         dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+            backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timeout,
         )
-        # Checkpoints are written beside the training steps, so their collective calls need a group of their own.
+        # Checkpoints are written beside the training steps, so their collective calls need a group
+        # of their own.
         self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
-        self.timeout, self.context = timeout, cast(Context | None, None)
+        self.timeout = timeout
+        self.context = cast(Context | None, None)
 
     def use_context_parallel(self, size: int) -> None:
-        """Give every `size` neighbouring ranks the same sequences, each a part of them (`model.context`). A collective call.
+        """Give every `size` neighbouring ranks the same sequences, each a part of them.
 
-        The plan refuses a world size that is not a multiple of `size`.
+        The parts are those of `model.context`. The plan refuses a world size that is not a multiple
+        of `size`. A collective call.
         """
         self.context = None
         if size > 1:
-            group = cast(dist.ProcessGroup, dist.new_subgroups(size, timeout=self.timeout)[0])
+            own_group, _ = dist.new_subgroups(size, timeout=self.timeout)
+            group = cast(dist.ProcessGroup, own_group)
             self.context = Context(group, self.rank % size, size)
 
     @property
     def data_world_size(self) -> int:
-        """Among how many a global batch is split: the ranks, or with context parallelism groups of them."""
-        return self.world_size if self.context is None else self.world_size // self.context.size
+        """Number of shares of a global batch.
+
+        A share belongs to one rank, or with context parallelism to one group of ranks.
+        """
+        if self.context is None:
+            return self.world_size
+        return self.world_size // self.context.size
 
     @property
     def data_rank(self) -> int:
-        """Which of them this rank is, or is part of."""
-        return self.rank if self.context is None else self.rank // self.context.size
+        """Index of the share of this rank, or of its group, among `data_world_size`."""
+        if self.context is None:
+            return self.rank
+        return self.rank // self.context.size
 
     @property
     def is_context_rank0(self) -> bool:

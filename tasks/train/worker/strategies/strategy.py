@@ -1,4 +1,7 @@
-"""The interface of strategies, which spread model and optimizer over the ranks, and the choice between them."""
+"""The interface of strategies, and the choice between them.
+
+A strategy spreads model and optimizer over the ranks.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -34,9 +37,10 @@ class Strategy(Protocol):
     def accumulate(
         self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
     ) -> torch.Tensor:
-        """Forward and backward: add to every gradient that of the mean loss over all `targets` of the step, on all ranks.
+        """Forward and backward: add to every gradient that of the step's mean loss.
 
-        Dividing the *sum* of losses by the step's number of targets makes the result independent of how the batch is split.
+        The mean is over all `targets` of the step, on all ranks. Dividing the *sum* of losses by
+        the step's number of targets makes the result independent of how the batch is split.
         Gradients are `scale` times as large (fp16's loss scaling).
 
         Returns:
@@ -45,11 +49,16 @@ class Strategy(Protocol):
         ...
 
     def clip_gradients(self, scale: float = 1.0) -> None:
-        """Divide the gradients by `scale`, then scale them down to the 2-norm `train.max_grad_norm`, where `update` does not."""
+        """Divide the gradients by `scale`, then scale them down to a 2-norm.
+
+        The norm is `train.max_grad_norm`. Nothing happens here where `update` does both.
+        """
         ...
 
     def update(self, apply: bool, scale: float = 1.0) -> float:
-        """Update the weights if `apply` and the gradients are finite, on every rank alike, and discard the gradients.
+        """Update the weights if `apply` and the gradients are finite, on every rank alike.
+
+        The gradients are discarded in any case.
 
         Returns:
             the gradients' 2-norm before clipping, not finite where they are not.
@@ -57,15 +66,24 @@ class Strategy(Protocol):
         ...
 
     def discard_gradients(self) -> None:
-        """Discard the gradients of a throw-away batch; weights stay, and so does the optimizer's state."""
+        """Discard the gradients of a throw-away batch.
+
+        The weights stay, and so does the optimizer's state.
+        """
         ...
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the training, by its name in a checkpoint: parameters, and the optimizer's state of each."""
+        """Every tensor of the training, by its name in a checkpoint.
+
+        These are the parameters, and the optimizer's state of each.
+        """
         ...
 
     def load_tensors(self, checkpoint: Path) -> None:
-        """Fill model and optimizer from a verified checkpoint, written under any strategy by any number of ranks."""
+        """Fill model and optimizer from a verified checkpoint.
+
+        It may have been written under any strategy by any number of ranks.
+        """
         ...
 
     def full_parameters(self) -> AbstractContextManager[None]:
@@ -73,7 +91,10 @@ class Strategy(Protocol):
         ...
 
     def to_plain_model(self) -> Llama | None:
-        """The whole model on the first rank, which it can use alone; None on the others. One put together from shards is on the CPU."""
+        """The whole model on the first rank, which it can use alone; None on the others.
+
+        One put together from shards is on the CPU.
+        """
         ...
 
 
@@ -89,7 +110,10 @@ def build_strategy(
     autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")
     if train.parallel == "deepspeed":
         settings = engine_settings(train, micro_batch_size, ranks.world_size)
-        return DeepSpeed(model, build_optimizer(model, train), settings, ranks, autocast)
+        optimizer = build_optimizer(model, train)
+        return DeepSpeed(model, optimizer, settings, ranks, autocast)
     if ranks.world_size == 1:
         return NativeStrategy(model, train, ranks, autocast)
-    return (DDP if train.parallel == "ddp" else FSDP)(model, train, ranks, autocast)
+    if train.parallel == "ddp":
+        return DDP(model, train, ranks, autocast)
+    return FSDP(model, train, ranks, autocast)
