@@ -16,13 +16,13 @@ log = logging.getLogger("infini_llama.compare")
 MOST = len(LIGHT)  # as many as there are colours
 OWN = ("runtime.name", "runtime.home")  # differ without a difference
 NOT_THE_SAME = (
-    "The validation losses are not of the same sequences; if text or tokenizer differ, compare only bits per byte of the same "
-    "text."
+    "The validation losses are not of the same sequences; if text or tokenizer differ, compare "
+    "only bits per byte of the same text."
 )
 
 
 def open_runs(paths: list[Path]) -> dict[str, RunReader]:
-    """The runs in these folders, by name.
+    """Open the runs in these folders, by name.
 
     Raises:
         ConfigError: fewer than two runs, too many to distinguish, or one of them twice.
@@ -52,17 +52,18 @@ def compare(runs: dict[str, RunReader]) -> Comparison:
     settings = {name: _settings(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
     beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}
-    rows = {
-        (run.lineage.dataset.digest, run.lineage.dataset.row_table_digest) for run in runs.values()
+    first = next(iter(runs))
+    differences = {
+        key: values
+        for key, values in beside.items()
+        if any(value != values[first] for value in values.values())
     }
+    datasets = [run.lineage.dataset for run in runs.values()]
+    rows = {(dataset.digest, dataset.row_table_digest) for dataset in datasets}
     sequences = {run.lineage.train.eval_tokens for run in runs.values()}
     return Comparison(
         runs={name: run.results for name, run in runs.items()},
-        differences={
-            key: values
-            for key, values in beside.items()
-            if any(v != values[next(iter(runs))] for v in values.values())
-        },
+        differences=differences,
         same_validation=len(rows) == len(sequences) == 1,
     )
 
@@ -91,14 +92,17 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
     }
     columns: dict[str, dict[str, object]] = {}
     for run, results in comparison.runs.items():
+        column = columns.setdefault(run, {})
         for name, value in results.model_dump(exclude={"run", "dataset"}).items():
             words, form = formats.get(name, (name.replace("_", " "), lambda value: value))
-            columns.setdefault(run, {})[words] = None if value is None else form(value)
-    return [row for row in side_by_side(columns) if any(row[run] is not None for run in columns)]
+            column[words] = None if value is None else form(value)
+    rows = side_by_side(columns)
+    return [row for row in rows if any(row[run] is not None for run in columns)]
 
 
 def _settings(run: RunReader) -> JsonObject:
-    """Dotted keys of the configuration, of what the machine's plan made of it, and the dataset's digest."""
+    """Dotted keys of the configuration, of the machine's plan for it, and the dataset's digest."""
+    settings = {key: value for key, value in dotted(run.config).items() if key not in OWN}
     plan = run.environment.plan.to_json() if run.environment else {}
     planned = {
         f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)
@@ -107,8 +111,4 @@ def _settings(run: RunReader) -> JsonObject:
         "dataset": run.lineage.dataset.path,
         "dataset.digest": run.lineage.dataset.digest,
     }
-    return (
-        {key: value for key, value in dotted(run.config).items() if key not in OWN}
-        | planned
-        | dataset
-    )
+    return settings | planned | dataset

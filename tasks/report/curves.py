@@ -35,7 +35,8 @@ def loss_chart(run: RunReader) -> Chart:
 
 def charts_of_run(run: RunReader) -> list[Chart]:
     """Every chart of a run; what it has not recorded is left out where it is drawn."""
-    trained, marks = run.trained, _starts(run)
+    trained = run.trained
+    marks = _starts(run)
 
     def chart(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
         return Chart(title, [_curve("", trained, value, factor)], marks=marks, log=log)
@@ -70,7 +71,10 @@ def charts_of_run(run: RunReader) -> list[Chart]:
 
 
 def charts_of_evaluations(run: RunReader) -> list[Chart]:
-    """Numbers found by distance, and bits per byte by segment; the newest measurement of each kind."""
+    """Numbers found by distance, and bits per byte by part of a sequence.
+
+    Each chart has the newest measurement of its kind.
+    """
     newest: dict[str, Chart] = {}
     for line in run.evaluations:
         if isinstance(line, PasskeyLine):
@@ -78,11 +82,10 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
             title = f"Fraction found by segment boundaries: {line.form}, {line.filler} filler"
             chart = Chart(title, curves, "segment boundaries", log_x=True)
         else:
-            parts = {words: loss.bits_per_byte_by_part or () for words, loss in line.measurements()}
-            curves = [
-                Curve(words, range(1, 1 + len(bits)), bits, "points")
-                for words, bits in parts.items()
-            ]
+            curves = []
+            for words, loss in line.measurements():
+                bits = loss.bits_per_byte_by_part or ()
+                curves.append(Curve(words, range(1, 1 + len(bits)), bits, "points"))
             chart = Chart("Bits per byte by part of a sequence", curves, "part")
         if any(curve.x for curve in curves):
             newest[chart.title] = chart
@@ -91,9 +94,8 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
 
 def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
     exact = [cell for cell in cells if cell.depth is None]
-    return Curve(
-        words, [cell.boundaries or 0 for cell in exact], [cell.found for cell in exact], "points"
-    )
+    boundaries = [cell.boundaries or 0 for cell in exact]
+    return Curve(words, boundaries, [cell.found for cell in exact], "points")
 
 
 def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
@@ -139,7 +141,7 @@ def tokens_at(run: RunReader) -> Callable[[int], float]:
 
 
 def seconds_at(run: RunReader) -> Callable[[int], float]:
-    """Time that the steps up to one took, without what is between them."""
+    """Time that the steps up to a step took, without the time between them."""
     times = accumulate(line.step_time for line in run.trained)
     spent = dict(zip((line.step for line in run.trained), times, strict=True))
     return lambda step: spent.get(step, 0.0)
@@ -153,11 +155,12 @@ def _curve(
     points: bool = False,
     x: Callable[[int], float] = float,
 ) -> Curve:
-    points_of = [(x(line.step), y * factor) for line in lines if (y := value(line)) is not None]
+    measured = [(x(line.step), value(line)) for line in lines]
+    present = [(at, y * factor) for at, y in measured if y is not None]
     return Curve(
         label,
-        [at for at, _ in points_of],
-        [y for _, y in points_of],
+        [at for at, _ in present],
+        [y for _, y in present],
         "points" if points else "line",
     )
 
@@ -168,11 +171,11 @@ def _by_layer(
     kind: Literal["line", "points"] = "points",
 ) -> list[Curve]:
     """A curve per layer; one without a memory has no values, and no curve."""
-    measured = [(line.step, of_layers) for line in lines if (of_layers := values(line))]
-    layers = min((len(of_layers) for _, of_layers in measured), default=0)
-    steps = [step for step, _ in measured]
+    measured = [line for line in lines if values(line)]
+    layers = min((len(values(line)) for line in measured), default=0)
+    steps = [line.step for line in measured]
     curves = [
-        Curve(f"layer {n}", steps, [of_layers[n] for _, of_layers in measured], kind)
+        Curve(f"layer {n}", steps, [values(line)[n] for line in measured], kind)
         for n in range(layers)
     ]
     return [curve for curve in curves if curve.has_values]

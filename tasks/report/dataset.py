@@ -1,4 +1,7 @@
-"""A dataset as a record and as a document: counts, lengths, row tables, rows as text, and, on request, statistics of its tokens."""
+"""A dataset as a record and as a document: counts, lengths, row tables and rows as text.
+
+On request, the document also has statistics of the tokens.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -63,17 +66,21 @@ from infini_llama.tasks.storage.dataset_files import (
 SAMPLES = 3
 LENGTHS = {"p5": "5th percentile", "p95": "95th percentile"}
 MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
-BINS, COMMON = 40, 24
+BINS = 40
+COMMON = 24  # tokens in the table of the most frequent ones
 
 
 def describe(path: Path) -> DatasetSummary:
-    """Facts of the dataset in folder `path`: source, splits, document lengths, row tables, and the first rows as text.
+    """Facts of the dataset in folder `path`.
+
+    These are its source, splits, document lengths and row tables, and the first rows as text.
 
     Raises:
         Damaged: the folder is no complete dataset.
     """
     manifest = read_dataset(path)
-    content, meta = manifest.content, manifest.meta
+    content = manifest.content
+    meta = manifest.meta
     tables = [folder for folder in row_tables(path) if has_all_files(folder, ROW_TABLES)]
     summary = DatasetSummary(
         path=str(path),
@@ -85,7 +92,8 @@ def describe(path: Path) -> DatasetSummary:
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
         splits=BySplit(
-            train=_split(path, content.train), validation=_split(path, content.validation)
+            train=_split(path, content.train),
+            validation=_split(path, content.validation),
         ),
         row_tables={folder.name: _rows(folder) for folder in tables},
         left_out=meta.left_out,
@@ -94,23 +102,26 @@ def describe(path: Path) -> DatasetSummary:
     )
     if meta.workers:
         summary = changed(summary, workers=meta.workers)
-    return changed(summary, sources=_sources(meta.sources, content)) if meta.sources else summary
+    if meta.sources:
+        summary = changed(summary, sources=_sources(meta.sources, content))
+    return summary
 
 
 def built(created: str, workers: Choice | None) -> str:
-    """When a dataset was built, and by which workers, if they were chosen."""
+    """The time at which a dataset was built, and by which workers, if they were chosen."""
     return f"{created} by {workers.value} ({workers.reason})" if workers else created
 
 
 def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:
     """Each of several sources by name."""
-    train, held_out = ({stats.name: stats for stats in content[split].sources} for split in SPLITS)
-    nothing = SourceStats(
-        name="", documents=0, tokens=0, bytes=0
-    )  # of a source without text in the split
+    train = {stats.name: stats for stats in content.train.sources}
+    held_out = {stats.name: stats for stats in content.validation.sources}
+    # Of a source without text in the split.
+    nothing = SourceStats(name="", documents=0, tokens=0, bytes=0)
     summaries = {}
     for source in sources:
-        stats, validation = (split.get(source.name, nothing) for split in (train, held_out))
+        stats = train.get(source.name, nothing)
+        validation = held_out.get(source.name, nothing)
         summaries[source.name] = SourceSummary(
             weight=source.weight,
             license=source.license,
@@ -181,15 +192,6 @@ def dataset_document(
     if reference is not None:
         dataset = changed(dataset, **dict(reference.text))
     splits = {split: dataset.splits[split] for split in SPLITS}
-    headline = {
-        "documents": f"{sum(split.documents for split in splits.values()):,}",
-        "tokens": f"{sum(split.tokens for split in splits.values()):,}",
-        "of text": in_bytes(sum(split.bytes for split in splits.values())),
-        "bytes per token": f"{dataset.splits.train.bytes_per_token:.2f}",
-        "vocabulary": f"{dataset.vocab_size:,}",
-        "training rows": ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values())
-        or "none",
-    }
     numbers = {
         name: in_words(split.model_dump(exclude={"document_tokens"}))
         for name, split in splits.items()
@@ -199,18 +201,17 @@ def dataset_document(
         {"source": name} | source.model_dump(by_alias=True)
         for name, source in dataset.sources.items()
     ]
+    skipped = "Skipped" if reference else "Skipped when it was built"
     parts = (
         f"{cell(dataset.source)}, built {cell(built(dataset.created, dataset.workers))}",
-        facts(headline),
+        facts(_headline(dataset)),
         *section("Checks", *(_checks(verified) if verified else ())),
         *section("Splits", table(side_by_side(numbers))),
         *section("Tokens per document", table(lengths)),
         *measured,
         *section("Sources", table(sources)),
         *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.row_tables.items())),
-        *section(
-            "Skipped" if reference else "Skipped when it was built", _left_out(dataset.left_out)
-        ),
+        *section(skipped, _left_out(dataset.left_out)),
         *section("Text without tokens", _inexpressible(dataset.inexpressible)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
         *section("Files", _files(dataset, reference)),
@@ -218,8 +219,25 @@ def dataset_document(
     return Document(f"Dataset {Path(dataset.path).name}", parts)
 
 
+def _headline(dataset: DatasetSummary) -> Cells:
+    """The most important numbers of a dataset."""
+    splits = {split: dataset.splits[split] for split in SPLITS}
+    rows = ", ".join(f"{rows.rows.train:,}" for rows in dataset.row_tables.values())
+    return {
+        "documents": f"{sum(split.documents for split in splits.values()):,}",
+        "tokens": f"{sum(split.tokens for split in splits.values()):,}",
+        "of text": in_bytes(sum(split.bytes for split in splits.values())),
+        "bytes per token": f"{dataset.splits.train.bytes_per_token:.2f}",
+        "vocabulary": f"{dataset.vocab_size:,}",
+        "training rows": rows or "none",
+    }
+
+
 def _checks(verified: VerifyReport) -> Iterator[Block]:
-    yield f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, all checks passed"
+    yield (
+        f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, "
+        "all checks passed"
+    )
     yield table([{"check": check.name, "found": check.detail} for check in verified.checks])
 
 
@@ -229,16 +247,14 @@ def _lengths(tokens: DocumentLengths) -> Cells:
 
 def _row_facts(name: str, rows: RowTableSummary) -> str:
     about = {"row table": name} | rows.model_dump(exclude={"rows", "packing", "sources"})
-    costs = {split: packed(rows.packing[split]) if rows.packing else {} for split in SPLITS}
-    parts = {
-        split: {f"of {part.name}": part.rows for part in rows.sources[split]}
-        if rows.sources
-        else {}
-        for split in SPLITS
-    }
-    columns = {
-        split: {"rows": rows.rows[split], **parts[split], **costs[split]} for split in SPLITS
-    }
+    columns = {}
+    for split in SPLITS:
+        column: dict[str, object] = {"rows": rows.rows[split]}
+        if rows.sources:
+            column |= {f"of {part.name}": part.rows for part in rows.sources[split]}
+        if rows.packing:
+            column |= packed(rows.packing[split])
+        columns[split] = column
     return subsection(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
 
 
@@ -257,14 +273,18 @@ def _left_out(report: LeftOut) -> str:
             for kind, count in report.other_files.items()
         ),
     )
-    return f"Of {report.records:,} records read:\n\n{table(rows)}\n\n{bullets(chain(map(cell, report.bad), others))}".rstrip()
+    return (
+        f"Of {report.records:,} records read:\n\n{table(rows)}\n\n"
+        f"{bullets(chain(map(cell, report.bad), others))}"
+    ).rstrip()
 
 
 def _inexpressible(lost: Inexpressible) -> str:
+    if not lost.files:
+        return ""
     return (
-        f"{lost.share:.2%} of the text, {lost.unknown:,} unknown tokens:\n\n{bullets(map(cell, lost.files))}"
-        if lost.files
-        else ""
+        f"{lost.share:.2%} of the text, {lost.unknown:,} unknown tokens:\n\n"
+        f"{bullets(map(cell, lost.files))}"
     )
 
 
@@ -275,18 +295,19 @@ def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:
         "on disk": in_bytes(dataset.bytes_on_disk),
     }
     if reference is not None:
-        what = (
+        about["this run"] = (
             f"built {' and '.join(reference.built)}"
             if reference.built
             else "complete already, nothing built"
         )
-        about |= {"this run": what}
     places = bullets((f"folder: {code(dataset.path)}", f"digest: {code(dataset.digest)}"))
     return f"{facts(about)}\n\n{places}"
 
 
 def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Document:
-    """The document of the dataset in folder `path`, with statistics of its tokens; they are read as far as MOST_TOKENS.
+    """The document of the dataset in folder `path`, with statistics of its tokens.
+
+    The tokens are read as far as MOST_TOKENS.
 
     Args:
         verified: what `infini-llama verify` found.
@@ -296,12 +317,16 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
     """
     if verified is None:
         verify_dataset(path)
-    summary, content = describe(path), read_dataset(path).content
+    summary = describe(path)
+    content = read_dataset(path).content
     counts = training_counts(path, content)
     lengths = {split: document_lengths(path, content[split].shards) for split in SPLITS}
     drawn = (
         Chart(
-            "Tokens per document, share of documents", _histograms(lengths), "tokens", log_x=True
+            "Tokens per document, share of documents",
+            _histograms(lengths),
+            "tokens",
+            log_x=True,
         ),
         Chart(
             "Bytes per token, share of all tokens",
@@ -323,7 +348,8 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
 
 def training_counts(path: Path, content: DatasetContent) -> np.ndarray:
     """How often each token occurs in the first MOST_TOKENS training tokens, int64 [vocab_size]."""
-    counts, left = np.zeros(content.vocab_size, dtype=np.int64), MOST_TOKENS
+    counts = np.zeros(content.vocab_size, dtype=np.int64)
+    left = MOST_TOKENS
     for shard in content.train.shards:
         values = map_shard(path / shard.file)[1][:left]
         counts += np.bincount(values, minlength=len(counts))
@@ -334,9 +360,8 @@ def training_counts(path: Path, content: DatasetContent) -> np.ndarray:
 def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
     """Share of each one's values in the same bins, of equal ratios."""
     everything = np.concatenate(list(of.values()))
-    edges = np.unique(
-        np.round(np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1))
-    )
+    ratios = np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1)
+    edges = np.unique(np.round(ratios))
     shares = {
         name: np.histogram(values, edges)[0] / max(1, len(values)) for name, values in of.items()
     }
@@ -344,32 +369,38 @@ def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
 
 
 def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
-    """Share of the text's tokens that stand for so many bytes; the last bar also has the longest thousandth of them."""
+    """Share of the text's tokens that stand for so many bytes.
+
+    The last bar also has the longest thousandth of them.
+    """
     widths = np.bincount(token_bytes, weights=counts) / max(1, counts.sum())
     last = int(np.searchsorted(np.cumsum(widths), 0.999))
     widths = np.append(widths[:last], widths[last:].sum())
-    return Curve(
-        "share of tokens", (np.arange(len(widths) + 1) - 0.5).tolist(), widths.tolist(), "bars"
-    )
+    edges = np.arange(len(widths) + 1) - 0.5
+    return Curve("share of tokens", edges.tolist(), widths.tolist(), "bars")
 
 
 def _ranks(counts: np.ndarray) -> Curve:
     sizes = np.sort(counts[counts > 0])[::-1]
     chosen = np.unique(np.geomspace(1, len(sizes), 200).astype(np.int64)) - 1 if len(sizes) else []
-    return Curve("occurrences", [float(n + 1) for n in chosen], [float(sizes[n]) for n in chosen])
+    return Curve(
+        "occurrences",
+        [float(n + 1) for n in chosen],
+        [float(sizes[n]) for n in chosen],
+    )
 
 
 def _fill(path: Path, row_table: str) -> Chart:
     """Fraction of a sequence that is targets, where documents are packed into rows."""
-    reader, curves = TokenReader(path, row_table, "train"), []
+    reader = TokenReader(path, row_table, "train")
+    curves = []
     if isinstance(reader.rows, PackedRows) and len(reader):
         targets = reader.rows.fill()
         edges = np.linspace(0, 1, 21)
         counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
-    return Chart(
-        f"Fraction of a sequence that is targets ({row_table})", curves, "fraction of positions"
-    )
+    title = f"Fraction of a sequence that is targets ({row_table})"
+    return Chart(title, curves, "fraction of positions")
 
 
 def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:
@@ -377,7 +408,6 @@ def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:
     counted = int(counts.sum())
     common = np.argsort(-counts, kind="stable")[:COMMON]
     never = int((counts == 0).sum())
-    words = f"Of {counted:,} training tokens; {never:,} of {len(counts):,} in the vocabulary never occur among them."
     rows = [
         {
             "id": str(token),
@@ -387,5 +417,8 @@ def _tokens(path: Path, counts: np.ndarray) -> Iterator[Block]:
         for token in common.tolist()
         if counts[token]
     ]
-    yield words
+    yield (
+        f"Of {counted:,} training tokens; {never:,} of {len(counts):,} in the vocabulary never "
+        "occur among them."
+    )
     yield Detail(f"The {len(rows)} most frequent ones", table(rows))

@@ -1,4 +1,7 @@
-"""A run as a document: results, curves, time, attempts, checkpoints, samples, data, model, machine. Also of a run that continues."""
+"""A run as a document, also of a run that continues.
+
+It has results, curves, time, attempts, checkpoints, samples, data, model and machine.
+"""
 
 import logging
 import shlex
@@ -52,7 +55,10 @@ from infini_llama.tasks.storage.artifacts import EXPORT, has_all_files
 from infini_llama.tasks.storage.files import write_atomic
 
 log = logging.getLogger("infini_llama.report")
-MOST_VALIDATIONS, MOST_ATTEMPTS, MOST_SAMPLES = 40, 20, 3  # the newest ones
+# Of each, the newest ones are shown.
+MOST_VALIDATIONS = 40
+MOST_ATTEMPTS = 20
+MOST_SAMPLES = 3
 RELOAD_EVERY = 30  # seconds, of the page of a running run
 ARCHITECTURE = (
     "hidden_size",
@@ -65,9 +71,10 @@ ARCHITECTURE = (
 
 
 def write_report(path: Path) -> tuple[Path, Path]:
-    """Writes loss.png and report.html into the folder of the run, and returns their paths; warns about missing evaluations.
+    """Write loss.png and report.html into the folder of the run, and return their paths.
 
-    The flow calls it after the evaluation, while cards of the training are made before.
+    A warning names evaluations that are missing. The flow calls it after the evaluation, while
+    cards of the training are made before.
 
     Raises:
         ConfigError: it is the folder of no run.
@@ -75,8 +82,8 @@ def write_report(path: Path) -> tuple[Path, Path]:
     run = RunReader(path)
     for kind in run.missing_evaluations:
         log.warning(
-            "%s has no %s of its newest checkpoint, although evaluate.after_training lists it. Unless it is being made, run the same "
-            "command again.",
+            "%s has no %s of its newest checkpoint, although evaluate.after_training lists it. "
+            "Unless it is being made, run the same command again.",
             run.path,
             kind,
         )
@@ -86,8 +93,12 @@ def write_report(path: Path) -> tuple[Path, Path]:
 
 
 def loss_picture(run: RunReader) -> Path:
-    """The loss curve as PNG in the folder of the run; drawn again only if there are newer metrics."""
-    picture, metrics = run.folder.loss_curve, run.folder.metrics
+    """The loss curve as PNG in the folder of the run.
+
+    It is drawn again only if there are newer metrics.
+    """
+    picture = run.folder.loss_curve
+    metrics = run.folder.metrics
     is_current = (
         picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
     )
@@ -149,14 +160,16 @@ def run_document(run: RunReader, ended: str = "") -> Document:
 
 def headline(run: RunReader) -> dict[str, str]:
     """The most important numbers that the run has."""
-    results, last = run.results, run.validated[-1] if run.validated else None
-    loss, best, bits = results.train_loss, results.best_validation_loss, results.bits_per_byte
-    speed, mfu, wall, before = (
-        results.tokens_per_second,
-        results.mfu,
-        results.seconds,
-        run.before_training,
-    )
+    results = run.results
+    last = run.validated[-1] if run.validated else None
+    before = run.before_training
+    loss = results.train_loss
+    best = results.best_validation_loss
+    bits = results.bits_per_byte
+    speed = results.tokens_per_second
+    wall = results.seconds
+    other_targets = results.tokens != results.input_tokens
+    without = results.steps_without_targets
     numbers = {
         "validation loss before the first step": before
         and ("not finite" if before.loss is None else f"{before.loss:.4f}"),
@@ -166,14 +179,10 @@ def headline(run: RunReader) -> dict[str, str]:
         "bits per byte": None if bits is None else f"{bits:.3f}",
         "parameters": results.parameters and f"{results.parameters:,}",
         "tokens read": f"{results.input_tokens:,}" if run.trained else None,
-        "targets among them": f"{results.tokens:,}"
-        if results.tokens != results.input_tokens
-        else None,
-        "steps without targets": f"{results.steps_without_targets:,}"
-        if results.steps_without_targets
-        else None,
+        "targets among them": f"{results.tokens:,}" if other_targets else None,
+        "steps without targets": f"{results.steps_without_targets:,}" if without else None,
         "tokens per second": speed and f"{speed:,.0f}",
-        "MFU": None if mfu is None else share(mfu),
+        "MFU": None if results.mfu is None else share(results.mfu),
         "goodput": share(results.goodput) if wall else None,
         "since the first attempt": in_time(wall) if wall else None,
     }
@@ -188,7 +197,7 @@ def measured(line: ValidationLine) -> str:
 
 
 def _validations(run: RunReader) -> list[Cells]:
-    """The last ones, the newest first."""
+    """The newest validations, the newest first."""
     return [
         {
             "step": line.step,
@@ -204,7 +213,11 @@ def _time(run: RunReader) -> list[Cells]:
     spent = sorted(run.goodput.parts().items(), key=lambda part: -part[1])
     wall = run.goodput.wall
     return [
-        {"part": name.replace("_", " "), "time": in_time(seconds), "share": share(seconds / wall)}
+        {
+            "part": name.replace("_", " "),
+            "time": in_time(seconds),
+            "share": share(seconds / wall),
+        }
         for name, seconds in spent
         if wall and seconds >= 0.05
     ]
@@ -214,9 +227,11 @@ def _checkpoints(run: RunReader) -> list[Cells]:
     return [
         {
             "checkpoint": checkpoint.name,
-            "validation loss, nats per token": "not evaluated there"
-            if checkpoint.validation_loss is None
-            else f"{checkpoint.validation_loss:.4f}",
+            "validation loss, nats per token": (
+                "not evaluated there"
+                if checkpoint.validation_loss is None
+                else f"{checkpoint.validation_loss:.4f}"
+            ),
             "size": in_bytes(checkpoint.bytes),
             "": checkpoint.pointers,
         }
@@ -243,13 +258,16 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
 
 def _evaluations(run: RunReader) -> Iterator[Block]:
     """Evaluations of the model: losses of text, and numbers found in it by length and depth."""
+    texts = [line for line in run.evaluations if isinstance(line, PerplexityLine)]
     passkeys = [line for line in run.evaluations if isinstance(line, PasskeyLine)]
-    yield table(list(_losses(line for line in run.evaluations if isinstance(line, PerplexityLine))))
+    yield table(list(_losses(texts)))
     yield subsection(
-        "Passkey: numbers found, by length and depth", table(list(_passkeys(passkeys)))
+        "Passkey: numbers found, by length and depth",
+        table(list(_passkeys(passkeys))),
     )
     yield subsection(
-        "Passkey: numbers found, by segment boundaries", table(list(_distances(passkeys)))
+        "Passkey: numbers found, by segment boundaries",
+        table(list(_distances(passkeys))),
     )
     yield subsection(
         "Passkey: numbers found with a memory that is not the text's own",
@@ -284,7 +302,7 @@ def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
 
 
 def _newest_first(samples: list[SampleLine]) -> list[SampleLine]:
-    """By step; those of one step in the order of their prompts."""
+    """Samples by step, the newest first; those of one step in the order of their prompts."""
     return sorted(samples, key=lambda sample: -sample.step)
 
 
@@ -296,10 +314,13 @@ def data_card(run: RunReader) -> Cells:
             "dataset": dataset.path,
             "digest": dataset.digest,
             "row length": f"{dataset.sequence_length:,} tokens",
-            "note": "the dataset was moved or removed, or is damaged; only the run's own records of it are shown",
+            "note": "the dataset was moved or removed, or is damaged; only the run's own records "
+            "of it are shown",
         }
-    tokens, rows = run.dataset.tokens, run.dataset.rows.content
-    content, text = tokens.content, run.lineage.text
+    tokens = run.dataset.tokens
+    rows = run.dataset.rows.content
+    content = tokens.content
+    text = run.lineage.text
     counts = {
         split: f"{content[split].documents:,} documents, {in_bytes(content[split].bytes)} of text, "
         f"{content[split].tokens:,} tokens, {rows.rows[split]:,} sequences"
@@ -313,7 +334,8 @@ def data_card(run: RunReader) -> Cells:
         "training": counts[SPLITS[0]],
         "validation": counts[SPLITS[1]],
         "vocabulary": f"{content.vocab_size:,} tokens, {width:.2f} bytes each",
-        "unigram entropy": f"{content.validation.unigram_entropy_bits * NATS_PER_BIT:.3f} nats per token (validation)",
+        "unigram entropy": f"{content.validation.unigram_entropy_bits * NATS_PER_BIT:.3f} nats "
+        "per token (validation)",
         "sequences": f"{rows.sequence_length:,} tokens, {rows.strategy}",
         "built": built(tokens.created, tokens.meta.workers),
         "digest": tokens.digest,
@@ -321,7 +343,7 @@ def data_card(run: RunReader) -> Cells:
 
 
 def _rows_and_filters(run: RunReader) -> Iterator[Block]:
-    """How well the rows are filled, and what was left out of the text."""
+    """Figures of how well the rows are filled, and what was left out of the text."""
     if run.dataset:
         costs = run.dataset.rows.meta.packing
         yield table(
@@ -331,7 +353,8 @@ def _rows_and_filters(run: RunReader) -> Iterator[Block]:
 
 
 def _model(run: RunReader) -> Cells:
-    model, result = run.lineage.model.to_dict(), run.result
+    model = run.lineage.model.to_dict()
+    result = run.result
     return {
         "parameters": result.parameters if result else None,
         "architecture": {name: model[name] for name in ARCHITECTURE if name in model},
@@ -341,9 +364,11 @@ def _model(run: RunReader) -> Cells:
 
 
 def _environment(run: RunReader) -> Iterator[Block]:
-    if not (record := run.environment):
+    record = run.environment
+    if not record:
         return
-    machine, plan = record.facts, record.plan
+    machine = record.facts
+    plan = record.plan
     about = {
         "machine": f"{machine.host}, {machine.platform}",
         "CPU": f"{machine.cpu.model}, {machine.cores} usable core(s)",
@@ -355,7 +380,7 @@ def _environment(run: RunReader) -> Iterator[Block]:
     yield facts(about | in_words(settings))
     yield table([choice.to_json() for choice in plan.choices])
     yield table([{"patch": patch.name, "fixes": patch.fault} for patch in record.patches])
-    versions = facts(machine.versions), facts(plan.env)
+    versions = (facts(machine.versions), facts(plan.env))
     yield Detail("Versions and environment variables", "\n\n".join(filter(None, versions)))
 
 

@@ -16,7 +16,9 @@ from infini_llama.tasks.runs.run_reader import RunReader
 
 @contextlib.contextmanager
 def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
-    """Makes the card when the block is left; its last line is the error's sentence, or the block's last report.
+    """Make the card when the block is left.
+
+    Its last line is the error's sentence, or the block's last report.
 
     Args:
         run: the folder of the run.
@@ -26,7 +28,7 @@ def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
     try:
         yield ended.append
     except BaseException as error:
-        # a request to stop reaches Prefect as its own exception, with what training said of it as the cause
+        # A request to stop reaches Prefect as its own exception; its cause is what training said.
         stopped = error if isinstance(error, Preempted) else error.__cause__
         if isinstance(stopped, Preempted):
             ended.append(str(stopped))
@@ -43,7 +45,9 @@ def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
 
 
 def card(path: Path, ended: str) -> str:
-    """The run's document as Markdown, with its loss curve inside: Prefect's page needs neither network nor file.
+    """The run's document as Markdown, with its loss curve inside.
+
+    Prefect's page needs neither network nor file.
 
     Args:
         path: of the run's folder.
@@ -51,7 +55,8 @@ def card(path: Path, ended: str) -> str:
     """
     if not (path / "lineage.json").exists():  # refused before it began
         return markdown(Document(f"Run {path.name}", (cell(ended),)))
-    run, picture = RunReader(path), ""
+    run = RunReader(path)
+    picture = ""
     if run.trained:
         inside = base64.b64encode(loss_picture(run).read_bytes()).decode()
         picture = (
