@@ -1,4 +1,7 @@
-"""DeepSpeed's JSON beside the run's own keys: values in both must agree, and only settings that no key of the run has are taken from it."""
+"""DeepSpeed's JSON beside the run's own keys.
+
+Values in both must agree, and only settings that no key of the run has are taken from the JSON.
+"""
 
 import json
 
@@ -10,7 +13,8 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import JsonObject, dotted, expanded
 from infini_llama.configs.schema import TrainingConfig
 
-# What changes how ZeRO communicates and where it keeps things, but not what is computed (https://www.deepspeed.ai/docs/config-json).
+# Settings of how ZeRO communicates and where it keeps things, which do not change what is computed
+# (https://www.deepspeed.ai/docs/config-json).
 TAKEN = {
     "zero_optimization.stage",
     "zero_optimization.allgather_partitions",
@@ -38,7 +42,13 @@ KEY = "train.deepspeed_config"
 
 
 def read_json(source: str | JsonObject | None) -> JsonObject:
-    """The contents of train.deepspeed_config: a file's path, or already the contents; {} where it is not set.
+    """Read the contents of train.deepspeed_config.
+
+    Args:
+        source: a file's path, or already the contents; None where the key is not set.
+
+    Returns:
+        the contents; {} where the key is not set.
 
     Raises:
         ConfigError: no such file, or no JSON object.
@@ -98,9 +108,9 @@ def refuse_contradictions(
     problems: list[str] = []
     for name, value in _stated(train).items():
         key, expected = of_run.get(name, ("", value))
-        if (type(value) is bool) != (
-            type(expected) is bool
-        ) or value != expected:  # true is no number
+        # In Python, True equals 1; in JSON, true is no number.
+        is_one_a_flag = (type(value) is bool) != (type(expected) is bool)
+        if is_one_a_flag or value != expected:
             problems.append(
                 f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".'
             )
@@ -120,10 +130,13 @@ def refuse_contradictions(
 
 
 def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) -> JsonObject:
-    """Settings of DeepSpeed's engine: the run's own keys, and from train.deepspeed_config what they leave open.
+    """Settings of DeepSpeed's engine.
+
+    They are the run's own keys, and from train.deepspeed_config what these leave open.
 
     Args:
-        micro_batch_size: sequences, as in force: after an out-of-memory error fewer than train.deepspeed_config may say.
+        micro_batch_size: sequences, as in force: after an out-of-memory error fewer than
+            train.deepspeed_config may say.
     """
     zero: JsonObject = {"stage": train.zero_stage or 2}
     settings: JsonObject = {
@@ -133,7 +146,8 @@ def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) 
     for name, value in _stated(train).items():
         section, _, key = name.rpartition(".")
         if name in TAKEN:
-            (zero if section else settings)[key] = value
+            target = zero if section else settings
+            target[key] = value
     return {**settings, "zero_optimization": zero}
 
 
@@ -147,8 +161,5 @@ def _sizes(train: TrainingConfig, micro_batch_size: int, workers: int) -> dict[s
 
 def _stated(train: TrainingConfig) -> JsonObject:
     """Dotted keys of train.deepspeed_config without those that are left to the run."""
-    return {
-        name: value
-        for name, value in dotted(read_json(train.deepspeed_config)).items()
-        if value != "auto"
-    }
+    contents = dotted(read_json(train.deepspeed_config))
+    return {name: value for name, value in contents.items() if value != "auto"}

@@ -3,9 +3,8 @@
 import re
 from typing import Literal, NamedTuple
 
-_ABOVE_0 = (
-    r"(\d{0,15}[1-9]\d{0,15}(?:\.\d+)?|0+\.\d*[1-9]\d*)"  # so many digits that no number overflows
-)
+# So many digits that no number overflows.
+_ABOVE_0 = r"(\d{0,15}[1-9]\d{0,15}(?:\.\d+)?|0+\.\d*[1-9]\d*)"
 DURATION = rf"^\s*{_ABOVE_0}\s*([kMG]?)\s*(steps?|tokens?|minutes?|hours?)\s*$"
 COUNT = rf"^\s*{_ABOVE_0}\s*[kMGT]?\s*$"
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -19,20 +18,26 @@ class Duration(NamedTuple):
 
 
 def duration(value: int | str) -> Duration:
-    """200 and "200 steps", "10M tokens", "15 minutes", "2 hours"; `value` has passed the schema."""
+    """Parse an interval that has passed the schema.
+
+    Args:
+        value: 200 or "200 steps", "10M tokens", "15 minutes", "2 hours".
+    """
     if isinstance(value, int):
         return Duration(value, "steps")
     match = re.fullmatch(DURATION, value)
     assert match is not None, value
-    number, unit = float(match[1]) * SCALE[match[2]], match[3].rstrip("s")
+    number = float(match[1]) * SCALE[match[2]]
+    unit = match[3].rstrip("s")
     if unit in ("step", "token"):
         return Duration(max(1, round(number)), "steps" if unit == "step" else "tokens")
     return Duration(number * (60 if unit == "minute" else 3600), "seconds")
 
 
 def count(value: int | str) -> int:
-    """10_000_000 and "10M"."""
+    """Parse a number that has passed the schema: 10_000_000 or "10M"."""
     if isinstance(value, int):
         return value
     text = value.strip()
-    return max(1, round(float(text.rstrip("kMGT").strip()) * SCALE.get(text[-1], 1)))
+    number = float(text.rstrip("kMGT").strip())
+    return max(1, round(number * SCALE.get(text[-1], 1)))

@@ -12,20 +12,26 @@ from typing import Literal
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Answers for a file that may be whole, and can be had later: limits, and file servers.
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
-# All but tabs and line ends; those that turn the direction of writing; bytes of file names that are not UTF-8.
+# All control characters but tabs and line ends; characters that turn the direction of writing;
+# bytes of file names that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
-    """Foreign text, safe for a terminal: control characters become escape sequences such as \\x1b."""
+    """Foreign text, safe for a terminal.
+
+    Control characters become escape sequences such as \\x1b.
+    """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shown_url(url: str) -> str:
-    """A URL for messages: without its password, and without the query of HTTP, which may hold a signature."""
-    return re.sub(
-        r"(://[^/:@]*):[^/]*@", r"\1:***@", url.split("?")[0] if url.startswith("http") else url
-    )
+    """A URL for messages, without its password.
+
+    A URL of HTTP is also without its query, which may hold a signature.
+    """
+    without_query = url.split("?")[0] if url.startswith("http") else url
+    return re.sub(r"(://[^/:@]*):[^/]*@", r"\1:***@", without_query)
 
 
 def shown_path(path: object) -> str:
@@ -34,12 +40,18 @@ def shown_path(path: object) -> str:
 
 
 def words_of(fault: BaseException, url: str) -> str:
-    """The kind and the words of an error about a URL, for messages: one short line, with the URL as `shown_url` has it."""
+    """The kind and the words of an error about a URL, for messages.
+
+    They are one short line, with the URL as `shown_url` has it.
+    """
     return one_line(f"{type(fault).__name__}: {fault}".replace(url, shown_url(url)))
 
 
 def one_line(fault: object) -> str:
-    """The words of a library's error as a part of a sentence: on one line, and cut where there are very many."""
+    """The words of a library's error as a part of a sentence.
+
+    They are on one line, and cut where there are very many.
+    """
     return " ".join(str(fault).split())[:200]
 
 
@@ -49,7 +61,7 @@ def portable(name: str) -> str:
 
 
 class ExitCode(IntEnum):
-    """How a command or a worker ended."""
+    """The ways in which a command or a worker ends."""
 
     FINISHED = 0
     INVALID_CONFIG = 64
@@ -67,9 +79,11 @@ class Ending:
 
     Attributes:
         cause, action: for people; the table of docs/resume.md is written from them.
-        follows: "nothing": no attempt, on any node; the same command would end the same way. "attempt": the stage itself makes another
-            attempt at once, unless a request stopped the command, or its limit of such attempts is reached. "retry": the stage
-            raises; its caller enters it again after a delay, as often as runtime.retries says.
+        follows: "nothing": no attempt, on any node; the same command would end the same way.
+            "attempt": the stage itself makes another attempt at once, unless a request stopped the
+            command, or its limit of such attempts is reached.
+            "retry": the stage raises; its caller enters it again after a delay, as often as
+            runtime.retries says.
         of_command: what the help says of a command that ended so; "": the cause.
     """
 
@@ -81,52 +95,57 @@ class Ending:
 
 ENDINGS = {
     ExitCode.FINISHED: Ending(
-        "finished", "nothing", "None. Running the command again only prints the result.", "success"
+        cause="finished",
+        follows="nothing",
+        action="None. Running the command again only prints the result.",
+        of_command="success",
     ),
     ExitCode.INVALID_CONFIG: Ending(
-        "invalid configuration or arguments", "nothing", "Not retried. The error names the key."
+        cause="invalid configuration or arguments",
+        follows="nothing",
+        action="Not retried. The error names the key.",
     ),
     ExitCode.INVALID_DATA: Ending(
-        "invalid data: missing, damaged, or a different dataset",
-        "nothing",
-        "Not retried. The error names the file and the command that repairs it.",
+        cause="invalid data: missing, damaged, or a different dataset",
+        follows="nothing",
+        action="Not retried. The error names the file and the command that repairs it.",
     ),
     ExitCode.UNEXPECTED: Ending(
-        "unexpected error, killed worker, killed torchrun",
-        "retry",
-        "After a failed attempt, a full disk or an unexpected exception, training is retried: by "
-        "the Prefect task, or with `--no-prefect` in a loop. Other errors found before the "
-        "attempt, such as a run that another command trains, are not retried.",
-        "unexpected error, also after retries",
+        cause="unexpected error, killed worker, killed torchrun",
+        follows="retry",
+        action="After a failed attempt, a full disk or an unexpected exception, training is "
+        "retried: by the Prefect task, or with `--no-prefect` in a loop. Other errors found before "
+        "the attempt, such as a run that another command trains, are not retried.",
+        of_command="unexpected error, also after retries",
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
-        "out of memory",
-        "attempt",
-        "Another attempt at once, with half the micro-batch and the same global batches in the "
-        "same order, until it cannot be halved. `runtime.retries` does not count it.",
-        "out of memory, and the micro-batch cannot be halved",
+        cause="out of memory",
+        follows="attempt",
+        action="Another attempt at once, with half the micro-batch and the same global batches in "
+        "the same order, until it cannot be halved. `runtime.retries` does not count it.",
+        of_command="out of memory, and the micro-batch cannot be halved",
     ),
     ExitCode.DIVERGED: Ending(
-        "loss, gradient or weights not finite",
-        "attempt",
-        "Rolled back at most `runtime.max_rollbacks` times.",
-        "loss, gradient or weights not finite, also after rollbacks",
+        cause="loss, gradient or weights not finite",
+        follows="attempt",
+        action="Rolled back at most `runtime.max_rollbacks` times.",
+        of_command="loss, gradient or weights not finite, also after rollbacks",
     ),
     ExitCode.PREEMPTED: Ending(
-        "stopped by a signal or by Prefect",
-        "attempt",
-        "A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun or a "
-        "worker, training then continues immediately, and no failure is counted. After SIGTERM, "
-        "SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the command ends within "
-        "the grace period; run it again to resume.",
-        "training was stopped; run the command again to resume",
+        cause="stopped by a signal or by Prefect",
+        follows="attempt",
+        action="A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun "
+        "or a worker, training then continues immediately, and no failure is counted. After "
+        "SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the command ends "
+        "within the grace period; run it again to resume.",
+        of_command="training was stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(
-        "hung rank",
-        "retry",
-        "Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all ranks "
-        "to their logs, and kills them.",
-        "hung rank, also after retries",
+        cause="hung rank",
+        follows="retry",
+        action="Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all "
+        "ranks to their logs, and kills them.",
+        of_command="hung rank, also after retries",
     ),
 }
 
@@ -138,7 +157,9 @@ class PipelineError(Exception):
 
 
 class ConfigError(PipelineError):
-    """A setting is invalid. It is not retried; the message names the key, its value and what is allowed.
+    """A setting is invalid.
+
+    It is not retried. The message names the key, its value and what is allowed.
 
     Args:
         message: a sentence; with `problems`, what they have in common.
@@ -148,7 +169,8 @@ class ConfigError(PipelineError):
     exit_code = ExitCode.INVALID_CONFIG
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
-        super().__init__("\n  ".join([f"{message}:", *problems]) if problems else message)
+        text = "\n  ".join([f"{message}:", *problems]) if problems else message
+        super().__init__(text)
         self.problems = tuple(problems) or (message,)
 
 
@@ -164,7 +186,9 @@ class TokenizerFails(DataError):
 
 @contextmanager
 def tokenizer_faults() -> Generator[None]:
-    """Turn errors of `tokenizers`, which have no narrower type than Exception, and its panics into TokenizerFails.
+    """Turn errors and panics of `tokenizers` into TokenizerFails.
+
+    Its errors have no narrower type than Exception.
 
     Raises:
         TokenizerFails: instead of them.
@@ -180,12 +204,18 @@ def tokenizer_faults() -> Generator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether this is a panic of a library written in Rust (tokenizers, gigatoken), which is no Exception."""
+    """Whether this is a panic of a library written in Rust (tokenizers, gigatoken).
+
+    A panic is no Exception.
+    """
     return type(error).__name__ == "PanicException"
 
 
 class TrainFailed(PipelineError):
-    """An attempt ended without finishing; where a retry follows its code, another call resumes from the newest valid checkpoint."""
+    """An attempt ended without finishing.
+
+    Where a retry follows its code, another call resumes from the newest valid checkpoint.
+    """
 
     def __init__(self, message: str, exit_code: int = ExitCode.UNEXPECTED) -> None:
         super().__init__(message)
@@ -196,7 +226,8 @@ class Diverged(PipelineError):
     """Training cannot continue from its weights.
 
     Attributes:
-        first_skip: the first step whose update was skipped, or after which the weights were not finite: a rollback starts before it.
+        first_skip: the first step whose update was skipped, or after which the weights were not
+            finite: a rollback starts before it.
         samples: consumed when training gave up.
     """
 
@@ -206,7 +237,8 @@ class Diverged(PipelineError):
         super().__init__(
             f"{message}; lower train.learning_rate, or look at the samples named in the log."
         )
-        self.first_skip, self.samples = first_skip, samples
+        self.first_skip = first_skip
+        self.samples = samples
 
 
 class Preempted(PipelineError):
@@ -226,7 +258,8 @@ def no_space(error: BaseException, what: str = "") -> str | None:
     """
     if not isinstance(error, OSError) or error.errno not in NO_SPACE:
         return None
-    what = what or (f"'{error.filename}'" if error.filename else "a file")
+    if not what:
+        what = f"'{error.filename}'" if error.filename else "a file"
     return (
         f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same "
         "command again."
@@ -234,8 +267,12 @@ def no_space(error: BaseException, what: str = "") -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this process, or a GPU, has no memory left; torch's errors are known by their names, without torch."""
-    kind, words = type(error).__name__, str(error)
+    """Whether this process, or a GPU, has no memory left.
+
+    torch's errors are known by their names, without torch.
+    """
+    kind = type(error).__name__
+    words = str(error)
     if kind == "AcceleratorError":  # a kernel's, or a library's own allocation on a GPU
         return "out of memory" in words
     # The last one is torch's on a CPU.
@@ -248,10 +285,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Generator[None]:
-    """Raise `kind` with a message that names `what` if the disk is full while the block writes it."""
+    """Raise `kind`, which names `what`, if the disk is full while the block writes it."""
     try:
         yield
     except OSError as error:
-        if sentence := no_space(error, what):
+        sentence = no_space(error, what)
+        if sentence:
             raise kind(sentence) from error
         raise

@@ -36,15 +36,17 @@ PATTERNS = {
 
 
 def section_of(annotation: Any, or_null: bool = False) -> type[BaseModel] | None:
-    """The section that a key holds, None for a key with a value. or_null: also one in whose place the key may be null."""
+    """The section that a key holds, None for a key with a value.
+
+    Args:
+        or_null: also a section in whose place the key may be null.
+    """
     if or_null and get_origin(annotation) is types.UnionType:
-        sections = [
-            section_of(argument) for argument in get_args(annotation) if argument is not type(None)
-        ]
-        return sections[0] if len(sections) == 1 else None
-    return (
-        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    )
+        choices = [argument for argument in get_args(annotation) if argument is not type(None)]
+        return section_of(choices[0]) if len(choices) == 1 else None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
 
 
 @functools.cache
@@ -63,29 +65,35 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
     """The key that an error's location leads to.
 
     Returns:
-        the steps that the user wrote; those of the key to blame, which is the whole list for an entry of it, and the whole section for
-        a key of one that may be null; and the type of what is allowed there, None for an unknown key.
+        the steps that the user wrote; those of the key to blame, which is the whole list for an
+        entry of it, and the whole section for a key of one that may be null; and the type of what
+        is allowed there, None for an unknown key.
     """
     steps: list[Any] = []
     key: list[str] = []
-    is_key, allowed = True, PipelineConfig
+    is_key = True
+    allowed: Any = PipelineConfig
     for step in location:
         of_null = [argument for argument in get_args(allowed) if argument is not type(None)]
         if isinstance(step, int) and len(of_null) == 1 and get_origin(of_null[0]) is list:
             allowed = of_null[0]  # an entry of a list that may be null
-        section, arguments = section_of(allowed, or_null=True), get_args(allowed)
+        section = section_of(allowed, or_null=True)
+        arguments = get_args(allowed)
         if section is not None:
             is_key = is_key and section is allowed
             if step not in section.model_fields:
                 return (*steps, step), tuple(key), None
             field = section.model_fields[step]
-            allowed = Annotated[field.annotation, field] if field.metadata else field.annotation  # type: ignore[valid-type]
+            allowed = Annotated[field.annotation, field] if field.metadata else field.annotation
             if is_key:
                 key.append(step)
         elif get_origin(allowed) is list:
-            is_key, allowed = False, arguments[0]
+            is_key = False
+            allowed = arguments[0]
         elif get_origin(allowed) is dict:
-            is_key, allowed = False, arguments[0 if location[-1] == "[key]" else 1]
+            is_key = False
+            key_type, value_type = arguments
+            allowed = key_type if location[-1] == "[key]" else value_type
         else:
             break  # pydantic's name for one branch of a union, or its mark "[key]"
         steps.append(step)
@@ -93,8 +101,9 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
 
 
 def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
-    """'an integer ≥ 1 or auto' for such a type."""
-    origin, arguments = get_origin(allowed), get_args(allowed)
+    """The values that a type allows, in words such as 'an integer ≥ 1 or auto'."""
+    origin = get_origin(allowed)
+    arguments = get_args(allowed)
     if origin is Annotated:
         groups = [
             rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]
@@ -103,22 +112,20 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(words(argument) for argument in arguments)
     if origin is Literal:
-        return (
-            str(arguments[0]) if len(arguments) == 1 else "one of " + ", ".join(map(str, arguments))
-        )
+        if len(arguments) == 1:
+            return str(arguments[0])
+        return "one of " + ", ".join(map(str, arguments))
     if origin is list:
         return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
-    if origin is dict or section_of(allowed):
-        return "a section with keys" if section_of(allowed) else "a mapping of keys to values"
+    if section_of(allowed):
+        return "a section with keys"
+    if origin is dict:
+        return "a mapping of keys to values"
     if allowed is str:
         pattern = _rule(rules, "pattern")
-        return (
-            PATTERNS[pattern]
-            if pattern
-            else "a non-empty string"
-            if _rule(rules, "min_length")
-            else "a string"
-        )
+        if pattern:
+            return PATTERNS[pattern]
+        return "a non-empty string" if _rule(rules, "min_length") else "a string"
     return PLAIN[allowed] + _range(rules)
 
 
@@ -132,7 +139,9 @@ PLAIN = {
 
 
 def _rule(rules: tuple[Any, ...], name: str) -> Any:
-    return next((value for rule in rules if (value := getattr(rule, name, None)) is not None), None)
+    """The limit of this name in the first rule that has one."""
+    limits = (getattr(rule, name, None) for rule in rules)
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _range(rules: tuple[Any, ...]) -> str:
@@ -140,7 +149,8 @@ def _range(rules: tuple[Any, ...]) -> str:
     if low is not None and high is not None:
         return f" from {low} to {high}"
     bounds = {"≥": low, ">": above, "≤": high, "<": below}
+    limits = [(text, bound) for text, bound in bounds.items() if bound is not None]
     return "".join(
         f"{' and' if i else ''} {text} {'2^63' if bound == 2**63 else bound}"
-        for i, (text, bound) in enumerate((t, b) for t, b in bounds.items() if b is not None)
+        for i, (text, bound) in enumerate(limits)
     )

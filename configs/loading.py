@@ -1,4 +1,7 @@
-"""A YAML or JSON file and `key=value` overrides become a PipelineConfig, or one ConfigError that lists every problem."""
+"""Reads a YAML or JSON file and `key=value` overrides into a PipelineConfig.
+
+One ConfigError lists every problem.
+"""
 
 import re
 import types
@@ -19,11 +22,12 @@ MOST_LINES = 50  # of a message that lists problems
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
-    """The run that `path` describes, with dotted `key=value` overrides on top, named after the file unless it names itself.
+    """The run that `path` describes, with dotted `key=value` overrides on top.
 
-    A path that does not exist here but names a configuration that comes with the program (`configs/tiny.yaml`, `tiny.yaml`,
-    `tiny`) is that one. The value of an override is YAML, or, where the key holds text, the text itself. Where null is allowed
-    too, an empty value, `null` and `~` are null.
+    It is named after the file unless it names itself. A path that does not exist here but names a
+    configuration that comes with the program (`configs/tiny.yaml`, `tiny.yaml`, `tiny`) is that
+    one. The value of an override is YAML, or, where the key holds text, the text itself. Where null
+    is allowed too, an empty value, `null` and `~` are null.
 
     Raises:
         ConfigError: every problem, one line per problem.
@@ -47,7 +51,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
 
 
 def refuse_as_new(output: Path) -> None:
-    """Before a configuration is written: a ConfigError where `output` exists, has no folder or is no name of a YAML file."""
+    """Check the path of a configuration before it is written.
+
+    Raises:
+        ConfigError: `output` exists, has no folder, or is no name of a YAML file.
+    """
     if output.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{output} does not end with .yaml; name another file.")
     if output.exists():
@@ -59,7 +67,7 @@ def refuse_as_new(output: Path) -> None:
 
 
 def parse_config(mapping: JsonValue) -> PipelineConfig:
-    """The same from a plain dict; the run is named `run` unless runtime.name says otherwise.
+    """The run that a plain dict describes, named `run` unless runtime.name says otherwise.
 
     Raises:
         ConfigError: every problem, one line per problem.
@@ -84,9 +92,9 @@ def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineC
         return config
     if len(lines) == 1:
         raise ConfigError(f"{origin}: {lines[0]}")
-    listed = lines[:MOST_LINES] + (
-        [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    )
+    listed = lines[:MOST_LINES]
+    if len(lines) > MOST_LINES:
+        listed.append(f"and {len(lines) - MOST_LINES} more")
     raise ConfigError(
         f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in listed)
     )
@@ -114,14 +122,19 @@ def _find(path: Path) -> Path:
 
 
 def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonObject:
-    """The mapping with one `dotted.key=value` set; what is wrong with the override itself is added to `problems`."""
+    """The mapping with one `dotted.key=value` set.
+
+    Args:
+        problems: gets a line for what is wrong with the override itself.
+    """
     key, equals, text = override.partition("=")
     steps = tuple(key.strip().split("."))
     if not equals or not all(steps):
         problems.append(f"{shown(override)}: expected key=value, for example train.max_steps=100")
         return mapping
-    allowed = place(steps)[2]
-    if allowed is not None and get_origin(allowed) is dict is not get_origin(place(steps[:-1])[2]):
+    _, _, allowed = place(steps)
+    _, _, allowed_above = place(steps[:-1])
+    if get_origin(allowed) is dict and get_origin(allowed_above) is not dict:
         problems.append(f"{key.strip()}: name one variable, for example {key.strip()}.NAME=value")
         return mapping
     try:
@@ -157,25 +170,30 @@ def _with(mapping: JsonObject, steps: tuple[str, ...], value: JsonValue) -> Json
 
 def _holds_text(allowed: Any) -> bool:
     """Whether every value that is allowed is text, or null."""
-    origin, arguments = get_origin(allowed), get_args(allowed)
+    origin = get_origin(allowed)
+    arguments = get_args(allowed)
     if origin is Annotated:
         return _holds_text(arguments[0])
     if origin in (Union, types.UnionType):
         return all(_holds_text(argument) for argument in arguments if argument is not type(None))
-    return allowed in (str, Path) or (
-        origin is Literal and all(isinstance(choice, str) for choice in arguments)
-    )
+    if origin is Literal:
+        return all(isinstance(choice, str) for choice in arguments)
+    return allowed in (str, Path)
 
 
 def _may_be_null(allowed: Any) -> bool:
     arguments = get_args(allowed)
-    return (
-        _may_be_null(arguments[0]) if get_origin(allowed) is Annotated else type(None) in arguments
-    )
+    if get_origin(allowed) is Annotated:
+        return _may_be_null(arguments[0])
+    return type(None) in arguments
 
 
 def _text(text: str, allowed: Any) -> str | None:
-    """The text that was written, without the quotes if it was quoted as YAML; None for null, where that is allowed."""
+    """The text that was written, without the quotes if it was quoted as YAML.
+
+    Returns:
+        None for null, where that is allowed.
+    """
     if text.strip() in NULLS and _may_be_null(allowed):
         return None
     if text[:1] in ("'", '"') and len(text) > 1 and text[-1] == text[0]:

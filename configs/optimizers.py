@@ -1,4 +1,7 @@
-"""Facts of each optimizer, without torch; the function of its name in tasks/train/worker/strategies/optimizer.py builds it."""
+"""Facts of each optimizer, without torch.
+
+The function of its name in tasks/train/worker/strategies/optimizer.py builds it.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,10 +28,29 @@ class Optimizer:
 
 
 OPTIMIZERS: dict[OptimizerName, Optimizer] = {
-    "adamw": Optimizer(2, 2, "AdamW", ("ddp", "fsdp", "hsdp", "deepspeed")),
-    "adam": Optimizer(2, 2, "Adam", ("ddp", "fsdp", "hsdp", "deepspeed")),
-    "sgd": Optimizer(1, 1, "", ("ddp", "fsdp", "hsdp")),
+    "adamw": Optimizer(
+        moments=2,
+        matrix_moments=2,
+        deepspeed="AdamW",
+        strategies=("ddp", "fsdp", "hsdp", "deepspeed"),
+    ),
+    "adam": Optimizer(
+        moments=2,
+        matrix_moments=2,
+        deepspeed="Adam",
+        strategies=("ddp", "fsdp", "hsdp", "deepspeed"),
+    ),
+    "sgd": Optimizer(
+        moments=1,
+        matrix_moments=1,
+        deepspeed="",
+        strategies=("ddp", "fsdp", "hsdp"),
+    ),
+    # An update needs the whole matrix; all other parameters are AdamW's.
     "muon": Optimizer(
-        2, 1, "", ("ddp",)
-    ),  # an update needs the whole matrix; all other parameters are AdamW's
+        moments=2,
+        matrix_moments=1,
+        deepspeed="",
+        strategies=("ddp",),
+    ),
 }

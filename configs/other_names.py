@@ -1,4 +1,7 @@
-"""The key that a wrong name most likely means: one that another program or an earlier version calls so, or one of a similar name."""
+"""The key that a wrong name most likely means.
+
+It is one that another program or an earlier version calls so, or one of a similar name.
+"""
 
 import difflib
 
@@ -238,20 +241,25 @@ COMMANDS = {
 
 
 def nearest(steps: tuple[str, ...], is_section: bool = False) -> tuple[str, ...]:
-    """The known keys that a wrong one most likely means: those for another program's name, or the one of the most similar name."""
+    """The known keys that a wrong one most likely means.
+
+    They are those for another program's name, or the one of the most similar name.
+    """
     steps = tuple(step.lower().replace("-", "_") for step in steps)
     for name in (".".join(steps), steps[-1]):
         if name in KEYS:
             return tuple(KEYS[name].split(" or "))
-    parent, word = ".".join(steps[:-1]), difflib.SequenceMatcher(b=steps[-1])
+    parent = ".".join(steps[:-1])
+    word = difflib.SequenceMatcher(b=steps[-1])
     scored: list[tuple[float, int, str]] = []
     for key, holds_section in all_keys().items():
         above, _, name = key.rpartition(".")
         word.set_seq1(name)
-        if (
-            holds_section == is_section
-            and word.quick_ratio() >= SIMILAR
-            and (ratio := word.ratio()) >= SIMILAR
-        ):
-            scored.append((ratio + 0.2 * (above == parent), -key.count("."), key))
+        # The quick ratio is an upper bound of the ratio, which takes longer.
+        if holds_section != is_section or word.quick_ratio() < SIMILAR:
+            continue
+        ratio = word.ratio()
+        if ratio >= SIMILAR:
+            bonus = 0.2 if above == parent else 0.0
+            scored.append((ratio + bonus, -key.count("."), key))
     return (max(scored)[2],) if scored else ()

@@ -1,4 +1,7 @@
-"""Files that stand for others: what Git LFS and git-annex leave in a clone in place of content that was not downloaded."""
+"""Files that stand for others.
+
+Git LFS and git-annex leave them in a clone in place of content that was not downloaded.
+"""
 
 import os
 import re
@@ -12,22 +15,28 @@ LFS = re.compile(
     rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/\S+\s+(?:[\w.-]+ \S+\s+)*oid \w+:"
 )
 SIZE = re.compile(rb"^size (\d+)\s*$", re.MULTILINE)
-# https://git-annex.branchable.com/internals/pointer_file; where a filesystem has no links, a file holds the link's target.
+# https://git-annex.branchable.com/internals/pointer_file; where a filesystem has no links, a file
+# holds the link's target.
 ANNEX = re.compile(rb"(?:\S*\.git\S*)?/annex/objects/\S+\s*(?:/annex/[^\n]*\s*)*")
 CURE = {"Git LFS": "git lfs pull", "git-annex": "git annex get ."}
 
 
 def pointer_in(data: bytes) -> str | None:
-    """The kind of pointer that a file with these first bytes is, and what to do; the text completes '<file> …'. None: content.
+    """The kind of pointer that a file with these first bytes is, and what to do.
 
     Args:
-        data: its first LONGEST bytes, or all of them; of a longer file at least one more, since that is no pointer.
+        data: its first LONGEST bytes, or all of them; of a longer file at least one more, since
+            that is no pointer.
+
+    Returns:
+        a text that completes '<file> …'; None: the file holds content.
     """
     if len(data) > LONGEST:
         return None
     if LFS.match(data):
         size = SIZE.search(data)
-        return _sentence("Git LFS", f" of {int(size[1]):,} bytes" if size else "")
+        in_bytes = f" of {int(size[1]):,} bytes" if size else ""
+        return _sentence("Git LFS", in_bytes)
     return _sentence("git-annex") if ANNEX.fullmatch(data) else None
 
 
@@ -49,7 +58,10 @@ def refuse_pointer(path: Path) -> None:
 
 
 def dangling(path: Path) -> str | None:
-    """The same as `pointer_in`, of a link that leads into a git-annex and to no file."""
+    """The fault of a link that leads into a git-annex and to no file, in the words of `pointer_in`.
+
+    None: the path is no such link.
+    """
     try:
         is_annexed = not path.exists() and ANNEX.fullmatch(os.fsencode(path.readlink()))
     except OSError:  # it is no link

@@ -1,8 +1,11 @@
-"""Reports every problem of a configuration at once; each message names the key, its value and what is allowed."""
+"""Reports every problem of a configuration at once.
+
+Each message names the key, its value and what is allowed.
+"""
 
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -29,22 +32,25 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]:
     """The configuration, None unless it is right, and the list of problems.
 
-    A rule between keys is only tried by pydantic once each of them is right by itself. So that no problem hides another, what is
-    wrong is taken out and the rest is validated again; a rule about a key that was taken out is not reported.
+    A rule between keys is only tried by pydantic once each of them is right by itself. So that no
+    problem hides another, what is wrong is taken out and the rest is validated again; a rule about
+    a key that was taken out is not reported.
     """
     rest: Settings = _with_empty_sections(_with_text_keys(mapping), PipelineConfig)
     lines: list[str] = []
     wrong: set[str] = set()
     meant: set[str] = set()  # what an unknown key probably meant to set
-    for error in [error for error in _errors(rest) if error["type"] == "extra_forbidden"]:
+    unknown = [error for error in _errors(rest) if error["type"] == "extra_forbidden"]
+    for error in unknown:
         hint, keys = _hint(error["loc"], error["input"])
         lines.append(f"{_dotted(error['loc'])}: unknown key; {hint}")
         meant |= keys
         rest = _without(rest, error["loc"])
     for steps in list(_with_nul(rest)):
         lines.append(f"{_dotted(steps)}: the value contains a NUL character; remove it")
-        wrong.add(".".join(place(steps)[1]))
-        rest = _without(rest, place(steps)[1])
+        _, key_steps, _ = place(steps)
+        wrong.add(".".join(key_steps))
+        rest = _without(rest, key_steps)
     while errors := _errors(rest):
         named: set[str] = set()
         reported: set[Steps] = set()  # a union fails once per branch
@@ -52,7 +58,8 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
             steps, fields, _ = place(error["loc"])
             if error["type"] == "value_error":
                 for keys, rule in _rules(error, fields):
-                    lines += [] if _any_within(keys, wrong | meant) else [rule]
+                    if not _any_within(keys, wrong | meant):
+                        lines.append(rule)
                     named |= keys
                 continue
             key = ".".join(fields)
@@ -65,7 +72,8 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
         wrong |= named
         for name in named:
             rest = _without(rest, tuple(name.split(".")))
-    return (None if lines else PipelineConfig.model_validate(rest)), lines
+    config = None if lines else PipelineConfig.model_validate(rest)
+    return config, lines
 
 
 def _errors(settings: Settings) -> list[ErrorDetails]:
@@ -102,32 +110,42 @@ def _with_empty_sections(settings: Settings, section: type[BaseModel]) -> Settin
 def _hint(steps: Steps, value: Any) -> tuple[str, set[str]]:
     """Advice about an unknown key, and the keys that were probably meant."""
     is_in_list = any(isinstance(step, int) for step in steps)
-    if (decided := other_names.DECIDED.get(".".join(map(str, steps)))) is not None:
+    decided = other_names.DECIDED.get(".".join(map(str, steps)))
+    if decided is not None:
         return f"leave it out: {decided}", set()
-    if not is_in_list and (dotted := ".".join(steps)) in all_keys():
-        *parents, last = dotted.split(".")
-        return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {dotted}
-    if not is_in_list and (similar := other_names.nearest(steps, _is_mapping(value))):
-        return f"did you mean {' or '.join(similar)}?", set(similar)
-    section = section_of(place(steps[:-1])[2], or_null=True) or PipelineConfig
+    if not is_in_list:
+        dotted = ".".join(steps)
+        if dotted in all_keys():
+            *parents, last = dotted.split(".")
+            return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {dotted}
+        similar = other_names.nearest(steps, _is_mapping(value))
+        if similar:
+            return f"did you mean {' or '.join(similar)}?", set(similar)
+    _, _, allowed = place(steps[:-1])
+    section = section_of(allowed, or_null=True) or PipelineConfig
     return f"known keys here: {', '.join(section.model_fields)}", set()
 
 
 def _with_nul(value: Any, steps: Steps = ()) -> Iterator[Steps]:
-    """A problem for each text or key with a NUL character, which no path or variable can hold."""
+    """The place of each text or key with a NUL character, which no path or variable can hold."""
     if isinstance(value, str) and "\0" in value:
         yield steps
-    for key, below in (
-        value.items() if _is_mapping(value) else enumerate(value) if _is_list(value) else ()
-    ):
+    entries: Iterable[tuple[Any, Any]] = ()
+    if _is_mapping(value):
+        entries = value.items()
+    elif _is_list(value):
+        entries = enumerate(value)
+    for key, below in entries:
         yield from _with_nul(below, (*steps, key))
         if isinstance(key, str) and "\0" in key:
             yield (*steps, key)
 
 
 def _sentence(error: ErrorDetails) -> str:
+    """What is wrong with the value of a key, and what is allowed there."""
     steps, _, allowed = place(error["loc"])
-    value, key = error["input"], _dotted(steps)
+    value = error["input"]
+    key = _dotted(steps)
     if value is None or error["type"] == "missing":
         return f"{key}: it has no value; set it to {words(allowed)}"
     expected = words(allowed)
@@ -142,16 +160,19 @@ def _sentence(error: ErrorDetails) -> str:
 
 def reasons_of(error: ErrorDetails) -> tuple[str, ...]:
     """The sentences of a validator of the schema that failed; pydantic's own for another error."""
-    return (
-        error["ctx"]["error"].args
-        if error["type"] == "value_error" and "ctx" in error
-        else (error["msg"],)
-    )
+    if error["type"] == "value_error" and "ctx" in error:
+        return error["ctx"]["error"].args
+    return (error["msg"],)
 
 
 def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[str], str]]:
-    """Each failed rule between keys: the keys that it names, and its sentence with their dotted names."""
-    section, every_key = _dotted(error["loc"]), all_keys()
+    """Failed rules between keys.
+
+    Yields:
+        the keys that a rule names, and its sentence with their dotted names.
+    """
+    section = _dotted(error["loc"])
+    every_key = all_keys()
     of_section = [
         key.removeprefix(f"{section}.") for key in every_key if key.startswith(f"{section}.")
     ]
@@ -163,7 +184,9 @@ def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[s
         named = {
             name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in every_key
         }
-        yield named or {".".join(fields)}, rule if named or not section else f"{section}: {rule}"
+        if section and not named:
+            rule = f"{section}: {rule}"
+        yield named or {".".join(fields)}, rule
 
 
 def _any_within(names: set[str], wrong: set[str]) -> bool:
@@ -191,13 +214,11 @@ def _dotted(steps: Steps) -> str:
 
 
 _bounded = reprlib.Repr()
-_bounded.maxlevel, _bounded.maxlist, _bounded.maxdict, _bounded.maxstring, _bounded.maxother = (
-    2,
-    4,
-    4,
-    60,
-    60,
-)
+_bounded.maxlevel = 2
+_bounded.maxlist = 4
+_bounded.maxdict = 4
+_bounded.maxstring = 60
+_bounded.maxother = 60
 
 
 def shown(value: Any) -> str:

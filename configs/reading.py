@@ -1,6 +1,11 @@
-"""The text of a configuration: YAML 1.2's plain values (`no`, 010 and dates mean what they look like), each key once, no tags."""
+"""The text of a configuration.
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+It has YAML 1.2's plain values (`no`, 010 and dates mean what they look like), each key once, and no
+tags.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import json
 import os
 import re
@@ -17,24 +22,31 @@ JsonObject = dict[str, JsonValue]
 Model = TypeVar("Model", bound=BaseModel)
 TAG = "tag:yaml.org,2002:"
 NULLS = ("", "~", "null", "Null", "NULL")
-LARGEST = (
-    2**18
-)  # bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second
+# Bytes of a file, and values that it writes out; PyYAML reads some 30,000 entries per second.
+LARGEST = 2**18
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ as its home folder. Where there is no such user it stays as it is, where pathlib raises an error."""
+    """The path with the home folder in place of ~.
+
+    Where there is no such user it stays as it is, where pathlib raises an error.
+    """
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without tags; numbers, true/false and null as YAML 1.2 (core schema) reads them, all else is text."""
+    """Safe YAML without tags.
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own declaration; replaces its YAML 1.1 rules)
+    Numbers, true/false and null are as YAML 1.2 (core schema) reads them; all else is text.
+    """
+
+    # PyYAML's own declaration; replaces its YAML 1.1 rules.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()
-        if tag := getattr(event, "tag", None):
+        tag = getattr(event, "tag", None)
+        if tag:
             raise _fault(
                 f"the tag {tag.replace(TAG, '!!')} is not allowed; write plain values",
                 event.start_mark,
@@ -43,14 +55,19 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _values(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many values a node writes out, with those that its aliases refer to: nine lines of nine aliases each are 387 million."""
+    """The number of values that a node writes out, with those that its aliases refer to.
+
+    Nine lines of nine aliases each are 387 million.
+    """
     if id(node) not in counted:
         counted[id(node)] = 0  # an alias that contains itself is refused where it is constructed
         inner: Any = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = (
-            part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))
-        )
-        counted[id(node)] = 1 + sum(_values(part, counted) for part in parts)
+        values = 1
+        for entry in inner:
+            parts = entry if isinstance(entry, tuple) else (entry,)
+            for part in parts:
+                values += _values(part, counted)
+        counted[id(node)] = values
     return counted[id(node)]
 
 
@@ -104,7 +121,10 @@ for _kind, _pattern in {
     "null": "|".join(NULLS),
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    ),
 }.items():
     _StrictLoader.add_implicit_resolver(TAG + _kind, re.compile(rf"^(?:{_pattern})$"), None)
 
@@ -181,9 +201,10 @@ def dotted(section: JsonObject, before: str = "") -> JsonObject:
     """{"train": {"seed": 1}} as {"train.seed": 1}."""
     flat: JsonObject = {}
     for key, value in section.items():
-        flat |= (
-            dotted(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-        )
+        if isinstance(value, dict):
+            flat |= dotted(value, f"{before}{key}.")
+        else:
+            flat[before + key] = value
     return flat
 
 
@@ -200,7 +221,8 @@ def read_mapping(file: Path) -> JsonObject:
     """The sections of a .yaml, .yml or .json file.
 
     Raises:
-        ConfigError: a folder, a pipe, too large, unreadable, not UTF-8, not YAML or JSON, empty, or no mapping.
+        ConfigError: a folder, a pipe, too large, unreadable, not UTF-8, not YAML or JSON, empty, or
+            no mapping.
     """
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; give a .yaml or .json file.")
@@ -212,7 +234,8 @@ def read_mapping(file: Path) -> JsonObject:
         raise ConfigError(f"{file} is not a regular file; give a .yaml or .json file.")
     refuse_pointer(file)
     try:
-        if (size := file.stat().st_size) > LARGEST:
+        size = file.stat().st_size
+        if size > LARGEST:
             raise ConfigError(
                 f"{file} has {size:,} bytes, and a configuration has at most {LARGEST:,}; replace "
                 "a long list of files with a folder or a glob."
@@ -236,14 +259,17 @@ def read_mapping(file: Path) -> JsonObject:
 
 
 def changed(record: Model, **values: Any) -> Model:
-    """A record or a section of the configuration with other values of these fields, validated as if they had been given.
+    """A record or a section of the configuration with other values of these fields.
+
+    They are validated as if they had been given.
 
     Raises:
         TypeError: it has no such field.
         pydantic.ValidationError: a value that the field does not take.
     """
     kind = type(record)
-    if unknown := values.keys() - kind.model_fields.keys():
+    unknown = values.keys() - kind.model_fields.keys()
+    if unknown:
         raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
     fields = {name: getattr(record, name) for name in record.model_fields_set}
     return kind.model_validate(fields | values, by_name=True)

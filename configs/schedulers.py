@@ -1,4 +1,7 @@
-"""Number, rank and address of the nodes, as schedulers set them: Kubeflow's TrainJob (PET_*), Slurm's srun, an indexed Job."""
+"""Number, rank and address of the nodes, as schedulers set them.
+
+The schedulers are Kubeflow's TrainJob (PET_*), Slurm's srun, and an indexed Job.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,26 +26,29 @@ NPROC = ("PET_NPROC_PER_NODE",)
 def with_scheduler(
     environment: "EnvironmentConfig", variables: Mapping[str, str]
 ) -> "EnvironmentConfig":
-    """The section with what the scheduler of this process has set, where the configuration leaves it at its default.
+    """The section with what the scheduler of this process has set.
+
+    Only what the configuration leaves at its default is taken from the scheduler.
 
     Raises:
         ConfigError: a variable is not a number, or contradicts the configuration.
     """
-    if (
-        environment.launcher == "srun"
-    ):  # this process is the supervisor; srun numbers the nodes itself
+    if environment.launcher == "srun":
+        # This process is the supervisor; srun numbers the nodes itself.
         of_nodes = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in variables else ()
         of_rank = ()
-    elif variables.get("SLURM_STEP_NUM_NODES", "1") != "1":  # one process per node, started by srun
-        of_nodes, of_rank = (*NNODES, "SLURM_STEP_NUM_NODES"), (*NODE_RANK, "SLURM_NODEID", INDEX)
+    elif variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        # Srun has started one process per node.
+        of_nodes = (*NNODES, "SLURM_STEP_NUM_NODES")
+        of_rank = (*NODE_RANK, "SLURM_NODEID", INDEX)
     else:
-        of_nodes, of_rank = NNODES, (*NODE_RANK, INDEX)
-    started, rank = _number(variables, of_nodes), _number(variables, of_rank)
-    nnodes = (
-        environment.nnodes
-        if "nnodes" in environment.model_fields_set or started is None
-        else started
-    )
+        of_nodes = NNODES
+        of_rank = (*NODE_RANK, INDEX)
+    started = _number(variables, of_nodes)
+    rank = _number(variables, of_rank)
+    nnodes = environment.nnodes
+    if started is not None and "nnodes" not in environment.model_fields_set:
+        nnodes = started
     if started is not None and started != nnodes:
         raise ConfigError(
             f"environment.nnodes={nnodes}, but the scheduler has started {started} nodes; use the "
@@ -54,14 +60,16 @@ def with_scheduler(
     if environment.node_rank == "auto" and rank is not None:
         changes["node_rank"] = rank
     if environment.has_local_workers:
-        if environment.master_addr == "auto" and (address := _first(variables, MASTER_ADDR)):
+        address = _first(variables, MASTER_ADDR)
+        if environment.master_addr == "auto" and address:
             changes["master_addr"] = address
-        if environment.master_port == "auto" and (port := _number(variables, MASTER_PORT)):
-            changes["master_port"] = port
+        if environment.master_port == "auto":
+            port = _number(variables, MASTER_PORT)
+            if port:
+                changes["master_port"] = port
+        # Where it is not a number, it is one of torchrun's words auto, gpu and cpu.
         processes = _first(variables, NPROC) or ""
-        if (
-            environment.nproc_per_node == "auto" and processes.isdecimal()
-        ):  # else torchrun's words auto, gpu, cpu
+        if environment.nproc_per_node == "auto" and processes.isdecimal():
             changes["nproc_per_node"] = int(processes)
     try:
         return changed(environment, **changes)
@@ -73,14 +81,20 @@ def with_scheduler(
 
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    """The value of the first of these variables that is set."""
     return next((variables[name] for name in names if variables.get(name)), None)
 
 
 def _number(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """The value of the first of these variables that is set."""
+    """The number in the first of these variables that is set.
+
+    Raises:
+        ConfigError: it is not a number.
+    """
     name = next((name for name in names if variables.get(name)), None)
     if name is None:
         return None
-    if not (value := variables[name]).isdecimal():
+    value = variables[name]
+    if not value.isdecimal():
         raise ConfigError(f"{name}={value} is not a number; the scheduler sets it, or unset it.")
     return int(value)

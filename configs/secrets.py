@@ -1,4 +1,7 @@
-"""Values of `environment.env` stay out of every file and of Prefect's database, unless the variable is known to hold no secret."""
+"""Keeps values of `environment.env` out of every file and of Prefect's database.
+
+Exempt is a variable that is known to hold no secret.
+"""
 
 import contextlib
 import re
@@ -15,20 +18,22 @@ if TYPE_CHECKING:
 NAMES = re.compile(
     r"""CC|CXX|HOME|LANG|LC_ALL|LD_LIBRARY_PATH|LD_PRELOAD|MAX_JOBS|NO_COLOR|PATH|TERM|TMPDIR|TZ
     |PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|HASHSEED|PATH|UNBUFFERED|WARNINGS)
-    |GLIBC_TUNABLES|MALLOC_CONF|NVIDIA_TF32_OVERRIDE|NVIDIA_VISIBLE_DEVICES|TOKENIZERS_PARALLELISM|TRANSFORMERS_OFFLINE
+    |GLIBC_TUNABLES|MALLOC_CONF|NVIDIA_TF32_OVERRIDE|NVIDIA_VISIBLE_DEVICES|"""
+    r"""TOKENIZERS_PARALLELISM|TRANSFORMERS_OFFLINE
     |HF_(DATASETS_CACHE|DATASETS_OFFLINE|HOME|HUB_CACHE|HUB_OFFLINE)
     |WANDB_(DIR|ENTITY|MODE|PROJECT|SILENT)""",
     re.VERBOSE,
 )
 FAMILIES = re.compile(
-    r"(CUBLAS|CUBLASLT|CUDA|CUDNN|FI|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|OMP|ONEDNN|OPENBLAS|PYTORCH|RAYON|TCMALLOC|TORCH|TORCHDYNAMO"
-    r"|TORCHINDUCTOR|TRITON|UCX)_[A-Z0-9_]+"
+    r"(CUBLAS|CUBLASLT|CUDA|CUDNN|FI|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|OMP|ONEDNN|OPENBLAS|PYTORCH"
+    r"|RAYON|TCMALLOC|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TRITON|UCX)_[A-Z0-9_]+"
 )
 # A variable of such a family may still hold a secret.
 SECRET = re.compile(r"AUTH|CRED|DSN|KEY|PASS|PWD|SECRET|TOKEN|UR[IL]")
 MASK = "***"
 PASSWORD = re.compile(r"://[^/:@\s]*:[^/@\s]+@")  # in a URL
-# Prefect's own way to name a Secret block; a flow replaces it by the block's value where the run is executed.
+# Prefect's own way to name a Secret block; a flow replaces it by the block's value where the run is
+# executed.
 REFERENCE = re.compile(r"\{\{\s*prefect\.blocks\.secret\.([a-z0-9-]+)\s*\}\}")
 
 
@@ -47,7 +52,10 @@ _withheld: dict[str, str] = {}
 
 @contextlib.contextmanager
 def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
-    """Inside, the configuration without its secrets, since Prefect writes down a flow's parameters; `restored` adds them again."""
+    """Give the configuration without its secrets, since Prefect writes down a flow's parameters.
+
+    Inside, `restored` adds them again.
+    """
     secrets = _secrets(config.environment.env)
     shown = {name: value for name, value in config.environment.env.items() if name not in secrets}
     _withheld.update(secrets)
@@ -71,23 +79,22 @@ def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "Pipeli
     Raises:
         ConfigError: the variable is one whose value is written down.
     """
-    blocks = {
-        name: block
-        for name, value in config.environment.env.items()
-        if (block := REFERENCE.fullmatch(value))
-    }
+    blocks: dict[str, str] = {}
+    for name, value in config.environment.env.items():
+        reference = REFERENCE.fullmatch(value)
+        if reference:
+            blocks[name] = reference[1]
     for name in filter(_is_shown, blocks):
         raise ConfigError(
             f"environment.env.{name} names a Secret block, but the run's files show this variable; "
             "write its value."
         )
-    return _with_variables(
-        config, config.environment.env | {name: read(block[1]) for name, block in blocks.items()}
-    )
+    values = {name: read(block) for name, block in blocks.items()}
+    return _with_variables(config, config.environment.env | values)
 
 
 def refuse_blocks(config: "PipelineConfig") -> None:
-    """For a run without Prefect, which cannot read a block.
+    """Refuse Secret blocks in a run without Prefect, which cannot read them.
 
     Raises:
         ConfigError: `environment.env` names a Secret block.
@@ -109,7 +116,7 @@ def _with_variables(config: "PipelineConfig", env: dict[str, str]) -> "PipelineC
 
 
 def refuse_secrets(config: "PipelineConfig") -> None:
-    """For what is handed to Prefect's server, where another process takes it up.
+    """Refuse secrets in what is handed to Prefect's server, where another process takes it up.
 
     Raises:
         ConfigError: there are secrets in `environment.env`, or a password in a URL.
@@ -121,7 +128,8 @@ def refuse_secrets(config: "PipelineConfig") -> None:
                 "a run; leave it out, and set it in the environment of the process that executes "
                 "its runs, for ftp:// as FSSPEC_FTP_PASSWORD."
             )
-    if secrets := _secrets(config.environment.env):
+    secrets = _secrets(config.environment.env)
+    if secrets:
         names = ", ".join(f"environment.env.{name}" for name in secrets)
         raise ConfigError(
             f"{names}: the value may be a secret, and Prefect's server stores the parameters of a "
@@ -132,7 +140,7 @@ def refuse_secrets(config: "PipelineConfig") -> None:
 
 
 def _secrets(variables: dict[str, str]) -> dict[str, str]:
-    """Those of the variables that are not known to hold no secret, without references to Secret blocks."""
+    """The variables that are not known to hold no secret, without references to Secret blocks."""
     return {
         name: value
         for name, value in variables.items()
@@ -141,4 +149,5 @@ def _secrets(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _is_shown(name: str) -> bool:
+    """Whether the variable is known to hold no secret."""
     return bool(NAMES.fullmatch(name) or (FAMILIES.fullmatch(name) and not SECRET.search(name)))
