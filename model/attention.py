@@ -1,4 +1,7 @@
-"""Causal self-attention with grouped keys and values (Ainslie et al. 2023, arXiv 2305.13245) and rotary positions."""
+"""Causal self-attention with grouped keys and values and rotary positions.
+
+Grouped keys and values are those of Ainslie et al. 2023, arXiv 2305.13245.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import TypeVar
@@ -17,10 +20,14 @@ Shape = tuple[int, int, int, int]  # [B, Hkv, capacity, d]
 
 
 class KeyValues:
-    """Rotated keys and values of what was read, in buffers of `shape` [B, Hkv, capacity, d]; row b holds filled[b] of them."""
+    """Rotated keys and values of what was read, in buffers of `shape` [B, Hkv, capacity, d].
+
+    Row b holds filled[b] of them.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.k, self.v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.filled = [0] * shape[0]
 
     def together(self) -> bool:
@@ -30,7 +37,8 @@ class KeyValues:
     def grow(self, capacity: int) -> None:
         """Give the buffers room for `capacity` tokens, with what they hold."""
         more = capacity - self.k.shape[2]
-        self.k, self.v = (F.pad(x, (0, 0, 0, more)) for x in (self.k, self.v))
+        self.k = F.pad(self.k, (0, 0, 0, more))
+        self.v = F.pad(self.v, (0, 0, 0, more))
 
     def positions(self, length: int) -> torch.Tensor:
         """Places of the next `length` tokens, [length] where rows stand together, else [B, length].
@@ -40,55 +48,70 @@ class KeyValues:
         """
         if max(self.filled) + length > self.k.shape[2]:
             raise ValueError(
-                f"{max(self.filled)} tokens and {length} more are over the capacity of {self.k.shape[2]}"
+                f"{max(self.filled)} tokens and {length} more are over the capacity of "
+                f"{self.k.shape[2]}"
             )
-        filled = torch.tensor(
-            self.filled[:1] if self.together() else self.filled, device=self.k.device
-        )
-        places = filled[:, None] + torch.arange(length, device=self.k.device)
-        return places[0] if self.together() else places
+        together = self.together()
+        filled = self.filled[:1] if together else self.filled
+        begins = torch.tensor(filled, device=self.k.device)
+        places = begins[:, None] + torch.arange(length, device=self.k.device)
+        return places[0] if together else places
 
-    def append(self, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None = None) -> None:
+    def append(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: list[int] | None = None,
+    ) -> None:
         """Append k, v [B, Hkv, t, d]; of row b the first lengths[b] count."""
         length = k.shape[2]
         if self.together():
             place = slice(self.filled[0], self.filled[0] + length)
-            self.k[:, :, place], self.v[:, :, place] = k, v
+            self.k[:, :, place] = k
+            self.v[:, :, place] = v
         else:
             row = torch.arange(len(self.filled), device=k.device)[:, None]
             place = self.positions(length)
-            self.k[row, :, place], self.v[row, :, place] = k.transpose(1, 2), v.transpose(1, 2)
-        self.filled = [
-            old + new
-            for old, new in zip(self.filled, lengths or [length] * len(self.filled), strict=True)
-        ]
+            self.k[row, :, place] = k.transpose(1, 2)
+            self.v[row, :, place] = v.transpose(1, 2)
+        added = lengths or [length] * len(self.filled)
+        self.filled = [old + new for old, new in zip(self.filled, added, strict=True)]
 
     def set_row(self, row: int, other: "KeyValues") -> None:
         """Let a row be what `other`, a state of the same layer with one row, has read."""
         filled = other.filled[0]
-        self.k[row, :, :filled], self.v[row, :, :filled] = (
-            other.k[0, :, :filled],
-            other.v[0, :, :filled],
-        )
+        self.k[row, :, :filled] = other.k[0, :, :filled]
+        self.v[row, :, :filled] = other.v[0, :, :filled]
         self.filled[row] = filled
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int] | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: list[int] | None,
     ) -> torch.Tensor:
-        """Append the next tokens' k, v [B, Hkv, t, d]; returns attention [B, H, t, d] of their queries over everything so far."""
+        """Append the next tokens' k, v [B, Hkv, t, d], and attend to everything so far.
+
+        Returns:
+            attention [B, H, t, d] of their queries over everything so far.
+        """
         if max(self.filled) == 0:
             self.append(k, v, lengths)
             return causal_attention(q, k, v)
-        length, gqa = q.shape[2], q.shape[1] != k.shape[1]
+        length = q.shape[2]
+        gqa = q.shape[1] != k.shape[1]
         places = self.positions(length)
         single = length == 1 and self.together()
         self.append(k, v, lengths)
         reach = max(self.filled) if lengths is None else int(places.max()) + 1
-        k, v = self.k[:, :, :reach], self.v[:, :, :reach]
+        k = self.k[:, :, :reach]
+        v = self.v[:, :, :reach]
         if single:
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
         seen = torch.arange(reach, device=q.device) <= places[..., None]
-        seen = seen if seen.ndim == 2 else seen[:, None]
+        if seen.ndim > 2:
+            seen = seen[:, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
 
@@ -103,13 +126,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__()
-        self.head_dim, self.backend, self.dropout = (
-            config.head_size,
-            backend,
-            config.attention_dropout,
-        )
-        self.kv_heads, self.keep_weights = config.num_key_value_heads, True
-        width, q_width = config.hidden_size, config.num_attention_heads * config.head_size
+        self.head_dim = config.head_size
+        self.backend = backend
+        self.dropout = config.attention_dropout
+        self.kv_heads = config.num_key_value_heads
+        self.keep_weights = True
+        width = config.hidden_size
+        q_width = config.num_attention_heads * config.head_size
         kv_width = config.num_key_value_heads * config.head_size
         self.q_proj = nn.Linear(width, q_width, bias=False)
         self.k_proj = nn.Linear(width, kv_width, bias=False)
@@ -121,14 +144,23 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
         q, k, v = self.project(x)
-        return self.merge(self.softmax(rows.rotary.turn(q), rows.rotary.turn(k), v, rows))
+        q = rows.rotary.turn(q)
+        k = rows.rotary.turn(k)
+        return self.merge(self.softmax(q, k, v, rows))
 
     def read(
-        self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None = None
+        self,
+        x: torch.Tensor,
+        rotary: Rotary,
+        state: KeyValues,
+        lengths: list[int] | None = None,
     ) -> torch.Tensor:
-        """The next tokens' x [B, t, hidden_size] to the rows of `forward` over everything so far that are theirs.
+        """Continue from a state: x [B, t, hidden_size] of the next tokens to the same shape.
 
-        `rotary` has the tables of all positions from 0. Of row b the first lengths[b] tokens count; None: all.
+        The result is that of `forward` over everything so far, in the rows of these tokens.
+
+        `rotary` has the tables of all positions from 0. Of row b the first lengths[b] tokens count;
+        None: all.
         """
         q, k, v = self.project(x)
         turn = rotary.at(state.positions(x.shape[1])).turn
@@ -142,26 +174,38 @@ class Attention(nn.Module):
         """Empty state of a kind, in the type in which keys and values are computed."""
         weight = self.k_proj.weight
         device = weight.device.type
-        dtype = (
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        )
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         return kind((batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device)
 
     def softmax(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Rows | Segments
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layout: Rows | Segments,
     ) -> torch.Tensor:
-        dropout = self.dropout if self.training else 0.0
-        documents, ends = layout.documents, layout.boundaries
-        return causal_attention(q, k, v, documents, self.backend, dropout, ends, self.keep_weights)
+        """Softmax attention of rotated q [B, H, T, d] over k, v [B, Hkv, T, d] in this layout."""
+        return causal_attention(
+            q,
+            k,
+            v,
+            documents=layout.documents,
+            backend=self.backend,
+            dropout=self.dropout if self.training else 0.0,
+            ends=layout.boundaries,
+            keep_weights=self.keep_weights,
+        )
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head_dim))
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def merge(self, heads: torch.Tensor) -> torch.Tensor:

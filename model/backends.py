@@ -1,10 +1,17 @@
-"""Causal softmax attention by one of three functions; which one is chosen once for a run, by its plan or its configuration.
+"""Causal softmax attention by one of three functions.
 
-`sdpa` is torch's, on every device; `blocked` is plain matrix products, faster on CPUs for rows of some hundred tokens; `flash2` is
-flash-attn 2 (Dao 2023, arXiv 2307.08691), which needs its package, a GPU and half precision. All compute the same.
+Which one is chosen once for a run, by its plan or its configuration:
+
+- `sdpa` is torch's, on every device.
+- `blocked` is plain matrix products, faster on CPUs for rows of some hundred tokens.
+- `flash2` is flash-attn 2 (Dao 2023, arXiv 2307.08691), which needs its package, a GPU and half
+  precision.
+
+All compute the same.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -17,25 +24,25 @@ import torch.nn.functional as F
 from infini_llama.model.blocked import blocked_attention
 from infini_llama.model.layout import boundaries
 
-# Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that it hides.
+# Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that
+# it hides.
 LONG = 256
 BACKENDS = ("sdpa", "blocked", "flash2")
 
 
 @cache
 def flash_attention() -> Callable[..., Any]:
-    """The function of the package flash-attn, which is imported here alone: that the package is installed says nothing.
+    """The function of the package flash-attn.
+
+    It is imported here alone: that the package is installed does not say that it can be imported.
 
     Raises:
         RuntimeError: it cannot be imported, with the reason.
     """
     try:
         return import_module("flash_attn").flash_attn_varlen_func
-    except (
-        ImportError,
-        AttributeError,
-        OSError,
-    ) as error:  # OSError: a shared library that does not fit this machine
+    # OSError: a shared library that does not fit this machine
+    except (ImportError, AttributeError, OSError) as error:
         raise RuntimeError(
             f"attention backend flash2 is not available: flash_attn_varlen_func ({error})"
         ) from error
@@ -57,8 +64,10 @@ def causal_attention(
         q: [B, H, T, d]; k, v: [B, Hkv, T, d]; query head h reads key-value head h // (H / Hkv).
         documents: [B, T], the number of each token's document; None: a row is one.
         dropout: share of the weights that is dropped.
-        ends: `model.layout.boundaries` of the documents, where the caller has them; flash2 alone looks at them.
-        keep_weights: of blocked, for the backward pass, which otherwise computes them again, with the same bits.
+        ends: `model.layout.boundaries` of the documents, where the caller has them; flash2 alone
+            looks at them.
+        keep_weights: of blocked, for the backward pass, which otherwise computes them again, with
+            the same bits.
 
     Returns:
         [B, H, T, d].
@@ -75,7 +84,8 @@ def causal_attention(
         return _flash(q, k, v, documents, dropout, ends)
     if dropout:
         raise ValueError(
-            "attention backend blocked does not support dropout; set attention_dropout to 0 or use sdpa"
+            "attention backend blocked does not support dropout; "
+            "set attention_dropout to 0 or use sdpa"
         )
     return blocked_attention(q, k, v, documents, keep_weights)
 
@@ -89,7 +99,10 @@ def _flash(
     ends: torch.Tensor | None,
 ) -> torch.Tensor:
     batch, _, length, _ = q.shape
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B T, h, d]
+    # [B, h, T, d] to [B T, h, d]
+    q = q.transpose(1, 2).flatten(0, 1)
+    k = k.transpose(1, 2).flatten(0, 1)
+    v = v.transpose(1, 2).flatten(0, 1)
     if documents is None:
         ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     elif ends is None:
@@ -108,28 +121,44 @@ def _sdpa(
     gqa = q.shape[1] != k.shape[1]
     if documents is None:
         return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=gqa
+            q,
+            k,
+            v,
+            dropout_p=dropout,
+            is_causal=True,
+            enable_gqa=gqa,
         )
     if q.device.type == "cpu" and q.shape[2] > LONG and not torch.compiler.is_compiling():
         return _one_by_one(q, k, v, documents, dropout)
     seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, dropout_p=dropout, enable_gqa=gqa
+        q,
+        k,
+        v,
+        attn_mask=seen,
+        dropout_p=dropout,
+        enable_gqa=gqa,
     )
 
 
 def _one_by_one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor, dropout: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor,
+    dropout: float,
 ) -> torch.Tensor:
-    """A call for each document; measured at 2,048 tokens of 5 documents, a fifth of the time of a mask."""
+    """Attention with one call per document.
+
+    Measured at 2,048 tokens of 5 documents, it takes a fifth of the time of a mask.
+    """
     batch, _, length, _ = q.shape
     ends = boundaries(documents).tolist()
     lengths = [end - start for start, end in pairwise(ends)]
-    flat = (
-        x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v)
-    )  # a document's [t, h, d] each
+    # Each a list with a document's [t, h, d] per entry.
+    queries, keys, values = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))
     outputs: list[torch.Tensor] = []
-    for document in zip(*flat, strict=True):
+    for document in zip(queries, keys, values, strict=True):
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
         outputs.append(_sdpa(one_q, one_k, one_v, None, dropout)[0].transpose(0, 1))
     return torch.cat(outputs).unflatten(0, (batch, length)).transpose(1, 2)

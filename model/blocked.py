@@ -1,11 +1,13 @@
 """Causal attention as matrix products over blocks of queries, with its own backward pass.
 
-On a CPU this is faster than the fused function for rows of some hundred tokens. The softmax weights are kept for the backward pass,
-heads x T / 2 numbers per token, or computed again there, with the same bits. Both passes are operators of their own, so that compiled
-code calls them as they are, and has the bits of eager execution there.
+On a CPU this is faster than the fused function for rows of some hundred tokens. The softmax weights
+are kept for the backward pass, heads x T / 2 numbers per token, or computed again there, with the
+same bits. Both passes are operators of their own, so that compiled code calls them as they are, and
+has the bits of eager execution there.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import math
 import re
 from collections.abc import Generator
@@ -17,15 +19,20 @@ import torch
 from infini_llama.model.layout import boundaries
 
 aten = torch.ops.aten
-# Kept weights of each block start at a multiple of 64 bytes, since products may round otherwise elsewhere.
+# Kept weights of each block start at a multiple of 64 bytes, since products may round otherwise
+# elsewhere.
 ALIGNED = 32
-# Names of operators are those of this module: an exported model carries a copy of this file, and a second definition of a name
-# would free the first one in torch, which then crashes or computes with what took its memory.
+# Names of operators are those of this module: an exported model carries a copy of this file, and a
+# second definition of a name would free the first one in torch, which then crashes or computes with
+# what took its memory.
 OPERATORS = re.sub(r"\W", "_", __name__)
 
 
 def block_size(length: int, dtype: torch.dtype) -> int:
-    """Queries of one product: what a causal mask hides is then little, and the products are still large ones."""
+    """Queries of one product.
+
+    What a causal mask hides is then little, and the products are still large ones.
+    """
     return 128 if dtype.itemsize == 2 and length >= 512 else 64
 
 
@@ -36,17 +43,26 @@ def blocked_attention(
     documents: torch.Tensor | None,
     keep_weights: bool,
 ) -> torch.Tensor:
-    """Compute `model.backends.causal_attention`; scores and weights have the type of the products, the softmax is computed in fp32."""
+    """Compute `model.backends.causal_attention`.
+
+    Scores and weights have the type of the products; the softmax is computed in fp32.
+    """
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attend(q, k, v, documents, keep_weights and torch.is_grad_enabled())[0].transpose(1, 2)
+    keep = keep_weights and torch.is_grad_enabled()
+    output, _ = attend(q, k, v, documents, keep)
+    return output.transpose(1, 2)
 
 
 @torch.library.custom_op(f"{OPERATORS}::blocked_attention", mutates_args=())
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and, with `keep`, all softmax weights one after another, which `gradients` reads.
 
@@ -72,8 +88,13 @@ def gradients(
     documents: torch.Tensor | None,
     weights: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v from that of the output [B, T, H, d]; `weights` is empty where none were kept."""
-    count, scale = k.shape[2], q.shape[-1] ** -0.5
+    """Gradients of q, k and v from that of the output [B, T, H, d].
+
+    Args:
+        weights: those that `attend` kept; empty where none were kept.
+    """
+    count = k.shape[2]
+    scale = q.shape[-1] ** -0.5
     queries, keys, values, of_output = (_grouped(x, count) for x in (q, k, v, gradient))
     kept = weights.numel() > 0
     weights = weights if kept else q.new_empty(_size(q, keep=False))
@@ -82,7 +103,9 @@ def gradients(
     # [B Hkv, d, T]: the products that are added to these are faster so than transposed.
     of_keys, of_values = (x.new_zeros(len(x), x.shape[2], x.shape[1]) for x in (keys, values))
     for block in _blocks(q, count, documents, weights, kept):
-        here, rows, seen = block.matrices, block.rows, block.keys
+        here = block.matrices
+        rows = block.rows
+        seen = block.keys
         part = block.weights if kept else block.softmax(queries, keys)
         of_values[here, :, seen] += torch.bmm(of_output[here, rows].mT, part)
         of_scores = of_weights[: part.numel()].view(part.shape)
@@ -90,11 +113,10 @@ def gradients(
         aten._softmax_backward_data(of_scores, part, -1, part.dtype, grad_input=of_scores)
         of_queries[here, rows] = torch.bmm(of_scores, keys[here, seen])
         of_keys[here, :, seen] += torch.bmm(queries[here, rows].mT, of_scores)
-    of_k, of_v = (
-        x.unflatten(0, (-1, count)).permute(0, 3, 1, 2).contiguous()
-        for x in (of_keys.mul_(scale), of_values)
-    )
-    return _ungrouped(of_queries.mul_(scale), q), of_k, of_v
+    of_q = _ungrouped(of_queries.mul_(scale), q)
+    of_k = _transposed_back(of_keys.mul_(scale), count)
+    of_v = _transposed_back(of_values, count)
+    return of_q, of_k, of_v
 
 
 class Block(NamedTuple):
@@ -104,7 +126,8 @@ class Block(NamedTuple):
         matrices: those of the grouped queries and keys.
         rows: of grouped queries.
         keys: of grouped keys, from the first of the document to the last query's.
-        hidden: what is added to the scores of the last keys [rows, queries]: -inf where a query is before the key.
+        hidden: what is added to the scores of the last keys [rows, queries]: -inf where a query is
+            before the key.
         weights: the softmax weights [matrices, rows, keys], or where to write them.
     """
 
@@ -116,59 +139,86 @@ class Block(NamedTuple):
 
     def softmax(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Compute the weights."""
-        part, scale = self.weights, queries.shape[-1] ** -0.5
+        part = self.weights
+        scale = queries.shape[-1] ** -0.5
+        asking = queries[self.matrices, self.rows]
         seen = keys[self.matrices, self.keys]
-        torch.baddbmm(
-            part, queries[self.matrices, self.rows], seen.mT, beta=0, alpha=scale, out=part
-        )
+        torch.baddbmm(part, asking, seen.mT, beta=0, alpha=scale, out=part)
         part[:, :, -self.hidden.shape[1] :] += self.hidden
         return torch.softmax(part, -1, out=part)
 
 
+class Stretch(NamedTuple):
+    """Tokens that may see one another.
+
+    Those from `begin` to before `end`, in the rows from `first` to before `last`.
+    """
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
 def _blocks(
-    q: torch.Tensor, count: int, documents: torch.Tensor | None, weights: torch.Tensor, keep: bool
+    q: torch.Tensor,
+    count: int,
+    documents: torch.Tensor | None,
+    weights: torch.Tensor,
+    keep: bool,
 ) -> Generator[Block]:
-    """All blocks, those of a document one after the other; weights that are not kept are all written to the same place."""
+    """All blocks, those of a document one after the other.
+
+    Weights that are not kept are all written to the same place.
+    """
     batch, length, heads, _ = q.shape
-    groups, size, offset = heads // count, block_size(length, q.dtype), 0
+    groups = heads // count
+    size = block_size(length, q.dtype)
+    offset = 0
     hidden = q.new_full((size, size), -torch.inf).triu_(1).repeat_interleave(groups, 0)
-    for first, last, begin, stop in (
-        [(0, batch, 0, length)] if documents is None else _stretches(documents)
-    ):
+    stretches = [Stretch(0, batch, 0, length)] if documents is None else _stretches(documents)
+    for first, last, begin, stop in stretches:
         for start in range(begin, stop, size):
             end = min(start + size, stop)
             shape = ((last - first) * count, (end - start) * groups, end - begin)
             numbers = math.prod(shape)
             yield Block(
-                slice(first * count, last * count),
-                slice(start * groups, end * groups),
-                slice(begin, end),
-                hidden[: shape[1], : end - start],
-                weights[offset : offset + numbers].view(shape),
+                matrices=slice(first * count, last * count),
+                rows=slice(start * groups, end * groups),
+                keys=slice(begin, end),
+                hidden=hidden[: shape[1], : end - start],
+                weights=weights[offset : offset + numbers].view(shape),
             )
-            offset += _aligned(numbers) if keep else 0
+            if keep:
+                offset += _aligned(numbers)
 
 
-def _stretches(documents: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """Each document's row, the next one, its first token and its end."""
+def _stretches(documents: torch.Tensor) -> list[Stretch]:
+    """One stretch per document."""
     length = documents.shape[1]
     ends = boundaries(documents).tolist()
-    return [
-        (start // length, start // length + 1, start % length, start % length + end - start)
-        for start, end in pairwise(ends)
-    ]
+    stretches: list[Stretch] = []
+    for start, end in pairwise(ends):
+        row = start // length
+        begin = start % length
+        stretches.append(Stretch(row, row + 1, begin, begin + end - start))
+    return stretches
 
 
 def _size(q: torch.Tensor, keep: bool) -> int:
     """Numbers that the weights of all blocks have at most, or those of the largest one."""
     batch, length, heads, _ = q.shape
     size = block_size(length, q.dtype)
-    ends = [(start, min(start + size, length)) for start in range(0, length, size)]
-    sizes = [
-        _aligned(heads * (end - start) * end) for start, end in ends
-    ]  # of a row that is one document
-    # Several documents have less in them, but each of their blocks is aligned: in short rows of few heads, that is more.
-    return batch * (max(sum(sizes), length * (heads + ALIGNED)) if keep else max(sizes))
+    # Of a row that is one document.
+    sizes: list[int] = []
+    for start in range(0, length, size):
+        end = min(start + size, length)
+        sizes.append(_aligned(heads * (end - start) * end))
+    if not keep:
+        return batch * max(sizes)
+    # Several documents have less in them, but each of their blocks is aligned: in short rows of few
+    # heads, that is more.
+    return batch * max(sum(sizes), length * (heads + ALIGNED))
 
 
 def _aligned(numbers: int) -> int:
@@ -176,7 +226,10 @@ def _aligned(numbers: int) -> int:
 
 
 def _grouped(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[B, T, h, d] to [B count, T h / count, d]: the heads that read the same keys stand together, by token."""
+    """[B, T, h, d] to [B count, T h / count, d].
+
+    The heads that read the same keys stand together, by token.
+    """
     return x.unflatten(2, (count, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1).contiguous()
 
 
@@ -192,9 +245,18 @@ def _ungrouped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _transposed_back(x: torch.Tensor, count: int) -> torch.Tensor:
+    """[B count, d, T] to [B, T, count, d]."""
+    return x.unflatten(0, (-1, count)).permute(0, 3, 1, 2).contiguous()
+
+
 @attend.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, keep: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    keep: bool,
 ) -> Any:
     return q.new_empty(q.shape), q.new_empty(_size(q, keep) if keep else 0)
 
@@ -215,4 +277,5 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor |
 
 
 attend.register_autograd(_backward, setup_context=_setup)
-OPERATOR = attend._opoverload  # pyright: ignore[reportPrivateUsage]  # as `torch.utils.checkpoint` sees it
+# The operator as `torch.utils.checkpoint` sees it.
+OPERATOR = attend._opoverload  # pyright: ignore[reportPrivateUsage]

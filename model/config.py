@@ -1,5 +1,7 @@
-"""The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them, and the parameters and
-floating-point operations that follow from it."""
+"""The architecture of a model, in the field names of Hugging Face's LlamaConfig where it has them.
+
+The parameters and floating-point operations that follow from it are computed here too.
+"""
 
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -8,16 +10,28 @@ from typing import Any, Literal, TypeGuard, get_args
 Attention = Literal["softmax", "local", "infini"]
 MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
-# What training leaves as it is: the embedding, a head that is tied to it and the first layers, 0 nothing; or everything but the
-# attention (projections, their norms, gates) of the layers that have a memory.
+# What training leaves as it is: the embedding, a head that is tied to it and the first layers, 0
+# nothing; or everything but the attention (projections, their norms, gates) of the layers that have
+# a memory.
 FrozenLayers = int | Literal["all_but_memory"]
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-         "max_position_embeddings", "segment_length", "pad_vocab_to_multiple_of")  # fmt: skip
-LARGEST = 2**31 - 1  # of a size: products of two can be counted
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "segment_length",
+    "pad_vocab_to_multiple_of",
+)
+# Largest value of a size: products of two can be counted.
+LARGEST = 2**31 - 1
 
 # Parameters with a row per token of the vocabulary, and rows that pad it.
 BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
-# Fields of the same name and meaning in Hugging Face's LlamaConfig, with its default where a config.json may leave them out.
+# Fields of the same name and meaning in Hugging Face's LlamaConfig, with its default where a
+# config.json may leave them out.
 HF_FIELDS = {
     "vocab_size": None,
     "hidden_size": None,
@@ -40,26 +54,34 @@ class LlamaConfig:
 
     Attributes:
         vocab_size: tokens of the tokenizer, and so the width of the logits.
-        pad_vocab_to_multiple_of: embedding and head have `padded_vocab_size` rows, the next multiple of it; the rows beyond vocab_size
-            are zeros, which nothing reads and no gradient reaches.
-        head_dim: width of a head; None: hidden_size / num_attention_heads. `head_size` is the resolved one. Infini-attention's memory has
-            head_dim x head_dim entries a key-value head.
-        max_position_embeddings: the length it is trained at, kept for Hugging Face's readers: nothing here depends on it.
-        rope_scaling: as Hugging Face's, {"rope_type": "linear" | "llama3" | "yarn", "factor": …}; None is plain RoPE.
+        pad_vocab_to_multiple_of: embedding and head have `padded_vocab_size` rows, the next
+            multiple of it; the rows beyond vocab_size are zeros, which nothing reads and no
+            gradient reaches.
+        head_dim: width of a head; None: hidden_size / num_attention_heads. `head_size` is the
+            resolved one. Infini-attention's memory has head_dim x head_dim entries per key-value
+            head.
+        max_position_embeddings: the length it is trained at, kept for Hugging Face's readers:
+            nothing here depends on it.
+        rope_scaling: as Hugging Face's, {"rope_type": "linear" | "llama3" | "yarn", "factor": …};
+            None is plain RoPE.
         hidden_act: of the gated feed-forward block; silu makes it SwiGLU, gelu GeGLU.
         pre_norm: x + f(norm(x)); else norm(x + f(x)), as in Vaswani et al. 2017.
         qk_norm: an RMSNorm over each head's query and key before they are rotated or remembered.
-        attention: softmax over the whole row; local: over segments of segment_length alone; infini: those and a memory.
-        memory_layers: layers, from 0 and ascending, whose attention: infini has a memory and gates; the others have local attention
-            over the same segments. None: all layers. Without effect on other attention.
-        memory_update: eq. 8 (linear) or eq. 9 (delta) of the paper; delta_bounded divides by the sum of keys with the current
-            segment's (`model.memory.memories`).
-        memory_write_jitter: in training, what each segment writes is scaled by a random factor between 1 and at most this, so that a
-            fact is also found among more that was written than the rows' other segments hold; 1: never. Not in the paper. The range
-            of a step is set by `Llama.set_write_jitter`.
+        attention: softmax over the whole row; local: over segments of segment_length alone; infini:
+            those and a memory.
+        memory_layers: layers, from 0 and ascending, whose attention: infini has a memory and gates;
+            the others have local attention over the same segments. None: all layers. Without effect
+            on other attention.
+        memory_update: eq. 8 (linear) or eq. 9 (delta) of the paper; delta_bounded divides by the
+            sum of keys with the current segment's (`model.memory.memories`).
+        memory_write_jitter: in training, what each segment writes is scaled by a random factor
+            between 1 and at most this, so that a fact is also found among more that was written
+            than the rows' other segments hold; 1: never. Not in the paper. The range of a step is
+            set by `Llama.set_write_jitter`.
 
     Raises:
-        ValueError: heads do not divide the width or each other, or a field has a value outside its choices.
+        ValueError: heads do not divide the width or each other, or a field has a value outside its
+            choices.
     """
 
     vocab_size: int
@@ -88,33 +110,52 @@ class LlamaConfig:
     pad_vocab_to_multiple_of: int = 1
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_heads()
+        self._check_choices()
+        self._check_memory()
+        for field in ("attention_dropout", "hidden_dropout"):
+            value = getattr(self, field)
+            if not is_number(value) or not 0 <= value < 1:
+                raise ValueError(f"{field}={value!r} is outside [0, 1)")
+
+    def _check_numbers(self) -> None:
+        """Check sizes and rates, and the types of fields; values of a config.json have any type."""
         for field in SIZES:
-            if type(value := getattr(self, field)) is not int or not 1 <= value <= LARGEST:
+            value = getattr(self, field)
+            if type(value) is not int or not 1 <= value <= LARGEST:
                 raise ValueError(f"{field}={value!r} is not a whole number from 1 to {LARGEST}")
         for field, lowest in (("rope_theta", 0), ("rms_norm_eps", 0), ("initializer_range", -1)):
-            if not is_number(value := getattr(self, field)) or value <= lowest:
+            value = getattr(self, field)
+            if not is_number(value) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
-        # values of a config.json have any type
-        if not isinstance(self.tie_word_embeddings, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        tied = self.tie_word_embeddings
+        if not isinstance(tied, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false"
             )
         size = self.head_dim
         if size is not None and (type(size) is not int or not 2 <= size <= LARGEST or size % 2):
             raise ValueError(f"head_dim={size!r} is not an even number from 2 to {LARGEST}")
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_mapping = isinstance(self.rope_scaling, dict)
+        if self.rope_scaling is not None and not is_mapping:
             raise ValueError(f"rope_scaling={self.rope_scaling!r} is not a mapping")
-        if self.head_dim is None and (
-            self.hidden_size % self.num_attention_heads or self.head_size % 2
-        ):
+
+    def _check_heads(self) -> None:
+        """Check that heads divide the width, and key-value heads the heads."""
+        divides = self.hidden_size % self.num_attention_heads == 0
+        if self.head_dim is None and (not divides or self.head_size % 2):
             raise ValueError(
-                f"hidden_size={self.hidden_size} over num_attention_heads={self.num_attention_heads} is not an even "
-                "integer"
+                f"hidden_size={self.hidden_size} over "
+                f"num_attention_heads={self.num_attention_heads} is not an even integer"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_key_value_heads={self.num_key_value_heads} does not divide num_attention_heads={self.num_attention_heads}"
+                f"num_key_value_heads={self.num_key_value_heads} does not divide "
+                f"num_attention_heads={self.num_attention_heads}"
             )
+
+    def _check_choices(self) -> None:
         for field, choices in (
             ("attention", get_args(Attention)),
             ("memory_update", get_args(MemoryUpdate)),
@@ -124,26 +165,27 @@ class LlamaConfig:
                 raise ValueError(
                     f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}"
                 )
+
+    def _check_memory(self) -> None:
+        """Check the fields of the memory; the layers of a config.json are a list."""
         if not is_number(self.memory_write_jitter) or self.memory_write_jitter < 1:
             raise ValueError(
                 f"memory_write_jitter={self.memory_write_jitter!r} is not a number of at least 1"
             )
-        if self.memory_layers is not None:  # a list in JSON
-            layers: tuple[Any, ...] = tuple(self.memory_layers)
-            inside = all(
-                type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers
+        if self.memory_layers is None:
+            return
+        layers: tuple[Any, ...] = tuple(self.memory_layers)
+        inside = all(type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers)
+        if not layers or not inside or list(layers) != sorted(set(layers)):
+            raise ValueError(
+                f"memory_layers={list(layers)} are not ascending numbers of layers, "
+                f"each from 0 to {self.num_hidden_layers - 1}"
             )
-            if not layers or not inside or list(layers) != sorted(set(layers)):
-                raise ValueError(
-                    f"memory_layers={list(layers)} are not ascending numbers of layers, each from 0 to {self.num_hidden_layers - 1}"
-                )
-            object.__setattr__(self, "memory_layers", layers)
-        for field in ("attention_dropout", "hidden_dropout"):
-            if not is_number(value := getattr(self, field)) or not 0 <= value < 1:
-                raise ValueError(f"{field}={value!r} is outside [0, 1)")
+        object.__setattr__(self, "memory_layers", layers)
 
     @property
     def head_size(self) -> int:
+        """Width of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
@@ -151,11 +193,9 @@ class LlamaConfig:
         """Numbers of the layers that have a memory and gates; empty without Infini-attention."""
         if self.attention != "infini":
             return ()
-        return (
-            tuple(range(self.num_hidden_layers))
-            if self.memory_layers is None
-            else self.memory_layers
-        )
+        if self.memory_layers is None:
+            return tuple(range(self.num_hidden_layers))
+        return self.memory_layers
 
     @property
     def padded_vocab_size(self) -> int:
@@ -164,9 +204,8 @@ class LlamaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them: without tuples."""
-        return asdict(self) | {
-            "memory_layers": None if self.memory_layers is None else list(self.memory_layers)
-        }
+        layers = None if self.memory_layers is None else list(self.memory_layers)
+        return asdict(self) | {"memory_layers": layers}
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -179,8 +218,10 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def parameters(config: LlamaConfig) -> int:
-    """All weights: of matrices, the embedding where the head has a matrix of its own, norms and gates."""
-    norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
+    """All weights: of matrices, an embedding that is not the head's matrix, norms and gates."""
+    norms = 2 * config.hidden_size
+    if config.qk_norm:
+        norms += 2 * config.head_size
     gates = config.num_attention_heads * len(config.layers_with_memory)
     embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
     rest = config.num_hidden_layers * norms + gates + config.hidden_size
@@ -189,28 +230,24 @@ def parameters(config: LlamaConfig) -> int:
 
 
 def matrix_parameters(config: LlamaConfig) -> int:
-    """Weights that every token is multiplied by: projections, feed-forward and head; the embedding is only looked up."""
-    return (
-        config.num_hidden_layers * layer_matrix_parameters(config)
-        + config.vocab_size * config.hidden_size
-    )
+    """Weights that every token is multiplied by: projections, feed-forward and head.
+
+    The embedding is not among them: it is only looked up.
+    """
+    layers = config.num_hidden_layers * layer_matrix_parameters(config)
+    head = config.vocab_size * config.hidden_size
+    return layers + head
 
 
 def layer_matrix_parameters(config: LlamaConfig) -> int:
     """Weights of the matrices of one layer."""
-    return (
-        _query_key_value(config)
-        + _attention_output(config)
-        + 3 * config.hidden_size * config.intermediate_size
-    )
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    return _query_key_value(config) + _attention_output(config) + feed_forward
 
 
 def _query_key_value(config: LlamaConfig) -> int:
-    return (
-        config.hidden_size
-        * (config.num_attention_heads + 2 * config.num_key_value_heads)
-        * config.head_size
-    )
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    return config.hidden_size * heads * config.head_size
 
 
 def _attention_output(config: LlamaConfig) -> int:
@@ -225,35 +262,39 @@ def first_trained_layer(config: LlamaConfig, frozen: FrozenLayers) -> int:
 def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights of the layers' matrices that have a gradient."""
     if frozen == "all_but_memory":
-        return len(config.layers_with_memory) * (
-            _query_key_value(config) + _attention_output(config)
-        )
+        attention = _query_key_value(config) + _attention_output(config)
+        return len(config.layers_with_memory) * attention
     return (config.num_hidden_layers - frozen) * layer_matrix_parameters(config)
 
 
 def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights that have a gradient."""
     if frozen == "all_but_memory":
-        vectors = config.num_attention_heads + (2 * config.head_size if config.qk_norm else 0)
+        vectors = config.num_attention_heads
+        if config.qk_norm:
+            vectors += 2 * config.head_size
         return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * vectors
     if not frozen:
         return parameters(config)
     rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None)
-    gates = len(rest.layers_with_memory) - sum(
-        layer >= frozen for layer in config.layers_with_memory
-    )
+    with_gates = sum(layer >= frozen for layer in config.layers_with_memory)
+    gates = len(rest.layers_with_memory) - with_gates
     embedding = config.padded_vocab_size * config.hidden_size
     return parameters(rest) - embedding - gates * config.num_attention_heads
 
 
 def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int = 0) -> float:
-    """Multiplications and additions of the attention of all layers, or those from `first_layer` on, forward, over one row.
+    """Multiplications and additions of the attention, forward, over one row.
 
-    Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V a query head. The memory: 2 d (d + 1) a token and query
-    head to read (numerator and denominator), 2 d d a token and key-value head to write; the first segment does not read,
-    the last does not write. A delta update adds 2 d (d + 1) a written token and 2 d^3 a segment and key-value head.
+    Those of all layers, or of the layers from `first_layer` on.
+
+    Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V per query head. The memory:
+    2 d (d + 1) per token and query head to read (numerator and denominator), 2 d d per token and
+    key-value head to write; the first segment does not read, the last does not write. A delta
+    update adds 2 d (d + 1) per written token and 2 d^3 per segment and key-value head.
     """
-    size, window = config.head_size, sequence_length
+    size = config.head_size
+    window = sequence_length
     if config.attention != "softmax":
         window = min(window, config.segment_length)
     layers = config.num_hidden_layers - first_layer
@@ -264,34 +305,36 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     writing = full if tail else full - 1  # segments
     read = 2.0 * size * (size + 1) * config.num_attention_heads * (sequence_length - window)
     write = 2.0 * size * size * config.num_key_value_heads * writing * window
-    if (
-        config.memory_update != "linear" and writing > 1
-    ):  # the first finds nothing that it could take out
-        write += (
-            2.0
-            * size
-            * config.num_key_value_heads
-            * (writing - 1)
-            * (window * (size + 1) + size * size)
-        )
+    # The first segment that writes finds nothing that it could take out.
+    if config.memory_update != "linear" and writing > 1:
+        taken_out = window * (size + 1) + size * size
+        write += 2.0 * size * config.num_key_value_heads * (writing - 1) * taken_out
     return layers * local + memories * (read + write)
 
 
 def attention_flops_per_token(
-    config: LlamaConfig, sequence_length: int, first_trained: int
+    config: LlamaConfig,
+    sequence_length: int,
+    first_trained: int,
 ) -> float:
-    """Floating-point operations of the attention per token: three times the forward pass, once in layers below `first_trained`."""
-    once, again = (attention_flops(config, sequence_length, first) for first in (0, first_trained))
+    """Floating-point operations of the attention per token.
+
+    Three times the forward pass, and once in layers below `first_trained`.
+    """
+    once = attention_flops(config, sequence_length, 0)
+    again = attention_flops(config, sequence_length, first_trained)
     return (once + 2.0 * again) / sequence_length
 
 
 def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     """Floating-point operations of the matrices per token, forward and backward.
 
-    6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 2 for the gradient of the input and 2 for that
-    of the weight). Layers below the first that is trained have no backward pass.
+    6 for each weight (Kaplan et al. 2020, arXiv 2001.08361, section 2.1: 2 forward, 2 for the
+    gradient of the input and 2 for that of the weight). Layers below the first that is trained have
+    no backward pass.
     """
-    layer, layers = layer_matrix_parameters(config), config.num_hidden_layers
+    layer = layer_matrix_parameters(config)
+    layers = config.num_hidden_layers
     inputs = (layers - first_trained_layer(config, frozen)) * layer
     if frozen == "all_but_memory":  # nothing is trained below its first queries, keys and values
         inputs -= _query_key_value(config)
@@ -302,19 +345,20 @@ def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
 def head_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     """Floating-point operations of the head per token that has logits, forward and backward.
 
-    A head that is frozen, by itself or with the embedding that it is tied to, has no gradient of its weights.
+    A head that is frozen, by itself or with the embedding that it is tied to, has no gradient of
+    its weights.
     """
     still = frozen == "all_but_memory" or (frozen > 0 and config.tie_word_embeddings)
     return config.vocab_size * config.hidden_size * (4.0 if still else 6.0)
 
 
 def flops_per_token(config: LlamaConfig, sequence_length: int, frozen: FrozenLayers = 0) -> float:
-    """Floating-point operations per token, forward and backward, in rows of `sequence_length` tokens.
+    """Floating-point operations per token, forward and backward, in rows of this many tokens.
 
-    Those of the matrices and of the attention. All tokens have logits here: an upper bound where the loss leaves out tokens without
-    a target, for each of which a step has `head_flops_per_token` less.
+    Those of the matrices and of the attention. All tokens have logits here: an upper bound where
+    the loss leaves out tokens without a target, for each of which a step has `head_flops_per_token`
+    less.
     """
-    attention = attention_flops_per_token(
-        config, sequence_length, first_trained_layer(config, frozen)
-    )
+    first_trained = first_trained_layer(config, frozen)
+    attention = attention_flops_per_token(config, sequence_length, first_trained)
     return matrix_flops_per_token(config, frozen) + attention

@@ -1,12 +1,16 @@
-"""A row that several ranks share (context parallelism): each holds a run of its segments, and passes on what they wrote to memory.
+"""A row that several ranks share (context parallelism).
 
-Attention inside segments needs nothing of other ranks. A rank's segments together are one affine map of the memory that they find,
-M -> A M + B; every rank sends the others its map, of the size of one memory however long the row is, and joins those of the ranks
-before it (Blelloch 1990, "Prefix sums and their applications"; for linear attention Sun et al. 2024, "Linear Attention Sequence
+Each rank holds a run of its segments, and passes on what they wrote to memory.
+
+Attention inside segments needs nothing of other ranks. A rank's segments together are one affine
+map of the memory that they find, M -> A M + B; every rank sends the others its map, of the size of
+one memory however long the row is, and joins those of the ranks before it (Blelloch 1990, "Prefix
+sums and their applications"; for linear attention Sun et al. 2024, "Linear Attention Sequence
 Parallelism", arXiv 2404.02882).
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # pyright: reportConstantRedefinition=false
 from typing import Any, NamedTuple
 
@@ -37,7 +41,10 @@ class Context(NamedTuple):
     size: int
 
     def part(self, row: torch.Tensor, segment_length: int) -> torch.Tensor:
-        """This rank's segments of `row` [B, T], as many as every other's but for the last, whose share may be smaller."""
+        """This rank's segments of `row` [B, T].
+
+        They are as many as every other's but for the last, whose share may be smaller.
+        """
         share = self.segments(row.shape[1], segment_length) * segment_length
         return row[:, self.place * share : (self.place + 1) * share]
 
@@ -46,7 +53,10 @@ class Context(NamedTuple):
         return -(-length // (segment_length * self.size))
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """[size, …]: the `x` of every rank, all of one shape. In the backward pass each gets back the sum of its gradients."""
+        """[size, …]: the `x` of every rank, all of one shape.
+
+        In the backward pass each gets back the sum of its gradients.
+        """
         result: Any = _Gather.apply(x, self.group, self.size)
         return result
 
@@ -75,18 +85,20 @@ def shared_memories(
     keeps: torch.Tensor | None,
     writes: torch.Tensor | None,
 ) -> tuple[Memory, Memory]:
-    """`memory.memories` of this rank's segments of a row; every rank of the context has to ask, and to use what it gets.
+    """`memory.memories` of this rank's segments of a row.
+
+    Every rank of the context has to call this, and to use what it gets.
 
     Args:
         k, v, keeps, writes: of this rank's segments; the other arguments as there.
 
     Returns:
-        the memory after each of them [B, S, …], and the one that the first finds [B, …], zeros on the first rank.
+        the memory after each of them [B, S, …], and the one that the first finds [B, …], zeros on
+        the first rank.
     """
     features, M, z = of_segments(k, v, writes)
-    kept = (
-        torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]
-    )  # [B, S, 1, 1]
+    # [B, S, 1, 1]
+    kept = torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]
     through = kept.cumprod(dim=1)  # whether what is found here is still there after each segment
     if update == "linear":
         sums = running_sums(_joined(M, z), None, keeps)
@@ -96,9 +108,11 @@ def shared_memories(
     z_before = _passed_on(through[:, -1], sums[:, -1], torch.mul, context)
     z_after = sums + through * z_before[:, None]
     A = delta_factors(features, z_after, z_before, update, keeps)
-    # Each segment's own map and the product of those up to it are one recurrence: its start is (M, A) in place of M.
+    # Each segment's own map and the product of those up to it are one recurrence: its start is
+    # (M, A) in place of M.
     first = _nothing_on_the_first(A[:, :1], context)
-    starts = torch.cat((M, torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)), dim=-1)
+    first_alone = torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)
+    starts = torch.cat((M, first_alone), dim=-1)
     later = torch.cat((torch.zeros_like(first), A[:, 1:]), dim=1)
     M, A = scan(later, starts, torch.matmul).chunk(2, dim=-1)
     M_before = _passed_on(A[:, -1], M[:, -1], torch.matmul, context)
@@ -106,9 +120,15 @@ def shared_memories(
 
 
 def _passed_on(
-    A: torch.Tensor, B: torch.Tensor, product: Product, context: Context
+    A: torch.Tensor,
+    B: torch.Tensor,
+    product: Product,
+    context: Context,
 ) -> torch.Tensor:
-    """Result of the maps x -> product(A, x) + B of all ranks before this one, one after another from zeros; shaped as B [b, …]."""
+    """Result of the maps x -> product(A, x) + B of all ranks before this one, shaped as B [b, …].
+
+    They are applied one after another, from zeros.
+    """
     size = B[0].numel()
     of_ranks = context.gathered(torch.cat((B.flatten(1), A.flatten(1)), dim=1))
     x = _nothing_on_the_first(of_ranks[0, :, :size].view_as(B), context)
@@ -118,12 +138,17 @@ def _passed_on(
 
 
 def _nothing_on_the_first(x: torch.Tensor, context: Context) -> torch.Tensor:
-    """x, or on the first rank zeros that still depend on it: its backward pass has to meet the other ranks' too."""
-    return x if context.place > 0 else x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
+    """x, or on the first rank zeros that still depend on it.
+
+    Its backward pass has to meet the other ranks' too.
+    """
+    if context.place > 0:
+        return x
+    return x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
 
 
 def _joined(M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """M [..., d, d] and z [..., d] as one tensor [..., d, d + 1]."""
+    """One tensor [..., d, d + 1] of M [..., d, d] and z [..., d]."""
     return torch.cat((M, z[..., None]), dim=-1)
 
 

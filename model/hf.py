@@ -1,8 +1,9 @@
 """Between this model and Hugging Face's: configurations and state dicts, as plain dicts, both ways.
 
-A model that Hugging Face's LlamaForCausalLM can express becomes one of those ("llama"). Any other, so also one with
-Infini-attention, keeps its whole LlamaConfig under one key of a configuration of its own kind ("infini_llama"), which the code
-that is exported with it reads. Parameter names are the same in both.
+A model that Hugging Face's LlamaForCausalLM can express becomes one of those ("llama"). Any other,
+so also one with Infini-attention, keeps its whole LlamaConfig under one key of a configuration of
+its own kind ("infini_llama"), which the code that is exported with it reads. Parameter names are
+the same in both.
 """
 
 from collections.abc import Mapping
@@ -15,52 +16,46 @@ if TYPE_CHECKING:  # configurations are read without it
     import torch
 
 INFINI_LLAMA = "infini_llama"
-# Keys of other programs and architectures that change what a model computes, with the values that do not.
+# Keys of other programs and architectures that change what a model computes, with the values that
+# do not.
 CHANGES_THE_MODEL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            "attention_bias",
-            "mlp_bias",
-            "qkv_bias",
-            "use_bias",
-            "bias",
-            "attention_out_bias",
-            "lm_head_bias",
-        ),
-        (False,),
-    ),
-    **dict.fromkeys(
-        ("qk_norm", "use_qk_norm", "qk_layernorm", "alibi", "attn_temperature_tuning"), (False,)
-    ),
-    **dict.fromkeys(
-        ("parallel_attn", "use_parallel_residual", "rope_interleave", "rope_interleaved"), (False,)
-    ),
-    **dict.fromkeys(
-        (
-            "residual_multiplier",
-            "embedding_multiplier",
-            "logits_scaling",
-            "logit_scale",
-            "scale_emb",
-        ),
-        (1,),
-    ),
-    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (1,)),
-    **dict.fromkeys(
-        (
-            "attention_multiplier",
-            "scale_depth",
-            "dim_model_base",
-            "query_pre_attn_scalar",
-            "clip_qkv",
-        ),
-        (),
-    ),
-    **dict.fromkeys(
-        ("final_logit_softcapping", "attn_logit_softcapping", "attention_chunk_size"), ()
-    ),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "text_config"), ()),
-    **dict.fromkeys(("quantization_config", "compression_config"), ()),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "qkv_bias": (False,),
+    "use_bias": (False,),
+    "bias": (False,),
+    "attention_out_bias": (False,),
+    "lm_head_bias": (False,),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "alibi": (False,),
+    "attn_temperature_tuning": (False,),
+    "parallel_attn": (False,),
+    "use_parallel_residual": (False,),
+    "rope_interleave": (False,),
+    "rope_interleaved": (False,),
+    "residual_multiplier": (1,),
+    "embedding_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "scale_emb": (1,),
+    "partial_rotary_factor": (1,),
+    "rotary_pct": (1,),
+    "attention_multiplier": (),
+    "scale_depth": (),
+    "dim_model_base": (),
+    "query_pre_attn_scalar": (),
+    "clip_qkv": (),
+    "final_logit_softcapping": (),
+    "attn_logit_softcapping": (),
+    "attention_chunk_size": (),
+    "num_experts": (),
+    "num_local_experts": (),
+    "n_routed_experts": (),
+    "text_config": (),
+    "quantization_config": (),
+    "compression_config": (),
 }
 # Kinds of rotary scaling, and what each may say.
 SCALINGS = {
@@ -86,28 +81,34 @@ SEGMENTS = {"segment_length", "memory_update", "memory_layers"}
 
 
 def beyond_llama(config: LlamaConfig) -> list[str]:
-    """The settings, as name=value, that Hugging Face's Llama has no place for; empty where it can express the model."""
+    """The settings, as name=value, that Hugging Face's Llama has no place for.
+
+    There are none where it can express the model.
+    """
     defaults = {field.name: field.default for field in fields(config)}
     ours = defaults.keys() - HF_FIELDS.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
-    return [
-        f"{name}={value}"
-        for name in defaults
-        if name in ours and (value := getattr(config, name)) != defaults[name]
-    ]
+    beyond: list[str] = []
+    for name, default in defaults.items():
+        value = getattr(config, name)
+        if name in ours and value != default:
+            beyond.append(f"{name}={value}")
+    return beyond
 
 
 def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
     """The architecture as config.json of a "llama" has it.
 
-    Rotary settings stand there twice: under `rope_parameters`, where transformers 5 looks for them, and under `rope_theta` and
-    `rope_scaling`, where all other readers do.
+    Rotary settings stand there twice: under `rope_parameters`, where transformers 5 looks for them,
+    and under `rope_theta` and `rope_scaling`, where all other readers do.
 
     Raises:
         ValueError: Hugging Face's Llama cannot express the model; the message names the settings.
     """
-    if beyond := beyond_llama(config):
+    beyond = beyond_llama(config)
+    if beyond:
         raise ValueError(f"Hugging Face's Llama cannot express {', '.join(beyond)}")
     ours = config.to_dict()
+    plain_rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -117,15 +118,15 @@ def config_to_hf(config: LlamaConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "rope_theta": config.rope_theta,
         "rope_scaling": ours["rope_scaling"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}
-        | (config.rope_scaling or {}),
+        "rope_parameters": plain_rope | (config.rope_scaling or {}),
     }
 
 
 def config_to_infini_llama(config: LlamaConfig) -> dict[str, Any]:
     """The architecture as config.json of an "infini_llama" has it.
 
-    The whole LlamaConfig is under one key, and the usual names beside it are for readers that only look at sizes.
+    The whole LlamaConfig is under one key, and the usual names beside it are for readers that only
+    look at sizes.
     """
     ours = {name: value for name, value in config.to_dict().items() if name not in NOT_STORED}
     return {
@@ -140,11 +141,13 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     """The architecture that a config.json describes, of either kind.
 
     Raises:
-        ValueError: it is another architecture, contradicts itself, or has a setting that this model cannot express; the message names
-            key and value.
+        ValueError: it is another architecture, contradicts itself, or has a setting that this model
+            cannot express; the message names key and value.
     """
-    if (kind := values.get("model_type")) == INFINI_LLAMA:
-        # transformers changes the names beside the whole configuration, such as the vocabulary's size
+    kind = values.get("model_type")
+    if kind == INFINI_LLAMA:
+        # transformers changes the names beside the whole configuration, such as the vocabulary's
+        # size
         whole: dict[str, Any] | None = values.get(INFINI_LLAMA)
         beside = {name: values[name] for name in HF_FIELDS if values.get(name) is not None}
         return LlamaConfig(**(whole | beside if whole else {}))
@@ -155,23 +158,25 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
     heads = settings["num_attention_heads"]
     if settings["num_key_value_heads"] is None:
         settings |= {"num_key_value_heads": heads}
-    if missing := [name for name, value in settings.items() if value is None]:
+    missing = [name for name, value in settings.items() if value is None]
+    if missing:
         raise ValueError(f"{', '.join(missing)} is missing")
     theta, scaling = _rope(values)
     size = values.get("head_dim")
-    usual = (
-        type(size) is int and size * heads == settings["hidden_size"]
-    )  # then it says nothing more
-    rope: dict[str, Any] = {
+    # A usual size says nothing more.
+    usual = type(size) is int and size * heads == settings["hidden_size"]
+    others: dict[str, Any] = {
         "rope_theta": theta,
         "rope_scaling": scaling,
         "head_dim": None if usual else size,
     }
-    return LlamaConfig(**(settings | rope))
+    return LlamaConfig(**(settings | others))
 
 
 def _refuse_other_models(values: Mapping[str, Any]) -> None:
-    """Refuse a "llama" whose configuration says that it computes something else; transformers' Llama ignores some of these keys.
+    """Refuse a "llama" whose configuration says that it computes something else.
+
+    transformers' Llama ignores some of these keys.
 
     Raises:
         ValueError: names key and value.
@@ -181,26 +186,25 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
         if value is not None and value not in harmless:
             needed = f", only {harmless[0]!r}" if harmless else "; use a model without it"
             raise ValueError(f"{name}={value!r} cannot be expressed here{needed}")
-    if (
-        values.get("use_sliding_window") is not False
-        and (window := values.get("sliding_window")) is not None
-    ):
+    window = values.get("sliding_window")
+    if values.get("use_sliding_window") is not False and window is not None:
         raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
     for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
         layers: Any = values.get(name)
-        if layers is not None and (
-            not isinstance(layers, list) or any(entry != same for entry in cast(list[Any], layers))
-        ):
+        if layers is None:
+            continue
+        is_list = isinstance(layers, list)
+        if not is_list or any(entry != same for entry in cast(list[Any], layers)):
             raise ValueError(
                 f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer"
             )
+    activation = values.get("hidden_act", HF_FIELDS["hidden_act"])
     for name in ("hidden_activation", "activation_function"):
-        if (value := values.get(name)) not in (
-            None,
-            values.get("hidden_act", HF_FIELDS["hidden_act"]),
-        ):
+        value = values.get(name)
+        if value not in (None, activation):
             raise ValueError(
-                f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; remove one of them"
+                f"{name}={value!r} contradicts hidden_act={values.get('hidden_act')!r}; "
+                "remove one of them"
             )
     named: Any = values.get("architectures") or ["LlamaForCausalLM"]
     if not any(name in str(named).lower() for name in ("'llamaforcausallm'", "'llamamodel'")):
@@ -215,14 +219,18 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     Raises:
         ValueError: they do not, or a scaling cannot be expressed here.
     """
-    stated = {
-        name: values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)
-    }
-    read = {name: _rotary(name, value, values) for name, value in stated.items()}
-    first = next(iter(read.values()), None) or _rotary("rope_parameters", {}, values)
-    if any(other != first for other in read.values()):
+    read = [
+        _rotary(name, values[name], values)
+        for name in ("rope_scaling", "rope_parameters")
+        if values.get(name)
+    ]
+    if not read:
+        return _rotary("rope_parameters", {}, values)
+    first = read[0]
+    if any(other != first for other in read):
         raise ValueError(
-            f"rope_scaling={values['rope_scaling']!r} contradicts rope_parameters={values['rope_parameters']!r}; remove one of them"
+            f"rope_scaling={values['rope_scaling']!r} contradicts "
+            f"rope_parameters={values['rope_parameters']!r}; remove one of them"
         )
     return first
 
@@ -231,23 +239,23 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     """rope_theta and rope_scaling of one of the two keys, completed by what stands beside it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}={value!r} is not a mapping")
-    inside = {
-        name: entry for name, entry in cast(Mapping[str, Any], value).items() if entry is not None
-    }
     # of no effect with these values
     neutral = {"partial_rotary_factor": 1, "truncate": 1, "beta_fast": 0, "beta_slow": 0}
-    inside = {
-        name: entry
-        for name, entry in inside.items()
-        if name not in neutral or entry != neutral[name]
-    }
+    inside: dict[str, Any] = {}
+    for name, entry in cast(Mapping[str, Any], value).items():
+        is_neutral = name in neutral and entry == neutral[name]
+        if entry is not None and not is_neutral:
+            inside[name] = entry
     kind = inside.pop("rope_type", inside.get("type", "default"))
     inside.pop("type", None)
     if kind not in SCALINGS:
         raise ValueError(f"rope_type={kind!r} cannot be expressed here, only {', '.join(SCALINGS)}")
     for name in ("rope_theta", "original_max_position_embeddings"):
         beside = values.get(name)
-        if beside is not None and inside.setdefault(name, beside) != beside:
+        if beside is None:
+            continue
+        inside.setdefault(name, beside)
+        if inside[name] != beside:
             raise ValueError(
                 f"{name}={beside!r} contradicts {inside[name]!r} in {key}; remove one of them"
             )
@@ -255,14 +263,15 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     if not is_number(theta):
         raise ValueError(f"rope_theta={theta!r} is not a number")
     if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
-        inside.setdefault(
-            "original_max_position_embeddings", values.get("max_position_embeddings", 2048)
-        )
+        length = values.get("max_position_embeddings", 2048)
+        inside.setdefault("original_max_position_embeddings", length)
     else:
         inside.pop("original_max_position_embeddings", None)
-    if unknown := sorted(inside.keys() - SCALINGS[kind]):
+    unknown = sorted(inside.keys() - SCALINGS[kind])
+    if unknown:
         raise ValueError(
-            f"{key}: {unknown[0]}={inside[unknown[0]]!r} cannot be expressed here with rope_type={kind!r}"
+            f"{key}: {unknown[0]}={inside[unknown[0]]!r} cannot be expressed here "
+            f"with rope_type={kind!r}"
         )
     return float(theta), None if kind == "default" else {"rope_type": kind} | inside
 
@@ -279,27 +288,35 @@ def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str, torch.Tensor]":
-    """Our state dict as a folder holds it: the same names, without a head that is the embedding or rows that pad the vocabulary."""
-    return {
-        name: tensor[: config.vocab_size] if name in BY_TOKEN else tensor
-        for name, tensor in state.items()
-        if name != "lm_head.weight" or not config.tie_word_embeddings
-    }
+    """Our state dict as a folder holds it.
+
+    The names are the same. A head that is the embedding and rows that pad the vocabulary are left
+    out.
+    """
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored[name] = tensor[: config.vocab_size] if name in BY_TOKEN else tensor
+    return stored
 
 
 def ignored(name: str, config: LlamaConfig) -> bool:
-    """Whether a tensor of a folder is not loaded: rotary tables of old files, the head where it is the embedding, and gates of layers
-    that have no memory here."""
+    """Whether a tensor of a folder is not loaded.
+
+    These are rotary tables of old files, the head where it is the embedding, and gates of layers
+    that have no memory here.
+    """
     if is_gate(name):
-        return not name.startswith(
-            tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
-        )
-    return name.endswith("rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and config.tie_word_embeddings
-    )
+        with_memory = tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
+        return not name.startswith(with_memory)
+    if name == "lm_head.weight":
+        return config.tie_word_embeddings
+    return name.endswith("rotary_emb.inv_freq")
 
 
 def is_gate(name: str) -> bool:
+    """Whether a tensor is the gates of a layer with a memory."""
     return name.endswith(".self_attn.gate")
 
 
@@ -308,7 +325,9 @@ def check_shapes(
     expected: Mapping[str, tuple[int, ...]],
     config: LlamaConfig,
 ) -> None:
-    """Check that a folder's tensors are exactly this model's; gates alone may differ, as in a model to be converted.
+    """Check that a folder's tensors are exactly this model's.
+
+    Gates alone may differ, as in a model to be converted.
 
     Args:
         expected: `shapes` of the model.

@@ -1,5 +1,9 @@
-"""Parts of a layer beside attention: root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), the gated
-feed-forward block (Shazeer 2020, arXiv 2002.05202) and activation checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
+"""Parts of a layer beside attention.
+
+Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), the gated feed-forward
+block (Shazeer 2020, arXiv 2002.05202) and activation checkpointing (Chen et al. 2016, arXiv
+1604.06174).
+"""
 
 # pyright: reportUnknownVariableType=false
 from collections.abc import Callable
@@ -20,8 +24,9 @@ from infini_llama.model.config import Activation
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
-# What "selective" keeps, since it takes long to compute: matrix products and attention, but no norms and elementwise functions. The
-# second result of blocked attention, its softmax weights, is empty unless they are kept.
+# What "selective" keeps, since it takes long to compute: matrix products and attention, but no
+# norms and elementwise functions. The second result of blocked attention, its softmax weights, is
+# empty unless they are kept.
 EXPENSIVE = {
     blocked.OPERATOR,
     aten.mm.default,
@@ -35,7 +40,10 @@ EXPENSIVE = {
 
 
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) for x [..., size]; the mean and the root in fp32 at least."""
+    """weight * x / sqrt(mean(x^2) + eps) for x [..., size].
+
+    The mean and the root are computed in fp32 at least.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -44,7 +52,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.rms_norm(wide, x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
+        normed = F.rms_norm(wide, x.shape[-1:], eps=self.eps)
+        return normed.to(x.dtype) * self.weight
 
 
 ACTIVATIONS = {
@@ -65,18 +74,23 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        gated = self.act(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(gated)
 
 
 def checkpointed(
-    function: Callable[..., torch.Tensor], kind: Checkpointing | Callable[..., Any], *arguments: Any
+    function: Callable[..., torch.Tensor],
+    kind: Checkpointing | Callable[..., Any],
+    *arguments: Any,
 ) -> torch.Tensor:
-    """function(*arguments); of its intermediate results "none" keeps all, "selective" the expensive ones and "full" none.
+    """function(*arguments), with only some of its intermediate results kept.
 
-    The others are computed again in the backward pass. The generators' states are restored, so that dropout repeats itself.
+    The others are computed again in the backward pass. The generators' states are restored, so that
+    dropout repeats itself.
 
     Args:
-        kind: or another library's function, which is called as torch's `checkpoint`.
+        kind: "none" keeps all, "selective" the expensive ones and "full" none; or another library's
+            function, which is called as torch's `checkpoint`.
     """
     if kind == "none" or not torch.is_grad_enabled():
         return function(*arguments)
@@ -89,13 +103,17 @@ def checkpointed(
 
 
 def _keep_expensive(
-    _context: Any, operation: Any, *arguments: Any, **options: Any
+    _context: Any,
+    operation: Any,
+    *arguments: Any,
+    **options: Any,
 ) -> CheckpointPolicy:
     if operation not in EXPENSIVE:
         return CheckpointPolicy.PREFER_RECOMPUTE
     names = (argument.name for argument in operation._schema.arguments)
     given = dict(zip(names, arguments, strict=False)) | options
-    # A kept operator is not run again, so it would draw nothing, and dropout and write jitter after it would draw other numbers.
-    return (
-        CheckpointPolicy.PREFER_RECOMPUTE if given.get("dropout_p") else CheckpointPolicy.MUST_SAVE
-    )
+    # A kept operator is not run again, so it would draw nothing, and dropout and write jitter after
+    # it would draw other numbers.
+    if given.get("dropout_p"):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE

@@ -1,10 +1,13 @@
-"""Layout of one forward pass, which all layers share: rotary tables, and which tokens of a row may see one another.
+"""Layout of one forward pass, which all layers share.
 
-`documents` [B, T] int numbers the documents of packed rows: equal numbers in a row are one document, whose tokens stand together;
-padding is PADDING. Without it a row is one document.
+It holds rotary tables, and which tokens of a row may see one another.
+
+`documents` [B, T] int numbers the documents of packed rows: equal numbers in a row are one
+document, whose tokens stand together; padding is PADDING. Without it a row is one document.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 from typing import NamedTuple
 
 import torch
@@ -29,16 +32,22 @@ class Rows(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """A pass of attention inside segments of N tokens, S of them a row, the last one filled up with padding.
+    """A pass of attention inside segments of N tokens, S of them per row.
+
+    The last one is filled up with padding.
 
     Attributes:
         rotary: of the positions 0 … N - 1 in a segment.
         documents: [B * S, N], or None without documents; what follows is then None, too.
         boundaries: as in Rows, of the documents inside segments.
-        writes: [B, S, N], tokens that may be written to memory: those of the segment's last document.
-        keeps: [B, S], whether a segment ends in the document that the one before ended in: its memory continues, else it starts anew.
-        reads: [B, S, N], tokens that may read: those of the document that the segment before ended in.
-        context: the ranks that share each row, of whose S segments all of this are; None: this rank alone has them.
+        writes: [B, S, N], tokens that may be written to memory: those of the segment's last
+            document.
+        keeps: [B, S], whether a segment ends in the document that the one before ended in: its
+            memory continues, else it starts anew.
+        reads: [B, S, N], tokens that may read: those of the document that the segment before ended
+            in.
+        context: the ranks that share each row, of whose S segments all of this are; None: this rank
+            alone has them.
     """
 
     rotary: Rotary
@@ -58,44 +67,52 @@ def rows(
     by_boundaries: bool = False,
     most_documents: int | None = None,
 ) -> Rows:
-    """For rows of `shape` [B, T]; positions start anew in each document.
+    """Layout of rows of `shape` [B, T]; positions start anew in each document.
 
-    most_documents: upper bound of those of a row, padding not counted; None: it is read from the device.
+    Args:
+        most_documents: upper bound of those of a row, padding not counted; None: it is read from
+            the device.
     """
     tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
     if documents is None:
         return Rows(tables)
     most = None if most_documents is None else most_documents + 1  # padding is a stretch, too
     return Rows(
-        tables.at(positions(documents)),
-        documents,
-        boundaries(documents, most) if by_boundaries else None,
+        rotary=tables.at(positions(documents)),
+        documents=documents,
+        boundaries=boundaries(documents, most) if by_boundaries else None,
     )
 
 
 def positions(documents: torch.Tensor) -> torch.Tensor:
     """Each token's place in its document, [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    return places - torch.where(_starts(documents), places, 0).cummax(dim=1).values
+    first_token = torch.where(_starts(documents), places, 0).cummax(dim=1).values
+    return places - first_token
 
 
 def boundaries(documents: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """First tokens of stretches of equal numbers in the flattened tokens [B T], and the number of tokens: int32.
+    """First tokens of stretches of equal numbers in the flattened tokens [B T], int32.
+
+    The number of tokens follows as the last entry.
 
     Args:
         documents: [B, T].
-        most: upper bound of the stretches of a row, for `most` B + 1 entries, of which those that are left over repeat the
-            number of tokens. None: one more entry than stretches; the device alone knows how many, so it is waited for.
+        most: upper bound of the stretches of a row, for `most` B + 1 entries, of which those that
+            are left over repeat the number of tokens. None: one more entry than stretches; the
+            device alone knows how many, so it is waited for.
     """
     starts = _starts(documents).flatten()
     if most is None:
         return F.pad(starts.nonzero()[:, 0], (0, 1), value=documents.numel()).int()
     size = most * documents.shape[0]
-    places = torch.arange(documents.numel(), dtype=torch.int32, device=documents.device)
-    ends = torch.full((size + 1,), documents.numel(), dtype=torch.int32, device=documents.device)
-    # Tokens that begin nothing all write the last entry, which is the number of tokens whoever writes it.
+    count = documents.numel()
+    places = torch.arange(count, dtype=torch.int32, device=documents.device)
+    ends = torch.full((size + 1,), count, dtype=torch.int32, device=documents.device)
+    # Tokens that begin nothing all write the last entry, which is the number of tokens whoever
+    # writes it.
     target = torch.where(starts, starts.cumsum(0) - 1, size).clamp(max=size)
-    return ends.scatter_(0, target, torch.where(starts, places, documents.numel()))
+    return ends.scatter_(0, target, torch.where(starts, places, count))
 
 
 def _starts(documents: torch.Tensor) -> torch.Tensor:
@@ -112,19 +129,19 @@ def segments(
     context: Context | None = None,
     most_documents: int | None = None,
 ) -> Segments:
-    """For rows of `shape` [B, T], cut every segment_length tokens from the row's beginning, whatever the documents.
+    """Layout of rows of `shape` [B, T], cut every segment_length tokens from the row's beginning.
 
-    With a `context` `shape` is that of this rank's part of the rows, while `documents` are those of whole rows.
+    They are cut there whatever the documents. With a `context` `shape` is that of this rank's part
+    of the rows, while `documents` are those of whole rows.
 
-    A token's position is its place in the segment: rotary attention sees differences of positions alone, so that starting anew in
-    a document would change nothing.
+    A token's position is its place in the segment: rotary attention sees differences of positions
+    alone, so that starting anew in a document would change nothing.
     """
     size = min(config.segment_length, shape[1])
     tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
     if documents is None:
-        return Segments(
-            tables, reads=_all_but_the_first(shape, size, context, like.device), context=context
-        )
+        reads = _all_but_the_first(shape, size, context, like.device)
+        return Segments(tables, reads=reads, context=context)
     length = documents.shape[1]
     whole = min(config.segment_length, length)
     count = -(-length // whole)
@@ -134,16 +151,17 @@ def segments(
     before = F.pad(ends[:, :-1], (1, 0), value=PADDING)
     if context is not None:
         share = context.segments(length, whole)
-        ends, before, cut = (
-            x[:, context.place * share : (context.place + 1) * share] for x in (ends, before, cut)
-        )
-        cut = cut[..., :size]
-    # Of one segment; a row's documents may all begin in the same one, which no bound of the row can exclude.
+        own = slice(context.place * share, (context.place + 1) * share)
+        ends = ends[:, own]
+        before = before[:, own]
+        cut = cut[:, own, :size]
+    # Of one segment; a row's documents may all begin in the same one, which no bound of the row can
+    # exclude.
     most = None if most_documents is None else min(most_documents + 1, size)
     return Segments(
-        tables,
-        cut.flatten(0, 1),
-        boundaries(cut.flatten(0, 1), most) if by_boundaries else None,
+        rotary=tables,
+        documents=cut.flatten(0, 1),
+        boundaries=boundaries(cut.flatten(0, 1), most) if by_boundaries else None,
         writes=(cut == ends[:, :, None]) & (cut != PADDING),
         keeps=(ends == before) & (before != PADDING),
         reads=(cut == before[:, :, None]) & (cut != PADDING),
@@ -152,9 +170,15 @@ def segments(
 
 
 def _all_but_the_first(
-    shape: torch.Size, size: int, context: Context | None, device: torch.device
+    shape: torch.Size,
+    size: int,
+    context: Context | None,
+    device: torch.device,
 ) -> torch.Tensor | None:
-    """`reads` [1, S, N] of the rank that has a row's first segment; the others, and a rank that is alone, need none."""
+    """`reads` [1, S, N] of the rank that has a row's first segment.
+
+    The others, and a rank that is alone, need none.
+    """
     if context is None or context.place > 0:
         return None
     reads = torch.ones(1, -(-shape[1] // size), size, dtype=torch.bool, device=device)
@@ -165,4 +189,5 @@ def _all_but_the_first(
 def _last_document(documents: torch.Tensor) -> torch.Tensor:
     """The document of each token, and for padding that of the last token before it [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    return documents.gather(1, torch.where(documents != PADDING, places, 0).cummax(dim=1).values)
+    last_token = torch.where(documents != PADDING, places, 0).cummax(dim=1).values
+    return documents.gather(1, last_token)

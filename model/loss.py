@@ -12,24 +12,31 @@ IGNORE_INDEX = -100
 
 
 def cross_entropy_sum(
-    logits: torch.Tensor, labels: torch.Tensor, z_loss: float = 0.0
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    z_loss: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum over targets of -log p(label), in fp32 at least, and their number.
 
-    A sum, not a mean: the mean over a whole step's tokens is taken once, so that it does not depend on how the step is split.
+    A sum, not a mean: the mean over a whole step's tokens is taken once, so that it does not depend
+    on how the step is split.
 
     Args:
         logits: [B, T, V].
         labels: [B, T] int64; IGNORE_INDEX is no target.
-        z_loss: weight of log^2 Z (Chowdhery et al. 2022, arXiv 2204.02311, section 5), which keeps logits from drifting. Its
-            gradient is added; the value stays the cross-entropy, so that losses can be compared.
+        z_loss: weight of log^2 Z (Chowdhery et al. 2022, arXiv 2204.02311, section 5), which keeps
+            logits from drifting. Its gradient is added; the value stays the cross-entropy, so that
+            losses can be compared.
 
     Returns:
         the sum (scalar, nats) and the number of targets (scalar int64).
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(
-        wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        wide.flatten(0, 1),
+        labels.flatten(),
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
     )
     targets = labels != IGNORE_INDEX
     if z_loss:
@@ -46,23 +53,32 @@ def chunked_cross_entropy_sum(
     z_loss: float = 0.0,
     vocabulary: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cross_entropy_sum` of the logits hidden @ weight^T, of which only those of `chunk` tokens exist at a time.
+    """`cross_entropy_sum` of the logits hidden @ weight^T, `chunk` tokens at a time.
 
-    The gradient is taken chunk by chunk in the forward pass (as Hsu et al. 2024, "Liger Kernel", arXiv 2410.10989, section 3.2),
-    and only scaled in the backward pass, so that no logits are computed twice. Not all tokens have logits: see `tokens_with_logits`.
+    Only the logits of one chunk exist at a time.
+
+    The gradient is taken chunk by chunk in the forward pass (as Hsu et al. 2024, "Liger Kernel",
+    arXiv 2410.10989, section 3.2), and only scaled in the backward pass, so that no logits are
+    computed twice. Not all tokens have logits: see `tokens_with_logits`.
 
     Args:
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
-        vocabulary: tokens; further rows of `weight` pad it and have no probability. None: all V rows are tokens.
+        vocabulary: tokens; further rows of `weight` pad it and have no probability. None: all V
+            rows are tokens.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    rows, targets = hidden.flatten(0, 1).to(dtype), labels.flatten()
-    of_weight = learns and weight.requires_grad
-    total = loss_and_gradients(rows, weight, targets, chunk, z_loss, vocabulary, learns, of_weight)[
-        0
-    ]
+    total, _, _ = loss_and_gradients(
+        hidden.flatten(0, 1).to(dtype),
+        weight,
+        labels.flatten(),
+        chunk,
+        z_loss,
+        vocabulary,
+        learns,
+        learns and weight.requires_grad,
+    )
     return total, (labels != IGNORE_INDEX).sum()
 
 
@@ -76,23 +92,28 @@ def in_chunks(
     learns: bool,
     weight_learns: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of losses and its gradients, each if it is asked for: of hidden [N, D] in its type, of weight [V, D] in fp32 at least."""
+    """The sum of losses and its gradients.
+
+    Those are of hidden [N, D] in its type, if `learns`, and of weight [V, D] in fp32 at least, if
+    `weight_learns`.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     narrow = weight.to(hidden.dtype)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     grad_hidden, grad_weight = _gradients_like(hidden, weight, learns, weight_learns)
     chosen = tokens_with_logits(labels, chunk)
-    x, grad_x = hidden, grad_hidden
+    x = hidden
+    grad_x = grad_hidden
     if chosen is not None:
-        x, labels, grad_x = (
-            hidden[chosen],
-            labels[chosen],
-            grad_hidden.new_empty(len(chosen), hidden.shape[1]),
-        )
+        x = hidden[chosen]
+        labels = labels[chosen]
+        grad_x = grad_hidden.new_empty(len(chosen), hidden.shape[1])
     with torch.autocast(hidden.device.type, enabled=False):
         for part in range(0, x.shape[0], chunk):
             rows = slice(part, part + chunk)
-            gradients = (grad_x[rows], grad_weight if weight_learns else None) if learns else None
+            gradients = None
+            if learns:
+                gradients = (grad_x[rows], grad_weight if weight_learns else None)
             total += _chunk(x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
     if chosen is not None and learns:
         grad_hidden.zero_()[chosen] = grad_x
@@ -100,19 +121,24 @@ def in_chunks(
 
 
 def tokens_with_logits(labels: torch.Tensor, chunk: int) -> torch.Tensor | None:
-    """Indices of the tokens of a micro-batch whose logits a loss in chunks of `chunk` tokens computes; None: all tokens.
+    """Indices of the tokens of a micro-batch whose logits a loss in chunks computes.
 
-    On a CPU these are the tokens that have a target, if fewer chunks hold them than hold all tokens. A GPU would have to be asked
-    how many there are.
+    On a CPU these are the tokens that have a target, if fewer chunks hold them than hold all
+    tokens. A GPU would have to be asked how many there are.
 
     Args:
         labels: [N] int64; IGNORE_INDEX is no target.
-        chunk: 0: all logits are computed at once.
+        chunk: tokens of a chunk; 0: all logits are computed at once.
+
+    Returns:
+        the indices; None: all tokens.
     """
     if not chunk or labels.device.type != "cpu":
         return None
     targets = (labels != IGNORE_INDEX).nonzero()[:, 0]
-    return targets if math.ceil(len(targets) / chunk) < math.ceil(len(labels) / chunk) else None
+    chunks_of_targets = math.ceil(len(targets) / chunk)
+    chunks_of_all = math.ceil(len(labels) / chunk)
+    return targets if chunks_of_targets < chunks_of_all else None
 
 
 def _chunk(
@@ -123,13 +149,17 @@ def _chunk(
     vocabulary: int | None,
     gradients: tuple[torch.Tensor, torch.Tensor | None] | None,
 ) -> torch.Tensor:
-    """The sum of losses of x [n, D]; writes the gradient of x, and adds that of the weight. Its logits are freed with it."""
+    """The sum of losses of x [n, D]; writes the gradient of x, and adds that of the weight.
+
+    Its logits are freed with it.
+    """
     is_target = label != IGNORE_INDEX
     label = torch.where(is_target, label, 0)
     logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
     if vocabulary is not None:
         logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
-    of_label, largest = logits.gather(1, label), logits.amax(1, keepdim=True)
+    of_label = logits.gather(1, label)
+    largest = logits.amax(1, keepdim=True)
     probabilities = torch.softmax(logits, 1, out=logits)
     # The largest probability is 1 / sum of exp(logit - largest).
     log_z = largest - probabilities.amax(1, keepdim=True).log()
@@ -149,29 +179,36 @@ def _chunk(
     return ((log_z - of_label) * is_target).sum()
 
 
-# An operator of its own, so that compiled code calls it as it is; named after this module, since a copy of it in an exported model
-# that defined the same name would free this one in torch.
+# An operator of its own, so that compiled code calls it as it is; named after this module, since a
+# copy of it in an exported model that defined the same name would free this one in torch.
+OPERATORS = re.sub(r"\W", "_", __name__)
 loss_and_gradients = torch.library.custom_op(
-    re.sub(r"\W", "_", __name__) + "::chunked_cross_entropy", in_chunks, mutates_args=()
+    OPERATORS + "::chunked_cross_entropy",
+    in_chunks,
+    mutates_args=(),
 )
 
 
 def _gradients_like(
-    hidden: torch.Tensor, weight: torch.Tensor, learns: bool, weight_learns: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    learns: bool,
+    weight_learns: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors that the gradients are written to; empty where nothing learns."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    return (
-        torch.empty_like(hidden) if learns else hidden.new_empty(0),
-        torch.zeros_like(weight, dtype=wide) if weight_learns else weight.new_empty(0, dtype=wide),
-    )
+    of_hidden = torch.empty_like(hidden) if learns else hidden.new_empty(0)
+    if weight_learns:
+        return of_hidden, torch.zeros_like(weight, dtype=wide)
+    return of_hidden, weight.new_empty(0, dtype=wide)
 
 
 @loss_and_gradients.register_fake
 def _(hidden: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
     *_, learns, weight_learns = others
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    return hidden.new_empty((), dtype=wide), *_gradients_like(hidden, weight, learns, weight_learns)
+    total = hidden.new_empty((), dtype=wide)
+    return total, *_gradients_like(hidden, weight, learns, weight_learns)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

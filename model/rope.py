@@ -1,5 +1,7 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864, section 3.2) in Hugging Face's layout: element i of a head turns with
-element i + head_dim / 2. The scalings are those of Hugging Face's `rope_parameters`, under the same keys.
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864, section 3.2) in Hugging Face's layout.
+
+Element i of a head turns with element i + head_dim / 2. The scalings are those of Hugging Face's
+`rope_parameters`, under the same keys.
 """
 
 import math
@@ -11,7 +13,10 @@ from infini_llama.model.config import LlamaConfig, is_number
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines [T, head_dim] of T positions, or [B, 1, T, head_dim] where rows differ; all layers share them."""
+    """Cosines and sines [T, head_dim] of T positions, or [B, 1, T, head_dim] where rows differ.
+
+    All layers share them.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -19,11 +24,13 @@ class Rotary(NamedTuple):
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., T, head_dim] turned by its positions' angles, rounded to the type of x once."""
         first, second = x.chunk(2, dim=-1)
-        return (x * self.cos + torch.cat((-second, first), dim=-1) * self.sin).to(x.dtype)
+        turned = x * self.cos + torch.cat((-second, first), dim=-1) * self.sin
+        return turned.to(x.dtype)
 
     def at(self, positions: torch.Tensor) -> "Rotary":
         """The tables of positions [T], or [B, T] where rows differ, out of these of 0, 1, 2, …"""
-        cos, sin = self.cos[positions], self.sin[positions]
+        cos = self.cos[positions]
+        sin = self.sin[positions]
         return Rotary(cos, sin) if positions.ndim == 1 else Rotary(cos[:, None], sin[:, None])
 
     def first(self, length: int) -> "Rotary":
@@ -41,15 +48,18 @@ def rotary(positions: torch.Tensor, config: LlamaConfig, dtype: torch.dtype) -> 
 
 
 def scaled_frequencies(
-    config: LlamaConfig, device: torch.device, dtype: torch.dtype
+    config: LlamaConfig,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, float]:
-    """Angles a position [head_dim / 2], and what cosines and sines are multiplied by.
+    """Angles per position [head_dim / 2], and the factor of cosines and sines.
 
     Raises:
         ValueError: rope_scaling has an unknown type, or a key is missing or out of its range.
     """
-    size, theta = config.head_size, config.rope_theta
-    plain = 1.0 / theta ** (torch.arange(0, size, 2, device=device).to(dtype) / size)
+    size = config.head_size
+    exponents = torch.arange(0, size, 2, device=device).to(dtype) / size
+    plain = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling or {"rope_type": "default"}
     match scaling.get("rope_type"):
         case "default":
@@ -67,12 +77,14 @@ def scaled_frequencies(
 
 
 def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's (Grattafiori et al. 2024, arXiv 2407.21783): long waves slowed by the factor, short ones kept, a ramp between."""
-    factor, trained = (
-        _number(scaling, "factor", 1.0),
-        _number(scaling, "original_max_position_embeddings", 1.0),
-    )
-    low, high = _number(scaling, "low_freq_factor", 0.0), _number(scaling, "high_freq_factor", 0.0)
+    """Llama 3.1's scaling (Grattafiori et al. 2024, arXiv 2407.21783).
+
+    Long waves are slowed by the factor, short ones kept, with a ramp between.
+    """
+    factor = _number(scaling, "factor", 1.0)
+    trained = _number(scaling, "original_max_position_embeddings", 1.0)
+    low = _number(scaling, "low_freq_factor", 0.0)
+    high = _number(scaling, "high_freq_factor", 0.0)
     if low >= high:
         raise ValueError(
             f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}"
@@ -83,13 +95,20 @@ def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
 
 
 def _yarn(
-    plain: torch.Tensor, scaling: dict[str, Any], config: LlamaConfig
+    plain: torch.Tensor,
+    scaling: dict[str, Any],
+    config: LlamaConfig,
 ) -> tuple[torch.Tensor, float]:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4): a ramp over the index of the frequency, and a temperature."""
-    size, theta = config.head_size, config.rope_theta
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
+
+    It is a ramp over the index of the frequency, and a temperature.
+    """
+    size = config.head_size
+    theta = config.rope_theta
     factor = _number(scaling, "factor", 1.0)
     trained = _number(scaling, "original_max_position_embeddings", 1.0)
-    fast, slow = _number(scaling, "beta_fast", 0.0, 32.0), _number(scaling, "beta_slow", 0.0, 1.0)
+    fast = _number(scaling, "beta_fast", 0.0, 32.0)
+    slow = _number(scaling, "beta_slow", 0.0, 1.0)
     if not fast >= slow > 0:
         raise ValueError(
             f"rope_scaling.beta_fast={fast} must be at least beta_slow={slow}, and both above 0"
@@ -101,8 +120,8 @@ def _yarn(
         """Index of the frequency that makes `turns` turns over the trained length."""
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = index_of(fast), index_of(slow)
-    first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    first = max(math.floor(index_of(fast)), 0)
+    last = min(math.ceil(index_of(slow)), size - 1)
     steps = torch.arange(size // 2, device=plain.device).to(plain.dtype)
     slowed = ((steps - first) / ((last - first) or 0.001)).clamp(0.0, 1.0)
     frequencies = plain / factor * slowed + plain * (1 - slowed)
@@ -112,7 +131,10 @@ def _yarn(
 
 
 def _number(
-    scaling: dict[str, Any], key: str, lowest: float, default: float | None = None
+    scaling: dict[str, Any],
+    key: str,
+    lowest: float,
+    default: float | None = None,
 ) -> float:
     value = scaling.get(key, default)
     if not is_number(value) or value < lowest:
