@@ -34,7 +34,13 @@ class Update:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds. data: part of step; save: that the step before waited for its save; save_write: of a background save that has ended."""
+    """Seconds of one step.
+
+    Attributes:
+        data: part of `step`.
+        save: that the step before waited for its save.
+        save_write: of a background save that has ended.
+    """
 
     step: float
     data: float
@@ -44,7 +50,12 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One completed step. samples: consumed before it; targets: trained on in it, over all ranks."""
+    """One completed step.
+
+    Attributes:
+        samples: consumed before it.
+        targets: trained on in it, over all ranks.
+    """
 
     update: Update
     samples: int
@@ -55,7 +66,10 @@ class StepResult:
 
 
 class Callback:
-    """Called by the Trainer on every rank, in the order of its list; a subclass overrides what it needs."""
+    """Called by the Trainer on every rank, in the order of its list.
+
+    A subclass overrides what it needs.
+    """
 
     def on_train_start(self, state: TrainState) -> None:
         """After the checkpoint was loaded, before the first step."""
@@ -70,35 +84,47 @@ class Callback:
         """After the last step of this attempt; not called after an exception."""
 
     def save_state(self, state: TrainState) -> None:
-        """Write the fields of `state` that a resumed run needs of this callback, before a checkpoint."""
+        """Write the fields of `state` that a resumed run needs of this callback.
+
+        Called before a checkpoint.
+        """
 
     def load_state(self, state: TrainState) -> None:
         """Continue from the fields that `save_state` wrote."""
 
 
 class Interval:
-    """Whether something is due that happens every so many steps, tokens or seconds (eval_steps, save_steps).
+    """Whether something is due that happens every so many steps, tokens or seconds.
 
-    By steps and tokens that is a function of the train state alone. By seconds, the first rank's clock decides for all, counted
-    from the start of the attempt or the last time.
+    Examples are eval_steps and save_steps. By steps and tokens that is a function of the train
+    state alone. By seconds, the first rank's clock decides for all, counted from the start of the
+    attempt or the last time.
     """
 
     def __init__(self, value: int | str, ranks: Ranks) -> None:
         self.number, self.unit = duration(value)
-        self.ranks, self.tokens, self.last = ranks, 0, time.monotonic()
+        self.ranks = ranks
+        self.tokens = 0
+        self.last = time.monotonic()
 
     def start(self, state: TrainState) -> None:
         """Count from here."""
-        self.tokens, self.last = state.tokens, time.monotonic()
+        self.tokens = state.tokens
+        self.last = time.monotonic()
 
     def advance(self, state: TrainState) -> bool:
-        """Count one more step; return whether the interval ends with it, and then count from here. By seconds, a collective call."""
+        """Count one more step; return whether the interval ends with it, and then count from here.
+
+        By seconds, a collective call.
+        """
         if self.unit == "steps":
             return state.step % self.number == 0
         if self.unit == "tokens":
-            before, self.tokens = self.tokens, state.tokens
+            before = self.tokens
+            self.tokens = state.tokens
             return before // self.number < state.tokens // self.number
         elapsed = self.ranks.is_rank0 and time.monotonic() - self.last >= self.number
-        if due := self.ranks.sum(float(elapsed))[0] > 0:
+        due = self.ranks.sum(float(elapsed))[0] > 0
+        if due:
             self.last = time.monotonic()
         return due

@@ -29,7 +29,7 @@ SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens i
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """So many `representative_rows` of the validation split, all if it has fewer.
+    """A number of `representative_rows` of the validation split, all if it has fewer.
 
     Attributes:
         token_bytes: int64 [vocabulary], UTF-8 bytes of each token.
@@ -44,28 +44,37 @@ class ValidationSet:
     isolate: bool = False
 
     def measure(self, module: nn.Module, ranks: Ranks, step: int) -> ValidationLine:
-        """The validation after `step`: means over all targets; data rank r takes rows r, r + data_world_size, … A collective call.
+        """The validation after `step`: means over all targets. A collective call.
 
-        All ranks make the same number of forward passes, as sharded parameters need all of them; one that has no row left computes
-        one that does not count.
+        Data rank r takes rows r, r + data_world_size, … All ranks make the same number of forward
+        passes, as sharded parameters need all of them; one that has no row left computes one that
+        does not count.
         """
-        sequences, readers = min(self.sequences, len(self.reader)), ranks.data_world_size
+        sequences = min(self.sequences, len(self.reader))
+        readers = ranks.data_world_size
         rows = representative_rows(self.reader, sequences)[ranks.data_rank :: readers]
+        most_rows = -(-sequences // readers)  # of any rank
         bytes_of = torch.from_numpy(self.token_bytes)
-        loss_sum, target_bytes, targets = 0.0, 0, 0
+        loss_sum = 0.0
+        target_bytes = 0
+        targets = 0
         module.eval()
         with torch.no_grad():
-            for start in range(0, -(-sequences // readers), self.micro_batch):
+            for start in range(0, most_rows, self.micro_batch):
                 chosen = rows[start : start + self.micro_batch]
                 counts = len(chosen) > 0
-                chosen = chosen if counts else np.zeros(1, dtype=np.int64)
-                tokens, mask = self.reader.gather(chosen), self.reader.targets(chosen)
+                if not counts:
+                    chosen = np.zeros(1, dtype=np.int64)
+                tokens = self.reader.gather(chosen)
+                mask = self.reader.targets(chosen)
                 documents = self.reader.documents(chosen) if self.isolate else None
-                loss = module(*to_batch(tokens, mask, ranks.device, documents)).item()
+                batch = to_batch(tokens, mask, ranks.device, documents)
+                loss = module(*batch).item()
                 if counts:
                     loss_sum += loss
                 if counts and ranks.is_context_rank0:
-                    counted = tokens[:, 1:] if mask is None else tokens[:, 1:][mask]
+                    labels = tokens[:, 1:]
+                    counted = labels if mask is None else labels[mask]
                     target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
                     targets += counted.size
         module.train()
@@ -80,12 +89,14 @@ class ValidationSet:
 
 
 def rows_with(reader: TokenReader, tokens: int) -> int:
-    """How many of the `representative_rows` have `tokens` targets between them; all of them if they have fewer."""
+    """Number of the `representative_rows` that have `tokens` targets between them.
+
+    All of them if they have fewer.
+    """
     rows = representative_rows(reader, len(reader))
     for number in range(1, len(rows)):
-        tokens -= reader.count_targets(
-            rows[number - 1 : number]
-        )  # masks of many rows at once may not fit into memory
+        # One row: masks of many rows at once may not fit into memory.
+        tokens -= reader.count_targets(rows[number - 1 : number])
         if tokens <= 0:
             return number
     return len(rows)
@@ -95,17 +106,19 @@ def validation_set(
     reader: TokenReader, token_bytes: np.ndarray, train: TrainingConfig, micro_batch: int
 ) -> ValidationSet:
     """The rows that `train.eval_tokens` names."""
-    sequences = (
-        SEQUENCES if train.eval_tokens is None else rows_with(reader, count(train.eval_tokens))
-    )
+    sequences = SEQUENCES
+    if train.eval_tokens is not None:
+        sequences = rows_with(reader, count(train.eval_tokens))
     return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_masking)
 
 
 class Evaluation(Callback):
-    """Measures the validation loss every `train.eval_steps` and after the last step, into the train state and the metrics.
+    """Measures the validation loss, into the train state and the metrics.
 
-    Two cases are measured before any step, into the metrics alone: the weights of a model that a run starts from, which are no
-    checkpoint of this run, and a run that resumes beyond its end, since train.max_steps was lowered.
+    It is measured every `train.eval_steps` and after the last step. Two cases are measured before
+    any step, into the metrics alone: the weights of a model that a run starts from, which are no
+    checkpoint of this run, and a run that resumes beyond its end, since train.max_steps was
+    lowered.
 
     Attributes:
         last_step: the last one after which was evaluated.
@@ -121,39 +134,46 @@ class Evaluation(Callback):
         metrics: StepMetrics,
         heartbeat: Heartbeat,
     ) -> None:
-        self.strategy, self.validation, self.train, self.max_steps = (
-            strategy,
-            validation,
-            train,
-            max_steps,
-        )
-        self.ranks, self.metrics, self.heartbeat = ranks, metrics, heartbeat
-        self.interval, self.last_step = Interval(train.eval_steps, ranks), -1
+        self.strategy = strategy
+        self.validation = validation
+        self.train = train
+        self.max_steps = max_steps
+        self.ranks = ranks
+        self.metrics = metrics
+        self.heartbeat = heartbeat
+        self.interval = Interval(train.eval_steps, ranks)
+        self.last_step = -1
 
     def on_train_start(self, state: TrainState) -> None:
-        if (self.train.init_from and state.step == 0) or state.is_finished(
-            self.max_steps, self.train.early_stopping_patience
-        ):
+        starts_from_model = self.train.init_from and state.step == 0
+        patience = self.train.early_stopping_patience
+        if starts_from_model or state.is_finished(self.max_steps, patience):
             # An earlier attempt may have measured it.
-            is_measured = self.metrics.writer is not None and self.metrics.writer.has_validation(
-                state.step
-            )
-            if not self.ranks.sum(float(is_measured))[0]:
+            writer = self.metrics.writer
+            is_measured = writer is not None and writer.has_validation(state.step)
+            is_measured_on_rank0 = self.ranks.sum(float(is_measured))[0]
+            if not is_measured_on_rank0:
                 self._measure(state.step)
         self.interval.start(state)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        if self.interval.advance(state) or state.step >= self.max_steps:
-            if (loss := self._measure(state.step)) is not None:
+        interval_ends = self.interval.advance(state)
+        if interval_ends or state.step >= self.max_steps:
+            loss = self._measure(state.step)
+            if loss is not None:
                 state.record_validation(loss)
             self.last_step = state.step
 
     def _measure(self, step: int) -> float | None:
-        """The validation loss, which is also written into the metrics; None without targets. A collective call."""
+        """The validation loss, which is also written into the metrics; None without targets.
+
+        A collective call.
+        """
         self.heartbeat.beat("evaluate", step)
         started = time.perf_counter()
         norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
-        # Its shapes are others than those of training, and it is too rare to pay for compiled code of its own.
+        # Its shapes are others than those of training, and it is too rare to pay for compiled code
+        # of its own.
         with torch.compiler.set_stance("force_eager"), norms.observed(self.strategy.model):
             line = self.validation.measure(self.strategy.module, self.ranks, step)
         line = changed(line, evaluation_time=time.perf_counter() - started)

@@ -1,9 +1,11 @@
-"""Reporting of a run: metrics.jsonl (every step), samples.jsonl (the texts of every evaluation), and the curves of some steps.
+"""Reporting of a run: metrics.jsonl, samples.jsonl and curves.
 
-Curves are drawn by TensorBoard and Weights & Biases, under the same names.
+metrics.jsonl has every step, samples.jsonl the texts of every evaluation. The curves have some
+steps; they are drawn by TensorBoard and Weights & Biases, under the same names.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import json
 import math
 import os
@@ -33,7 +35,10 @@ from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.record_files import with_checksum
 
 Curves = list[tuple[str, float | None]]
-REPORTING = "Correct train.report_to before the next attempt, or remove what fails; metrics.jsonl has every number."
+REPORTING = (
+    "Correct train.report_to before the next attempt, or remove what fails; "
+    "metrics.jsonl has every number."
+)
 MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
@@ -43,7 +48,11 @@ VALIDATION = ("loss", "bits_per_byte")
 
 
 class WandbRecord(Record):
-    """wandb.json of a run. step: the last one sent."""
+    """wandb.json of a run.
+
+    Attributes:
+        step: the last one sent.
+    """
 
     id: str
     step: int = -1
@@ -72,36 +81,36 @@ class TensorBoard:
     """Event files in `tensorboard` of the run's folder."""
 
     def __init__(self, run_dir: Path, first_step: int, config: JsonObject) -> None:
-        # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from
+        # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from.
         self.board = SummaryWriter(RunFolder(run_dir).tensorboard, purge_step=first_step + 1)
         self.settings = flat(config)
         if first_step == 0:
-            self.board.add_text("configuration", f"```json\n{json.dumps(config, indent=1)}\n```", 0)
+            text = f"```json\n{json.dumps(config, indent=1)}\n```"
+            self.board.add_text("configuration", text, 0)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
 
     def texts(self, name: str, texts: list[str], step: int) -> None:
-        self.board.add_text(name, "\n\n".join(f"```\n{text}\n```" for text in texts), step)
+        blocks = [f"```\n{text}\n```" for text in texts]
+        self.board.add_text(name, "\n\n".join(blocks), step)
 
     def sync(self) -> None:
         self.board.flush()
 
     def close(self, final: dict[str, float]) -> None:
         if final:
-            self.board.add_hparams(
-                self.settings,
-                {f"final/{name}": value for name, value in final.items()},
-                run_name=".",
-            )
+            metrics = {f"final/{name}": value for name, value in final.items()}
+            self.board.add_hparams(self.settings, metrics, run_name=".")
         self.board.close()
 
 
 class WeightsAndBiases:
-    """One W&B run per training run, over all its attempts: `wandb.json` of the run's folder has its id and the last step sent.
+    """One W&B run per training run, over all its attempts.
 
-    A step that is repeated after a crash is not sent again: its numbers are bitwise equal.
+    `wandb.json` of the run's folder has its id and the last step sent. A step that is repeated
+    after a crash is not sent again: its numbers are bitwise equal.
     """
 
     def __init__(self, run_dir: Path, config: JsonObject) -> None:
@@ -109,15 +118,17 @@ class WeightsAndBiases:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(
-                "train.report_to has wandb, but it is not installed; run pip install 'infini-llama[wandb]', or "
-                "remove it."
+                "train.report_to has wandb, but it is not installed; "
+                "run pip install 'infini-llama[wandb]', or remove it."
             ) from error
         self.file = RunFolder(run_dir).wandb
         text = self.file.read_bytes() if self.file.exists() else None
-        self.sent = (
-            WandbRecord.model_validate_json(text) if text else WandbRecord(id=uuid.uuid4().hex[:8])
-        )
-        # Before W&B creates its run: an attempt that ends inside init resumes that run instead of creating another.
+        if text:
+            self.sent = WandbRecord.model_validate_json(text)
+        else:
+            self.sent = WandbRecord(id=uuid.uuid4().hex[:8])
+        # Before W&B creates its run: an attempt that ends inside init resumes that run instead of
+        # creating another.
         write_atomic(self.file, self.sent.model_dump_json())
         try:
             self.run = wandb.init(
@@ -131,8 +142,8 @@ class WeightsAndBiases:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"train.report_to has wandb, but it cannot start ({error}); log in with `wandb login`, or set "
-                "environment.env.WANDB_MODE=offline."
+                f"train.report_to has wandb, but it cannot start ({error}); "
+                "log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
             ) from error
         self.waiting: dict[str, Any] = {}
         self.step = self.sent.step
@@ -175,20 +186,19 @@ class WeightsAndBiases:
 def reporters(
     names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject
 ) -> list[Reporter]:
-    """The reporters that `train.report_to` names. One that cannot start is refused when the run begins; a resumed run continues without it.
+    """The reporters that `train.report_to` names.
+
+    One that cannot start is refused when the run begins; a resumed run continues without it.
 
     Raises:
         ConfigError: W&B is requested and not available.
     """
     active: list[Reporter] = []
-    with nullcontext() if first_step == 0 else best_effort("reporting to TensorBoard", REPORTING):
+    run_begins = first_step == 0
+    with nullcontext() if run_begins else best_effort("reporting to TensorBoard", REPORTING):
         if "tensorboard" in names:
             active.append(TensorBoard(run_dir, first_step, config))
-    with (
-        nullcontext()
-        if first_step == 0
-        else best_effort("reporting to Weights & Biases", REPORTING)
-    ):
+    with nullcontext() if run_begins else best_effort("reporting to Weights & Biases", REPORTING):
         if "wandb" in names:
             active.append(WeightsAndBiases(run_dir, config))
     return active
@@ -196,34 +206,33 @@ def reporters(
 
 def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
     """The settings by dotted keys; what is not a number becomes text."""
-    settings = dotted(config).items()
-    return {
-        key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
-        for key, value in settings
-    }
+    settings: dict[str, bool | int | float | str] = {}
+    for key, value in dotted(config).items():
+        is_plain = isinstance(value, bool | int | float | str)
+        settings[key] = value if is_plain else json.dumps(value)
+    return settings
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl and samples.jsonl (already cut back by the supervisor) and passes curves to the reporters."""
+    """Appends to metrics.jsonl and samples.jsonl, and passes curves to the reporters.
+
+    The supervisor has already cut back both files.
+    """
 
     def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
         self.run = RunFolder(run_dir)
         self.metrics = self.run.metrics.open("a", encoding="utf-8")
         self.texts = self.run.samples.open("a", encoding="utf-8")
-        self.logging_steps, self.reporters, self.run_id = (
-            logging_steps,
-            reporters,
-            self.run.read_id(),
-        )
+        self.logging_steps = logging_steps
+        self.reporters = reporters
+        self.run_id = self.run.read_id()
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
 
     def has_validation(self, step: int) -> bool:
         """Whether metrics.jsonl has the validation after `step`; reads all of it."""
-        return any(
-            isinstance(line, ValidationLine) and line.step == step
-            for line in read_metrics(self.run)
-        )
+        lines = read_metrics(self.run)
+        return any(isinstance(line, ValidationLine) and line.step == step for line in lines)
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)
@@ -239,42 +248,34 @@ class MetricsWriter:
         curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
         if sum(map(len, line.gates)) <= MOST_HEADS:
             for layer, heads in enumerate(line.gates):
-                curves += [
-                    (f"gate-heads/layer-{layer}-head-{head}", gate)
-                    for head, gate in enumerate(heads)
-                ]
+                for head, gate in enumerate(heads):
+                    curves.append((f"gate-heads/layer-{layer}-head-{head}", gate))
         curves += [(f"custom/{name}", value) for name, value in line.custom.items()]
         self._report(curves, line.step)
 
     def validation(self, line: ValidationLine) -> None:
         self._append(self.metrics, line)
-        self.last_validation = self._report(_group("validation", line, VALIDATION), line.step)
-        curves = [
-            (f"memory-reads/layer-{layer}", size) for layer, size in enumerate(line.memory_reads)
-        ]
-        self._report(
-            [
-                *curves,
-                *(
-                    (f"memory-norms/layer-{layer}", size)
-                    for layer, size in enumerate(line.memory_norms)
-                ),
-            ],
-            line.step,
-        )
+        curves = _group("validation", line, VALIDATION)
+        self.last_validation = self._report(curves, line.step)
+        memory: Curves = []
+        for layer, size in enumerate(line.memory_reads):
+            memory.append((f"memory-reads/layer-{layer}", size))
+        for layer, size in enumerate(line.memory_norms):
+            memory.append((f"memory-norms/layer-{layer}", size))
+        self._report(memory, line.step)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for prompt, text in samples:
             self._append(self.texts, SampleLine(step=step, prompt=prompt, text=text))
         if samples:
-            self._each(
-                lambda reporter: reporter.texts(
-                    "samples", [sample.text for sample in samples], step
-                )
-            )
+            texts = [sample.text for sample in samples]
+            self._each(lambda reporter: reporter.texts("samples", texts, step))
 
     def sync(self) -> None:
-        """Flush every line so far to disk: a checkpoint must not survive the metrics that led to it."""
+        """Flush every line so far to disk.
+
+        A checkpoint must not survive the metrics that led to it.
+        """
         for file in (self.metrics, self.texts):
             os.fsync(file.fileno())
         self._each(lambda reporter: reporter.sync())
@@ -283,27 +284,36 @@ class MetricsWriter:
         """Close files and reporters; a finished run reports its last validation as its result."""
         self.metrics.close()
         self.texts.close()
-        self._each(lambda reporter: reporter.close(self.last_validation if finished else {}))
+        final = self.last_validation if finished else {}
+        self._each(lambda reporter: reporter.close(final))
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
-        """Those that are finite, once they are reported."""
-        drawn = {
-            name: value for name, value in curves if value is not None and math.isfinite(value)
-        }
+        """Report the curves that are finite at this step, and return them."""
+        drawn: dict[str, float] = {}
+        for name, value in curves:
+            if value is not None and math.isfinite(value):
+                drawn[name] = value
         self._each(lambda reporter: reporter.scalars(drawn, step))
         return drawn
 
     def _each(self, report: Callable[[Reporter], None]) -> None:
-        """One that fails is not used again in this attempt: what it draws is only for people. The thread of a save calls `sync`, too."""
+        """Call `report` with each reporter.
+
+        One that fails is not used again in this attempt: what it draws is only for people. The
+        thread of a save calls `sync`, too.
+        """
         for reporter in self.reporters:
+            reported = False
             with best_effort(f"reporting to {type(reporter).__name__}", REPORTING):
                 report(reporter)
-                continue
-            self.reporters = [other for other in self.reporters if other is not reporter]
+                reported = True
+            if not reported:
+                self.reporters = [other for other in self.reporters if other is not reporter]
 
     def _append(self, file: TextIO, line: StepLine) -> None:
-        # null for numbers that JSON cannot represent
-        file.write(with_checksum(line.model_dump_json(exclude_unset=True), self.run_id) + "\n")
+        # JSON has null for numbers that it cannot represent.
+        text = line.model_dump_json(exclude_unset=True)
+        file.write(with_checksum(text, self.run_id) + "\n")
         file.flush()
 
 

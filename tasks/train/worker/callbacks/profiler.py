@@ -1,6 +1,7 @@
 """Time and memory: torch's profiler over `train.profile_steps`, and the memory of this process."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import logging
 from pathlib import Path
 
@@ -17,7 +18,9 @@ ADVICE = "Remove train.profile_steps."
 
 
 class Profiler(Callback):
-    """Records the steps numbered first to last; leaves a trace for chrome://tracing or Perfetto and a table of the costliest functions.
+    """Records the steps numbered first to last.
+
+    It leaves a trace for chrome://tracing or Perfetto and a table of the costliest functions.
 
     Args:
         folder: becomes `rank-R.trace.json.gz` and `rank-R.txt`.
@@ -25,21 +28,23 @@ class Profiler(Callback):
     """
 
     def __init__(self, folder: Path, span: list[int] | None, rank: int) -> None:
-        self.folder, self.span, self.rank = folder, span, rank
+        self.folder = folder
+        self.span = span
+        self.rank = rank
         self.running: profile | None = None
 
     def on_step_start(self, state: TrainState) -> None:
-        if (
-            self.span is not None
-            and self.running is None
-            and self.span[0] <= state.step + 1 <= self.span[1]
-        ):
-            span, self.span = self.span, None  # of a profiler that fails
+        if self.span is None or self.running is not None:
+            return
+        span = self.span
+        if span[0] <= state.step + 1 <= span[1]:
+            self.span = None  # stays so if the profiler fails
             with best_effort("the profile", ADVICE):
                 gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
                 running = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
                 running.start()
-                self.running, self.span = running, span
+                self.running = running
+                self.span = span
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         if self.running is None or self.span is None:
@@ -52,7 +57,8 @@ class Profiler(Callback):
             self._write(f"the steps from {self.span[0]} on")
 
     def _write(self, steps: str) -> None:
-        running, self.running = self.running, None
+        running = self.running
+        self.running = None
         assert running is not None
         with best_effort("the profile", ADVICE):
             running.stop()
@@ -71,21 +77,27 @@ def memory_peak() -> int:
 
 
 def dump_gpu_memory(path: Path) -> None:
-    """Write torch's allocations on the GPU, block by block, for pytorch.org/memory_viz; nothing without a GPU."""
+    """Write torch's allocations on the GPU, block by block, for pytorch.org/memory_viz.
+
+    Nothing is written without a GPU.
+    """
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.memory._dump_snapshot(str(path))  # pyright: ignore[reportPrivateUsage]  (documented under this name)
+        # The function is documented under this private name.
+        torch.cuda.memory._dump_snapshot(str(path))  # pyright: ignore[reportPrivateUsage]
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: resident now and at most (Linux); on a GPU also what torch has allocated and reserved, and what is free."""
+    """Bytes of this process: resident now and at most (Linux).
+
+    On a GPU also what torch has allocated and reserved, and what is free.
+    """
     sizes = dict[str, int]()
     try:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name in ("VmRSS", "VmHWM"):
-                sizes["resident" if name == "VmRSS" else "most_resident"] = (
-                    int(value.split()[0]) * 1024
-                )
+                key = "resident" if name == "VmRSS" else "most_resident"
+                sizes[key] = int(value.split()[0]) * 1024
     except OSError:
         pass  # not Linux
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -28,9 +28,10 @@ ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples
 
 
 class Samples(Callback):
-    """Continuations of train.sample_prompts, into samples.jsonl and the reporters after each evaluation but the last one.
+    """Continuations of train.sample_prompts, into samples.jsonl and the reporters.
 
-    Those of the finished run are in result.json.
+    They are written after each evaluation but the last one; those of the finished run are in
+    result.json.
     """
 
     def __init__(
@@ -41,8 +42,11 @@ class Samples(Callback):
         evaluation: Evaluation,
         metrics: StepMetrics,
     ) -> None:
-        self.attempt, self.strategy, self.ranks = attempt, strategy, ranks
-        self.evaluation, self.metrics = evaluation, metrics
+        self.attempt = attempt
+        self.strategy = strategy
+        self.ranks = ranks
+        self.evaluation = evaluation
+        self.metrics = metrics
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         train = self.attempt.config.train
@@ -53,9 +57,8 @@ class Samples(Callback):
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
             with best_effort(WHAT, ADVICE, repeated=True):
-                self.metrics.writer.samples(
-                    state.step, samples_in_time(model, self.attempt, self.ranks.device)
-                )
+                samples = samples_in_time(model, self.attempt, self.ranks.device)
+                self.metrics.writer.samples(state.step, samples)
         self.strategy.model.train()
         self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
@@ -82,28 +85,29 @@ def sample_texts(
     conversation: Conversation,
     seconds: float = math.inf,
 ) -> list[Sample]:
-    """Each prompt and its continuation at temperature 0.8 and top-k 50; the tokenizer is the dataset's.
+    """Each prompt and its continuation at temperature 0.8 and top-k 50.
 
-    The same train.seed gives the same texts; each is what its prompt alone would give.
+    The tokenizer is the dataset's. The same train.seed gives the same texts; each is what its
+    prompt alone would give.
 
     Args:
         train: its sample_prompts; None: the beginning of a text that is held out.
-        conversation: of the model that the run started from: its tokens end a text, too.
+        conversation: of the model that the run started from; its tokens end a text, too.
         seconds: after which the texts end.
     """
     if train.sample_prompts == []:
         return []
-    tokenizer, end_of_text = read_tokenizer(dataset), verified_manifest(dataset).content.eos_id
-    prompts = (
-        [held_out_prompt(dataset, tokenizer)]
-        if train.sample_prompts is None
-        else list(train.sample_prompts)
-    )
-    writer = Writer(model.eval(), tokenizer, prompts, conversation.ends_with(end_of_text))
-    for _ in writer.write(
-        train.sample_tokens, Sampling(temperature=0.8, top_k=50, seed=train.seed), seconds
-    ):
+    tokenizer = read_tokenizer(dataset)
+    end_of_text = verified_manifest(dataset).content.eos_id
+    prompts = train.sample_prompts
+    if prompts is None:
+        prompts = [held_out_prompt(dataset, tokenizer)]
+    ends = conversation.ends_with(end_of_text)
+    writer = Writer(model.eval(), tokenizer, list(prompts), ends)
+    sampling = Sampling(temperature=0.8, top_k=50, seed=train.seed)
+    for _ in writer.write(train.sample_tokens, sampling, seconds):
         pass
-    return [
-        Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)
-    ]
+    samples: list[Sample] = []
+    for prompt, text in zip(prompts, writer.texts, strict=True):
+        samples.append(Sample(prompt, prompt + text))
+    return samples

@@ -1,6 +1,10 @@
-"""One line of metrics per step: loss, rates, times, throughput, and in steps that are logged what costs communication."""
+"""One line of metrics per step: loss, rates, times, throughput.
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+Steps that are logged also have what costs communication.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 import math
 import pkgutil
 import time
@@ -36,7 +40,9 @@ HOOK = "Correct the function, or remove the key; the numbers of this step are mi
 
 
 class StepMetrics(Callback):
-    """Writes the metrics of each step on the first rank; every rank computes what needs all of them.
+    """Writes the metrics of each step on the first rank.
+
+    Every rank computes what needs all of them.
 
     Args:
         ledger: of goodput, on the first rank.
@@ -53,20 +59,20 @@ class StepMetrics(Callback):
         ranks: Ranks,
         ledger: Ledger | None,
     ) -> None:
-        self.attempt, self.strategy, self.batches, self.ranks, self.ledger = (
-            attempt,
-            strategy,
-            batches,
-            ranks,
-            ledger,
-        )
+        self.attempt = attempt
+        self.strategy = strategy
+        self.batches = batches
+        self.ranks = ranks
+        self.ledger = ledger
         self.hook = load_hook(attempt.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
         self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
-        self.peak_flops, self.report_time = 0.0, 0.0
+        self.peak_flops = 0.0
+        self.report_time = 0.0
 
     def on_train_start(self, state: TrainState) -> None:
-        attempt, train = self.attempt, self.attempt.config.train
+        attempt = self.attempt
+        train = attempt.config.train
         if self.ranks.is_rank0:
             active = reporters(train.report_to, attempt.run_dir, state.step, attempt.settings())
             self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
@@ -76,19 +82,25 @@ class StepMetrics(Callback):
         if attempt.model.attention == "infini":
             with self.strategy.full_parameters():
                 self.gate_warnings.ignore(gate_shares(self.strategy.model))
-        half = torch.float16 if attempt.plan.precision == "fp16" else torch.bfloat16
-        dtype = half if attempt.plan.precision != "fp32" else torch.float32
+        if attempt.plan.precision == "fp16":
+            dtype = torch.float16
+        elif attempt.plan.precision == "fp32":
+            dtype = torch.float32
+        else:
+            dtype = torch.bfloat16
         peak = math.nan  # without a measurement on every rank there is no MFU
         with best_effort("the measurement of the peak of this processor, for MFU"):
             peak = peak_flops(self.ranks.device, dtype)
         self.peak_flops = self.ranks.sum(peak)[0]
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        started, line = time.perf_counter(), None
+        started = time.perf_counter()
+        line = None
         if state.step % self.attempt.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
                 model = self.strategy.model
-                norm, gates = parameter_norm(model), gate_shares(model)
+                norm = parameter_norm(model)
+                gates = gate_shares(model)
                 line = self._with_custom(self._line(state, result, norm, gates))
             if self.writer and gates:
                 self.gate_warnings.observe(state.step, gates)
@@ -114,10 +126,12 @@ class StepMetrics(Callback):
         norm: float | None,
         gates: tuple[tuple[float, ...], ...],
     ) -> TrainLine:
-        update, times = result.update, result.times
+        update = result.update
+        times = result.times
         length = self.batches.stage(result.samples).reader.sequence_length
         input_tokens = self.batches.input_tokens(result.samples) if result.targets else 0
-        model, frozen = self.strategy.model.config, self.attempt.config.train.frozen_layers
+        model = self.strategy.model.config
+        frozen = self.attempt.config.train.frozen_layers
         flops = flops_per_token(model, length, frozen) * input_tokens
         flops -= head_flops_per_token(model, frozen) * update.tokens_without_logits
         flops_per_second = flops / times.step
@@ -150,33 +164,40 @@ class StepMetrics(Callback):
         name = self.attempt.config.train.metrics_hook
         if self.hook and name:
             with best_effort(f"train.metrics_hook={name}", HOOK, repeated=True):
-                return changed(line, custom=call_hook(self.hook, name, self.strategy.model, line))
+                numbers = call_hook(self.hook, name, self.strategy.model, line)
+                return changed(line, custom=numbers)
         return line
 
 
 def parameter_norm(model: nn.Module) -> float:
     """2-norm of all parameters as one vector. A collective call."""
-    return full_tensor(
-        nn.utils.get_total_norm([value.detach() for value in model.parameters()])
-    ).item()
+    parameters = [value.detach() for value in model.parameters()]
+    return full_tensor(nn.utils.get_total_norm(parameters)).item()
 
 
 def utilization(flops: float, peak: float) -> float | None:
-    """Share of the measured peak; None above 1, where other programs slowed down the measurement of the peak."""
+    """Share of the measured peak.
+
+    None above 1, where other programs slowed down the measurement of the peak.
+    """
     return flops / peak if flops <= peak else None
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of square matrix products in `dtype`, the denominator of MFU: the best of 0.1 s.
+    """Floating-point operations per second of square matrix products in `dtype`.
 
-    Measured rather than read from a data sheet, so that it exists for every processor and reflects its threads, clock and other load.
+    The best of 0.1 s, the denominator of MFU. Measured rather than read from a data sheet, so that
+    it exists for every processor and reflects its threads, clock and other load.
     """
     size = SIZE[device.type]
-    generator = torch.Generator(device).manual_seed(
-        0
-    )  # leaves the generators of the training alone
-    a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    best, spent, product = float("inf"), 0.0, a @ b
+    # Leaves the generators of the training alone.
+    generator = torch.Generator(device).manual_seed(0)
+    # [size, size] each
+    a = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    b = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    product = a @ b
+    best = float("inf")
+    spent = 0.0
     while spent < SECONDS:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -185,7 +206,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
-        best, spent = min(best, seconds), spent + seconds
+        best = min(best, seconds)
+        spent += seconds
     return 2.0 * size**3 / best
 
 
@@ -205,8 +227,8 @@ def load_hook(name: str | None) -> Hook | None:
         hook: Any = pkgutil.resolve_name(name)
     except Exception as error:  # the module's own, too
         raise ConfigError(
-            f"train.metrics_hook={name} cannot be imported ({error}); install its module, or add its folder to "
-            "environment.env.PYTHONPATH."
+            f"train.metrics_hook={name} cannot be imported ({error}); "
+            "install its module, or add its folder to environment.env.PYTHONPATH."
         ) from error
     if not callable(hook):
         raise ConfigError(f"train.metrics_hook={name} is not a function.")
@@ -221,11 +243,9 @@ def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str,
     """
     numbers = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
     try:
-        return {
-            key: float(value)
-            for key, value in NUMBERS.validate_python(numbers, strict=True).items()
-        }
+        checked = NUMBERS.validate_python(numbers, strict=True)
     except ValidationError:
         raise ConfigError(
             f"train.metrics_hook={name} returned {numbers!r}; it must return numbers by name."
         ) from None
+    return {key: float(value) for key, value in checked.items()}

@@ -1,4 +1,7 @@
-"""Which updates are skipped (not finite, or a loss spike), when too many are, and fp16's loss scale."""
+"""Which updates are skipped (not finite, or a loss spike), when too many are, and the loss scale.
+
+The loss scale is that of fp16.
+"""
 
 import logging
 from collections.abc import Callable
@@ -15,18 +18,21 @@ HISTORY = 128  # losses in which spikes are looked for
 ENOUGH = 32  # with fewer losses nothing is a spike
 NORMAL = 1.4826  # median absolute deviation to standard deviation, for a normal distribution
 MEAN_NORMAL = 1.2533  # mean absolute deviation to standard deviation, for a normal distribution
-SMALLEST = 1e-3  # of the median, or of one nat: losses that hardly differ make no spike of a small difference
-FIRST_SCALE, LOWEST_SCALE = 2.0**16, 1.0
+# Share of the median, or of one nat: losses that hardly differ make no spike of a small difference.
+SMALLEST = 1e-3
+FIRST_SCALE = 2.0**16
+LOWEST_SCALE = 1.0
 GROWTH_INTERVAL = 2000
 log = logging.getLogger("infini_llama.worker")
 WINDOW = 100  # steps over which skipped updates are counted
 
 
 class LossScaler:
-    """Dynamic loss scaling for fp16 (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2), as torch's GradScaler does it.
+    """Dynamic loss scaling for fp16, as torch's GradScaler does it.
 
-    It is ours because all ranks already agree on whether a step's gradients are finite, whatever the strategy, and its two
-    numbers are part of the train state.
+    Micikevicius et al. 2018, arXiv 1710.03740, section 3.2. It is ours because all ranks already
+    agree on whether a step's gradients are finite, whatever the strategy, and its two numbers are
+    part of the train state.
 
     Attributes:
         scale: None before the first step.
@@ -34,13 +40,16 @@ class LossScaler:
     """
 
     def __init__(self, enabled: bool) -> None:
-        self.enabled, self.steps = enabled, 0
+        self.enabled = enabled
+        self.steps = 0
         self.scale: float | None = None
 
     @property
     def current(self) -> float:
         """The factor of the losses before the backward pass; 1 without fp16."""
-        return (self.scale or FIRST_SCALE) if self.enabled else 1.0
+        if not self.enabled:
+            return 1.0
+        return self.scale or FIRST_SCALE
 
     def adjust(self, finite: bool) -> bool:
         """Halve the scale when gradients overflow, double it after 2000 steps without.
@@ -52,19 +61,24 @@ class LossScaler:
             return False
         scale = self.current
         if finite:
-            self.scale, self.steps = scale, self.steps + 1
+            self.scale = scale
+            self.steps += 1
             if self.steps == GROWTH_INTERVAL:
-                self.scale, self.steps = scale * 2, 0
+                self.scale = scale * 2
+                self.steps = 0
             return False
-        self.scale, self.steps = max(LOWEST_SCALE, scale / 2), 0
+        self.scale = max(LOWEST_SCALE, scale / 2)
+        self.steps = 0
         return scale > LOWEST_SCALE
 
 
 class SpikeDetector:
-    """Robust z-score (Iglewicz and Hoaglin 1993): distance above the median, in median absolute deviations scaled to a standard one.
+    """Robust z-score (Iglewicz and Hoaglin 1993) of a loss.
 
-    Spikes themselves hardly move it. Where most losses are alike and the others are not, as with few targets in most batches, the median
-    deviation is no measure of the others, and the mean deviation counts, as there for a median deviation of 0.
+    It is the distance above the median, in median absolute deviations scaled to a standard one.
+    Spikes themselves hardly move it. Where most losses are alike and the others are not, as with
+    few targets in most batches, the median deviation is no measure of the others, and the mean
+    deviation counts, as there for a median deviation of 0.
 
     Args:
         threshold: `train.spike_zscore`; None: nothing is a spike.
@@ -103,7 +117,7 @@ class UpdatePolicy(Callback):
     """Budget for skipped updates; the trainer reads `scaler` and `spikes` within a step.
 
     Args:
-        rows: row numbers of the global batch that follows so many samples, for the log.
+        rows: row numbers of the global batch that follows a number of samples, for the log.
 
     Attributes:
         skips: steps within the window whose update was skipped.
@@ -113,13 +127,17 @@ class UpdatePolicy(Callback):
     def __init__(
         self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]
     ) -> None:
-        self.limit, self.rows = train.max_skips, rows
-        self.scaler, self.spikes = LossScaler(fp16), SpikeDetector(train.spike_zscore)
+        self.limit = train.max_skips
+        self.rows = rows
+        self.scaler = LossScaler(fp16)
+        self.spikes = SpikeDetector(train.spike_zscore)
         self.skips: list[int] = []
         self.saw_no_targets = False
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        """Record an update that was made or skipped; one that fp16's scale explains does not count as skipped.
+        """Record an update that was made or skipped.
+
+        One that fp16's scale explains does not count as skipped.
 
         Raises:
             Diverged: more than `train.max_skips` in the window.
@@ -129,7 +147,8 @@ class UpdatePolicy(Callback):
             if not self.saw_no_targets:
                 self.saw_no_targets = True
                 log.warning(
-                    "step %d: no token of its sequences is a target, so it changes nothing; such steps are counted, and not logged again",
+                    "step %d: no token of its sequences is a target, so it changes nothing; "
+                    "such steps are counted, and not logged again",
                     state.step,
                 )
             return
@@ -141,11 +160,12 @@ class UpdatePolicy(Callback):
             reason = self._reason(update)
             message = "step %d: loss %s, gradient norm %s; update skipped because %s; rows %s"
             log.warning(message, state.step, update.loss, update.grad_norm, reason, rows)
-            self.skips = [step for step in self.skips if step > state.step - WINDOW] + [state.step]
+            recent = [step for step in self.skips if step > state.step - WINDOW]
+            self.skips = [*recent, state.step]
             if len(self.skips) > self.limit:
                 raise Diverged(
-                    f"{len(self.skips)} updates within {WINDOW} steps were skipped, the first at step {self.skips[0]}, the last because "
-                    f"{reason}",
+                    f"{len(self.skips)} updates within {WINDOW} steps were skipped, "
+                    f"the first at step {self.skips[0]}, the last because {reason}",
                     self.skips[0],
                     state.samples,
                 )
@@ -155,14 +175,19 @@ class UpdatePolicy(Callback):
             return "it was not finite"
         middle, spread = self.spikes.normal()
         return (
-            f"its loss is a spike: {(update.loss - middle) / spread:.1f} times the spread of {spread:.3g} above the median of {middle:.4g} "
+            f"its loss is a spike: {(update.loss - middle) / spread:.1f} times the spread of "
+            f"{spread:.3g} above the median of {middle:.4g} "
             f"(train.spike_zscore={self.spikes.threshold:g})"
         )
 
     def save_state(self, state: TrainState) -> None:
-        state.skips, state.losses = self.skips, self.spikes.losses
-        state.loss_scale, state.steps_at_scale = self.scaler.scale, self.scaler.steps
+        state.skips = self.skips
+        state.losses = self.spikes.losses
+        state.loss_scale = self.scaler.scale
+        state.steps_at_scale = self.scaler.steps
 
     def load_state(self, state: TrainState) -> None:
-        self.skips, self.spikes.losses = state.skips, state.losses
-        self.scaler.scale, self.scaler.steps = state.loss_scale, state.steps_at_scale
+        self.skips = state.skips
+        self.spikes.losses = state.losses
+        self.scaler.scale = state.loss_scale
+        self.scaler.steps = state.steps_at_scale
