@@ -1,4 +1,7 @@
-"""Every section and key of a run. Titles, descriptions and limits here are what the documentation and Prefect's form show."""
+"""Every section and key of a run.
+
+Titles, descriptions and limits here are what the documentation and Prefect's form show.
+"""
 
 from infini_llama.configs.schema.data import DataConfig, VerifyConfig
 from infini_llama.configs.schema.deployment import DeploymentConfig, ScheduleConfig

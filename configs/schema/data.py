@@ -98,16 +98,25 @@ class DataConfig(TextConfig):
 
     @property
     def not_text(self) -> dict[str, str]:
-        """Files, folders and URLs of the run beside its home folder that are no text, and what each of them is."""
+        """Files, folders and URLs of the run that are no text, and what each of them is.
+
+        The home folder is not among them.
+        """
         return self._not_text
 
     def leave_out(self, place: str, kind: str) -> None:
-        """Names a file, folder or URL of the run that is no text, although a pattern of text may match it."""
+        """Name a file, folder or URL of the run that is no text.
+
+        A pattern of text may match it nevertheless.
+        """
         self._not_text[place] = kind
 
     @property
     def has_only_targets(self) -> bool:
-        """Whether every position of a row is a target: rows have no padding, and no source has prompts."""
+        """Whether every position of a row is a target.
+
+        Rows then have no padding, and no source has prompts.
+        """
         return self.packing in ("concat", "window") and all(
             text.loss_on == "all" for text in (self, *self.sources)
         )
@@ -123,7 +132,8 @@ class DataConfig(TextConfig):
             raise ValueError(
                 f"sources={names}: only some have a weight; give a weight to all sources or to none"
             )
-        if names and (single := self.set_keys):
+        single = self.set_keys
+        if names and single:
             raise ValueError(
                 f"{single[0]}={getattr(self, single[0])!r} is set beside sources={names}; write it "
                 "below its source"

@@ -1,4 +1,7 @@
-"""How a configuration is offered on a Prefect server: read by `serve` and `deploy`, no part of a run."""
+"""The section `deployment`: how a configuration is offered on a Prefect server.
+
+It is read by `serve` and `deploy`, and is no part of a run.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ class DeploymentConfig(Section):
     @model_validator(mode="after")
     def _schedules_differ(self) -> DeploymentConfig:
         names = [schedule.name for schedule in self.schedules]
-        if twice := {name for name in names if names.count(name) > 1}:
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
             raise ValueError(
                 f"schedules has the name {', '.join(sorted(twice))} twice; names must be unique"
             )

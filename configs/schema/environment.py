@@ -12,17 +12,17 @@ HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 SRUN_OPTION = r"^--[a-z][a-z0-9-]*(=[^\n\r]*)?$"
 # Options that the launcher sets itself, because it relies on them.
 SET_BY_LAUNCHER = {
-    *(
-        "chdir",
-        "cpus-per-task",
-        "error",
-        "export",
-        "input",
-        "job-name",
-        "kill-on-bad-exit",
-        "nodes",
-    ),
-    *("ntasks", "ntasks-per-node", "output"),
+    "chdir",
+    "cpus-per-task",
+    "error",
+    "export",
+    "input",
+    "job-name",
+    "kill-on-bad-exit",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "output",
 }
 
 
@@ -112,7 +112,10 @@ class EnvironmentConfig(Section):
 
     @property
     def has_local_workers(self) -> bool:
-        """Whether torchrun runs on this machine; with srun, the workers' machines are the nodes of an allocation."""
+        """Whether torchrun runs on this machine.
+
+        With srun, the workers' machines are the nodes of an allocation.
+        """
         return self.launcher == "local"
 
     @field_validator("srun_options")

@@ -54,17 +54,20 @@ class RopeScaling(Section):
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> RopeScaling:
-        needed = {
+        needed_by_type = {
             "linear": (),
             "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
             "yarn": ("original_max_position_embeddings",),
-        }[self.rope_type]
-        if missing := [key for key in needed if getattr(self, key) is None]:
+        }
+        missing = [key for key in needed_by_type[self.rope_type] if getattr(self, key) is None]
+        if missing:
             raise ValueError(f"rope_type={self.rope_type} needs {', '.join(missing)}")
-        low, high = self.low_freq_factor, self.high_freq_factor
+        low = self.low_freq_factor
+        high = self.high_freq_factor
         if low is not None and high is not None and low >= high:
             raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
-        fast, slow = self.beta_fast or 32.0, self.beta_slow or 1.0
+        fast = self.beta_fast or 32.0
+        slow = self.beta_slow or 1.0
         if fast < slow:
             raise ValueError(f"beta_fast={fast} must be at least beta_slow={slow}")
         return self
@@ -168,9 +171,9 @@ class ModelConfig(Section):
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:
         """The fields of `model.config.LlamaConfig`: this section, and what the data decide."""
         fields = self.model_dump(mode="json")
-        fields |= {"num_key_value_heads": self.num_key_value_heads or self.num_attention_heads}
+        fields["num_key_value_heads"] = self.num_key_value_heads or self.num_attention_heads
         if self.rope_scaling:
-            fields |= {"rope_scaling": self.rope_scaling.model_dump(mode="json", exclude_none=True)}
+            fields["rope_scaling"] = self.rope_scaling.model_dump(mode="json", exclude_none=True)
         return fields | {"vocab_size": vocab_size, "max_position_embeddings": sequence_length}
 
     @model_validator(mode="after")

@@ -18,11 +18,9 @@ from infini_llama.configs.schema.training import TrainingConfig
 
 def context_problems(config: PipelineConfig) -> list[str]:
     """Problems of `train.context_parallel`, one sentence per problem."""
-    size, processes, model = (
-        config.train.context_parallel,
-        config.environment.nproc_per_node,
-        config.model,
-    )
+    size = config.train.context_parallel
+    processes = config.environment.nproc_per_node
+    model = config.model
     setting = f"train.context_parallel={size}"
     problems: list[str] = []
     if size == 1:
@@ -51,17 +49,17 @@ def context_problems(config: PipelineConfig) -> list[str]:
 
 def gate_problems(config: PipelineConfig) -> list[str]:
     """Problems of a list in `train.init_gate`, one sentence per problem."""
-    gates, model = config.train.init_gate, config.model
-    if (
-        not isinstance(gates, list) or model.attention != "infini"
-    ):  # without a memory it is not used
+    gates = config.train.init_gate
+    model = config.model
+    # Without a memory the list is not used.
+    if not isinstance(gates, list) or model.attention != "infini":
         return []
-    number, key = model.num_hidden_layers, f"model.num_hidden_layers={model.num_hidden_layers}"
-    if model.memory_layers is not None:
-        number, key = (
-            len(model.memory_layers),
-            f"model.memory_layers has {len(model.memory_layers)}",
-        )
+    if model.memory_layers is None:
+        number = model.num_hidden_layers
+        key = f"model.num_hidden_layers={model.num_hidden_layers}"
+    else:
+        number = len(model.memory_layers)
+        key = f"model.memory_layers has {len(model.memory_layers)}"
     if len(gates) != number:
         return [
             f"train.init_gate has {len(gates)} values, but {key}; write one entry per layer with a "
@@ -77,7 +75,7 @@ def gate_problems(config: PipelineConfig) -> list[str]:
 
 
 def _of_a_run(schema: dict[str, Any]) -> None:
-    """Leaves out of Prefect's form what is read before there is a run."""
+    """Leave out of Prefect's form what is read before there is a run."""
     del schema["properties"]["deployment"]
 
 
@@ -97,13 +95,16 @@ class PipelineConfig(Section):
     deployment: DeploymentConfig = Field(default_factory=DeploymentConfig)
 
     def with_vocab_size(self, vocab_size: int) -> PipelineConfig:
-        """The vocabulary size that the tokenizer turned out to have, which may be below the schema's minimum."""
+        """The configuration with the vocabulary size that the tokenizer turned out to have.
+
+        It may be below the schema's minimum.
+        """
         tokenizer = self.data.tokenizer.model_copy(update={"vocab_size": vocab_size})
         data = self.data.model_copy(update={"tokenizer": tokenizer})
         return self.model_copy(update={"data": data})  # not validated: see above
 
-    @model_validator(mode="after")
-    def _sections_agree(self) -> PipelineConfig:
+    def _text_problems(self) -> list[str]:
+        """Sources without text in `data`, one sentence per problem."""
         problems: list[str] = []
         places = {
             f"data.sources.{number}": source for number, source in enumerate(self.data.sources)
@@ -122,6 +123,31 @@ class PipelineConfig(Section):
                 problems.append(
                     f"{key}.dataset is empty; name a Hugging Face dataset or the folder of one"
                 )
+        return problems
+
+    def _batch_problems(self) -> list[str]:
+        """Problems of `train.global_batch_size`, one sentence per problem."""
+        processes = self.environment.nproc_per_node
+        nodes = self.environment.nnodes
+        together = self.train.context_parallel
+        workers = together * nodes
+        if isinstance(processes, int) and processes % together == 0:
+            workers = processes * nodes
+        batch = self.train.least_micro_batch * workers // together
+        if self.train.global_batch_size % batch == 0:
+            return []
+        return [
+            f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
+            f"train.micro_batch_size={self.train.micro_batch_size} x "
+            f"environment.nproc_per_node={processes}"
+            + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
+            + ("" if together == 1 else f" / {together} that share each sequence")
+            + "; change one of them"
+        ]
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> PipelineConfig:
+        problems = self._text_problems()
         if (
             self.model.attention == "infini"
             and self.data.sequence_length <= self.model.segment_length
@@ -144,21 +170,7 @@ class PipelineConfig(Section):
                 f"train.frozen_layers={frozen} leaves no layer to train; "
                 f"model.num_hidden_layers={self.model.num_hidden_layers}"
             )
-        processes = self.environment.nproc_per_node
-        nodes, together = self.environment.nnodes, self.train.context_parallel
-        workers = (
-            processes if isinstance(processes, int) and processes % together == 0 else together
-        ) * nodes
-        batch = self.train.least_micro_batch * workers // together
-        if self.train.global_batch_size % batch:
-            problems.append(
-                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
-                f"train.micro_batch_size={self.train.micro_batch_size} x "
-                f"environment.nproc_per_node={processes}"
-                + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
-                + ("" if together == 1 else f" / {together} that share each sequence")
-                + "; change one of them"
-            )
+        problems += self._batch_problems()
         problems += context_problems(self)
         if problems:
             raise ValueError(*problems)

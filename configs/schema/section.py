@@ -10,7 +10,9 @@ from pydantic_core import PydanticCustomError
 class Resume(StrEnum):
     """The effect of changing a key on a run that already has checkpoints.
 
-    FIXED: refused. INEXACT: allowed; the run logs that it is no longer bitwise. FREE: no effect on the weights.
+    FIXED: refused.
+    INEXACT: allowed; the run logs that it is no longer bitwise.
+    FREE: no effect on the weights.
     """
 
     FIXED = "fixed"
@@ -19,21 +21,23 @@ class Resume(StrEnum):
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused, defaults are checked like given values."""
+    """A part of the configuration.
+
+    Unknown keys are refused, and defaults are checked like given values.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        field_title_generator=lambda name, _: (
-            name
-        ),  # Prefect's form shows the keys as a file has them
+        # Prefect's form shows the keys as a file has them.
+        field_title_generator=lambda name, _: name,
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_a_flag_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic would take true as 1."""
+        """Refuse true and false where a number is expected; pydantic would take true as 1."""
         assert info.field_name is not None
         if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name].annotation):
             raise PydanticCustomError("flag_as_number", "true and false are no numbers")

@@ -15,10 +15,16 @@ READ_BY = {
     "files": ("files", "validation_files", "text_column", "format"),
     "python-stdlib": ("validation_files", "text_column", "format"),
     "huggingface": (
-        "dataset", "dataset_config", "revision", "dataset_split", "validation_split", "streaming", "text_column",
+        "dataset",
+        "dataset_config",
+        "revision",
+        "dataset_split",
+        "validation_split",
+        "streaming",
+        "text_column",
     ),
     "passkey": ("passkey",),
-}  # fmt: skip
+}
 OF_EVERY_TEXT = ("source", "loss_on", "answer_after")
 HELD_OUT = ("validation_files", "validation_split")
 
@@ -29,7 +35,8 @@ class PasskeyConfig(Section):
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
         default=20_000, description="Number of texts to generate."
     )
-    # Of more, a text would be longer than a document may be (16 MiB), and cut between what is hidden and the question for it.
+    # With more repetitions, a text would be longer than a document may be (16 MiB), and would be
+    # cut between what is hidden and the question for it.
     repetitions: Annotated[int, Field(ge=1, le=100_000)] = fixed(
         default=3,
         description="Maximum repetitions of the filler text. Each text draws its length, and cuts "

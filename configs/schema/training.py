@@ -1,4 +1,7 @@
-"""How the model is trained: what is reported, how long and over which batches, by which optimizer, saved when, spread how."""
+"""How the model is trained.
+
+What is reported, how long and over which batches, by which optimizer, saved when, spread how.
+"""
 
 from __future__ import annotations
 
@@ -216,9 +219,9 @@ class TrainingConfig(Section):
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = inexact(
         default=None,
-        description="A DeepSpeed JSON file, or its contents. Its zero_optimization and communication settings are "
-        'used. Batch sizes, optimizer, precision and clipping must be left out, be "auto", or agree with '
-        "the keys of the run.",
+        description="A DeepSpeed JSON file, or its contents. Its zero_optimization and "
+        "communication settings are used. Batch sizes, optimizer, precision and clipping must be "
+        'left out, be "auto", or agree with the keys of the run.',
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",
@@ -249,9 +252,10 @@ class TrainingConfig(Section):
     )
 
     def planned_steps(self, sequence_length: int) -> int:
-        """About how many steps a run has, before its dataset is at hand: an epoch is taken for 1000, every position for a target.
+        """The approximate number of steps of a run, before its dataset is at hand.
 
-        With train.max_tokens, these are the steps of the run where `DataConfig.has_only_targets`; else the run has more.
+        An epoch is taken for 1000 steps, and every position for a target. With train.max_tokens,
+        these are the steps of the run where `DataConfig.has_only_targets`; else the run has more.
         """
         if self.max_steps is not None:
             return self.max_steps
@@ -269,7 +273,10 @@ class TrainingConfig(Section):
         return 1 if self.micro_batch_size == "auto" else self.micro_batch_size
 
     def groups(self, workers: int) -> int:
-        """Groups of workers that have rows of their own, among which a global batch is split; at least 1."""
+        """Number of groups of workers that have rows of their own; at least 1.
+
+        A global batch is split among them.
+        """
         return max(1, workers // self.context_parallel)
 
     def shards(self, workers: int, workers_per_node: int) -> int:
@@ -317,7 +324,8 @@ class TrainingConfig(Section):
                 f"eval_steps={self.eval_steps}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
-        if self.parallel not in (strategies := OPTIMIZERS[self.optimizer].strategies):
+        strategies = OPTIMIZERS[self.optimizer].strategies
+        if self.parallel not in strategies:
             others = [
                 name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies
             ]
