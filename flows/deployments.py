@@ -311,8 +311,9 @@ def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> 
         return
     # The description has the only setting. An automation that is rewritten forgets what it watches.
     if stored[0].description != automation.description:
-        enabled = stored[0].enabled
-        client.update_automation(stored[0].id, automation.model_copy(update={"enabled": enabled}))
+        client.update_automation(
+            stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled})
+        )
 
 
 def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:

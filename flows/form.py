@@ -131,9 +131,9 @@ class ChangesForm:
     """
 
     def __init__(self, deployed: PipelineConfig | None = None) -> None:
-        self.deployed: dict[str, Any] = {}
-        if deployed is not None:
-            self.deployed = deployed.model_dump(mode="json", exclude={"deployment"})
+        self.deployed = (
+            {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
+        )
 
     def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
         config_schema = handler(PipelineConfig.__pydantic_core_schema__)

@@ -64,9 +64,11 @@ class LostRuns:
 
 
 def _is_starting(run: FlowRun) -> bool:
-    if run.state is None or not run.state.is_pending():
-        return False
-    return now("UTC") - run.state.timestamp < STARTING
+    return (
+        run.state is not None
+        and run.state.is_pending()
+        and now("UTC") - run.state.timestamp < STARTING
+    )
 
 
 def _end_of(run: FlowRun) -> State:

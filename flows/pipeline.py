@@ -128,7 +128,7 @@ def train_with_retries(
 
 
 def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:
-    """Evaluate the newest checkpoint of a run.
+    """Make the measurements that `config` requests of a trained run.
 
     This function and `export` are the only ones here that import torch, so they do it when called.
     """
@@ -138,7 +138,7 @@ def evaluate(run: Path, config: EvaluationConfig) -> Evaluations:
 
 
 def export(run: Path) -> Path:
-    """Export the trained model of a run as a Hugging Face folder, and return its path."""
+    """Export the newest checkpoint of a run as a Hugging Face folder, and return the folder."""
     from infini_llama.tasks.export.exporting import export_trained
 
     return export_trained(run)

@@ -47,7 +47,8 @@ from infini_llama.tasks.verify_data.task import verify_data
 # Between two lines of progress: ten thousand lines delay the end of a process by most of a minute.
 PROGRESS_SECONDS = 1.0
 log = logging.getLogger("infini_llama.prefect")
-# In each process that executes the flow: a worker of Prefect's loads no other module of this program.
+# In each process that executes the flow: a worker of Prefect's loads no other module of this
+# program.
 keep_slots()
 
 

@@ -1,8 +1,10 @@
-"""The Prefect server that flow runs are recorded on: the user's, or one that this process starts and that ends with it.
+"""The Prefect server that flow runs are recorded on.
 
-`run` starts an embedded server for the time of the run, `serve` one with a UI, which it restarts; `deploy` needs the user's. Prefect's
-own temporary server outlives a `kill -9` of its flow and writes to the user's terminal. The ones here are the same program in a
-session of its own, ended by the kernel with its parent, and logging into a file.
+It is the user's, or one that this process starts and that ends with it. `run` starts an embedded
+server for the time of the run, `serve` one with a UI, which it restarts; `deploy` needs the user's.
+Prefect's own temporary server outlives a `kill -9` of its flow and writes to the user's terminal.
+The ones here are the same program in a session of its own, ended by the kernel with its parent, and
+logging into a file.
 """
 
 import contextlib
@@ -70,12 +72,10 @@ def api_for_run(home: Path) -> Iterator[None]:
             _check_result_storage()
             yield
         return
-    os.environ.setdefault(
-        "PREFECT_CLIENT_MAX_RETRIES", "1"
-    )  # a server on this machine that is gone does not come back
-    os.environ.setdefault(
-        "PREFECT_API_REQUEST_TIMEOUT", "15"
-    )  # seconds; one that hangs holds up the run's end as long
+    # A server on this machine that is gone does not come back.
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
+    # In seconds. A server that hangs delays the end of the run as long.
+    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = Server(home, "127.0.0.1", port, EMBEDDED)
@@ -88,16 +88,20 @@ def api_for_run(home: Path) -> Iterator[None]:
 def api_for_serve(
     home: Path, host: str, port: int, names: Sequence[str] = ()
 ) -> Iterator["Server | None"]:
-    """Inside, PREFECT_API_URL leads to the user's server, or to one with a UI and a database that stays, at this address.
+    """Inside, PREFECT_API_URL leads to a server with a UI and a database that stays.
+
+    It is the user's server, or one at this address.
 
     Args:
-        names: under which others reach this machine, beside `host` and localhost; requests to other hosts are refused.
+        names: under which others reach this machine, beside `host` and localhost; requests to other
+            hosts are refused.
 
     Yields:
         the server that was started here; None: it is the user's.
 
     Raises:
-        ConfigError: the address is taken, other machines reach it and it has no password, or a setting of Prefect is wrong.
+        ConfigError: the address is taken, other machines reach it and it has no password, or a
+            setting of Prefect is wrong.
         PipelineError: the server does not start, or no longer responds.
     """
     prepare_client(home)
@@ -109,8 +113,9 @@ def api_for_serve(
     server = Server(home, host, port, SERVED | {ALLOWED: ",".join((host, *names))})
     if not server.is_local and not os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
         raise ConfigError(
-            f"--host {host} can be reached from other machines, and anyone who reaches the server can run programs "
-            "here; set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use --host 127.0.0.1."
+            f"--host {host} can be reached from other machines, and anyone who reaches the server "
+            "can run programs here; set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use "
+            "--host 127.0.0.1."
         )
     server.refuse_taken_address()
     with server.running():
@@ -129,33 +134,33 @@ def api_for_deploy(home: Path) -> Iterator[None]:
     prepare_client(home)
     if not has_api():
         raise ConfigError(
-            "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a server and prints "
-            "its address."
+            "PREFECT_API_URL is not set; 'infini-llama serve' or 'prefect server start' starts a "
+            "server and prints its address."
         )
     with _user_api():
         yield
 
 
 def prepare_client(home: Path) -> None:
-    """Set Prefect's settings of this process, before Prefect is imported; what the user has set stays, unless it is empty.
+    """Set Prefect's settings of this process, before Prefect is imported.
 
-    Prefect's files go to home/prefect if the user has no Prefect home.
+    What the user has set stays, unless it is empty. Prefect's files go to home/prefect if the user
+    has no Prefect home.
     """
-    for name in [
-        name for name, value in os.environ.items() if name.startswith("PREFECT_") and not value
-    ]:
-        del os.environ[
-            name
-        ]  # as `docker compose` passes what is not set; Prefect would require an empty password
+    # `docker compose` passes what is not set as empty; Prefect would require an empty password.
+    for name, value in list(os.environ.items()):
+        if name.startswith("PREFECT_") and not value:
+            del os.environ[name]
     os.environ.update(CLIENT | os.environ)
-    if "PREFECT_HOME" not in os.environ and not os.access(
-        Path.home() / ".prefect" / "profiles.toml", os.R_OK
-    ):
+    profiles = Path.home() / ".prefect" / "profiles.toml"
+    if "PREFECT_HOME" not in os.environ and not os.access(profiles, os.R_OK):
         os.environ["PREFECT_HOME"] = str((home / "prefect").resolve())
 
 
 def log_into(home: Path, verbose: bool) -> None:
-    """Send Prefect's log to a file, or with `verbose` to the console: it leaves the root logger alone if that has a handler.
+    """Send Prefect's log to a file, or with `verbose` to the console.
+
+    Prefect leaves the root logger as it is if that has a handler.
 
     Raises:
         ConfigError: `home` cannot be used.
@@ -171,11 +176,16 @@ def log_into(home: Path, verbose: bool) -> None:
 
 
 def has_api() -> bool:
-    """Whether the user has a server: environment, profile or a project file names it. Call `prepare_client` before.
+    """Whether the user has a server: environment, profile or a project file names it.
 
-    Prefect takes a second to import, and is asked only if one of these files could name a server.
+    Call `prepare_client` before. Prefect takes a second to import, and its settings are read only
+    if one of these files could name a server.
+
+    Raises:
+        ConfigError: PREFECT_API_URL is not an address, or a setting of Prefect is wrong.
     """
-    if url := os.environ.get("PREFECT_API_URL"):
+    url = os.environ.get("PREFECT_API_URL")
+    if url:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api."
@@ -187,16 +197,14 @@ def has_api() -> bool:
         Path(".env"): "PREFECT_",
         Path("pyproject.toml"): "[tool.prefect",
     }
-    if any(
-        path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace")
-        for path, mark in marks.items()
-    ):
-        return client_settings().api.url is not None
+    for path, mark in marks.items():
+        if path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace"):
+            return client_settings().api.url is not None
     return False
 
 
 def client_settings() -> "Settings":
-    """Prefect's settings, which this imports.
+    """Import Prefect's settings, and return them.
 
     Raises:
         ConfigError: one of them is wrong, from wherever Prefect has it.
@@ -204,41 +212,54 @@ def client_settings() -> "Settings":
     try:
         from prefect.settings import get_current_settings, load_profiles
 
-        settings, profiles = get_current_settings(), load_profiles()
+        settings = get_current_settings()
+        profiles = load_profiles()
     except ValueError as error:  # also of files that are no TOML, or no UTF-8
         fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise ConfigError(
-            f"a setting of Prefect is wrong ({fault}); correct it where it is set: in the environment, in .env, prefect.toml or "
-            f"pyproject.toml of this folder, or in {_profiles()}."
+            f"a setting of Prefect is wrong ({fault}); correct it where it is set: in the "
+            "environment, in .env, prefect.toml or pyproject.toml of this folder, or in "
+            f"{_profiles()}."
         ) from error
-    if (profile := os.environ.get("PREFECT_PROFILE", profiles.active_name)) not in profiles.names:
+    profile = os.environ.get("PREFECT_PROFILE", profiles.active_name)
+    if profile not in profiles.names:
         raise ConfigError(
-            f"the Prefect profile {profile} does not exist; correct or unset PREFECT_PROFILE, or name one of "
-            f"{', '.join(sorted(profiles.names))} as active in {_profiles()}."
+            f"the Prefect profile {profile} does not exist; correct or unset PREFECT_PROFILE, or "
+            f"name one of {', '.join(sorted(profiles.names))} as active in {_profiles()}."
         )
     certificates = None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
     try:
         ssl.create_default_context(cafile=certificates)
     except OSError as error:
         raise ConfigError(
-            f"PREFECT_API_SSL_CERT_FILE or SSL_CERT_FILE names {certificates}, which holds no certificates ({error.strerror}); "
-            "Prefect's client needs it for every server. Correct or unset the variable."
+            f"PREFECT_API_SSL_CERT_FILE or SSL_CERT_FILE names {certificates}, which holds no "
+            f"certificates ({error.strerror}); Prefect's client needs it for every server. Correct "
+            "or unset the variable."
         ) from error
     return settings
 
 
 def _check_result_storage() -> None:
-    """Raise a ConfigError if the server lacks the block that PREFECT_DEFAULT_RESULT_STORAGE_BLOCK names; each run loads it."""
-    if (block := client_settings().results.default_storage_block) is None:
+    """Refuse a server without the block that PREFECT_DEFAULT_RESULT_STORAGE_BLOCK names.
+
+    Each run loads it.
+
+    Raises:
+        ConfigError: the server lacks the block.
+    """
+    block = client_settings().results.default_storage_block
+    if block is None:
         return
     from prefect.results import resolve_result_storage
 
     try:
-        resolve_result_storage(block, _sync=True)  # pyright: ignore[reportCallIssue]  # its decorator's, for callers inside an event loop
+        # `_sync` is its decorator's, for callers inside an event loop.
+        resolve_result_storage(block, _sync=True)  # pyright: ignore[reportCallIssue]
     except ValueError as error:
         raise ConfigError(
-            f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block} is no block of the Prefect server ({error}); create it there, or unset the "
-            "variable: results are then files of PREFECT_HOME."
+            f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block} is no block of the Prefect server "
+            f"({error}); create it there, or unset the variable: results are then files of "
+            "PREFECT_HOME."
         ) from error
 
 
@@ -251,10 +272,11 @@ def _prefect_home() -> Path:
 
 
 def _database() -> dict[str, str]:
-    """The setting for the database of a Prefect home whose path has characters with a meaning in URLs; the user's stays.
+    """The setting for the database of a Prefect home whose path has a `?` or a `%`.
 
-    Prefect writes the path into the URL as it is. SQLAlchemy ends it at a `?`, and from 2.1 on it decodes `%`; before, a path could not be
-    escaped. SQLite's own URIs can.
+    A setting of the user's stays. Prefect writes the path into the URL as it is. SQLAlchemy ends it
+    at a `?`, and from 2.1 on it decodes `%`; before, a path could not be escaped. SQLite's own URIs
+    can.
     """
     home = _prefect_home()
     if not {"?", "%"} & set(str(home)):
@@ -277,8 +299,10 @@ def _database() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _user_api() -> Iterator[None]:
-    """Inside, an error of the user's server is explained. One that takes connections and is silent is found at once: Prefect's
-    client would wait for minutes, several times.
+    """Inside, an error of the user's server is explained.
+
+    A server that takes connections and is silent is found at once: Prefect's client would wait for
+    minutes, several times.
 
     Raises:
         ConfigError: a proxy of the environment cannot be used.
@@ -290,19 +314,21 @@ def _user_api() -> Iterator[None]:
     refuse_unusable_proxy(url)
     adapt_clients()
     proxy = proxy_variable(url)
-    with _unreachable_explained(
-        "check PREFECT_API_URL" + (f", and the proxy that {proxy} names" if proxy else "")
-    ):
-        with contextlib.suppress(
-            httpx.ConnectError, httpx.ProtocolError
-        ):  # perhaps Prefect has settings for it (TLS)
+    and_proxy = f", and the proxy that {proxy} names" if proxy else ""
+    with _unreachable_explained("check PREFECT_API_URL" + and_proxy):
+        # Perhaps Prefect has settings for the connection (TLS).
+        with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):
             httpx.get(f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url))
             _check_version()
         yield
 
 
 def _check_version() -> None:
-    """Raise Prefect's error if what answers is not its API, or one of another major version, or refuses the client."""
+    """Raise Prefect's error if the server is not usable.
+
+    That is so if what answers is not its API, or one of another major version, or refuses the
+    client.
+    """
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -311,7 +337,7 @@ def _check_version() -> None:
 
 @contextlib.contextmanager
 def _unreachable_explained(action: str) -> Iterator[None]:
-    """Turn the errors of a server that does not respond, or not as Prefect's API does, into one sentence."""
+    """Turn the errors of a server that does not respond as Prefect's API does into one sentence."""
     try:
         yield
     except Exception as error:
@@ -326,24 +352,23 @@ def _unreachable_explained(action: str) -> Iterator[None]:
             words = words.partition(" - For more information")[0]
             if cause.response.status_code in REFUSALS:
                 raise ConfigError(
-                    f"the Prefect server refuses this client ({words}); {action}, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                    f"the Prefect server refuses this client ({words}); {action}, and "
+                    "PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
                 ) from error
             raise PipelineError(
                 f"the Prefect server answers with an error ({words}); {action}."
             ) from error
         if isinstance(cause, JSONDecodeError) or "incompatible versions" in words:
             raise ConfigError(
-                f"there is no API of this version of Prefect ({words}); {action}, which ends with /api."
+                f"there is no API of this version of Prefect ({words}); {action}, which ends with "
+                "/api."
             ) from error
-        if (
-            not isinstance(cause, TransportError)
-            and cause is error
-            and "Failed to reach API" not in words
-        ):
+        is_of_connection = isinstance(cause, TransportError) or cause is not error
+        if not is_of_connection and "Failed to reach API" not in words:
             raise
         raise PipelineError(
-            f"the Prefect server does not respond ({words}); {action}. The state of a run is in its folder: the same command "
-            "reports its result, or resumes it."
+            f"the Prefect server does not respond ({words}); {action}. The state of a run is in "
+            "its folder: the same command reports its result, or resumes it."
         ) from error
 
 
@@ -356,11 +381,12 @@ class Server:
     """
 
     def __init__(self, home: Path, host: str, port: int, settings: dict[str, str]) -> None:
-        self.host, self.port, self.settings = host, port, settings
+        self.host = host
+        self.port = port
+        self.settings = settings
         self.log = home / "prefect" / "server.log"
-        self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
-            host, f"[{host}]" if ":" in host else host
-        )
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, bracketed)
         self.process: subprocess.Popen | None = None
 
     @property
@@ -376,8 +402,8 @@ class Server:
         except (OSError, OverflowError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{self.host}:{self.port} cannot be used ({reason}); choose another --port, or set PREFECT_API_URL "
-                "to the server there."
+                f"{self.host}:{self.port} cannot be used ({reason}); choose another --port, or set "
+                "PREFECT_API_URL to the server there."
             ) from error
 
     @contextlib.contextmanager
@@ -405,9 +431,10 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _prefect_home().mkdir(parents=True, exist_ok=True)
         seconds = _start_timeout()
-        # two first starts would create the tables twice
+        # Two first starts would create the tables twice.
         with Lock(_prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
-            self.process = process = self._spawn()
+            process = self._spawn()
+            self.process = process
             _import_client()  # which takes a second that the server needs anyway
             self._wait_until_healthy(process, seconds)
 
@@ -424,36 +451,24 @@ class Server:
         self.start()
 
     def _spawn(self) -> subprocess.Popen:
-        """The command of Prefect's SubprocessASGIServer, behind the wrapper that ties it to this process and a check of the host."""
-        command = [
-            sys.executable,
-            exec_wrapper.__file__,
-            "SIGKILL",
-            str(os.getpid()),
-            sys.executable,
-            "-P",
-            "-m",
-            "uvicorn",
-        ]
-        command += [
-            "--app-dir",
-            str(Path(__file__).parents[2]),
-        ]  # as -P: nothing in the working directory is imported
+        """Start the command of Prefect's SubprocessASGIServer, with a check of the host.
+
+        The wrapper before it ties it to this process.
+        """
+        command = [sys.executable, exec_wrapper.__file__, "SIGKILL", str(os.getpid())]
+        # -P and --app-dir: nothing in the working directory is imported.
+        command += [sys.executable, "-P", "-m", "uvicorn"]
+        command += ["--app-dir", str(Path(__file__).parents[2])]
         command += ["--factory", "infini_llama.flows.allowed_hosts:create_app"]
-        command += [
-            "--host",
-            self.host,
-            "--port",
-            str(self.port),
-            "--log-level",
-            "error",
-            "--lifespan",
-            "on",
-        ]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--log-level", "error", "--lifespan", "on"]
         defaults = {
             # Prefect's own is every origin; the UI comes from the server itself.
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{self.port},http://localhost:{self.port}",
-            # Prefect unpacks the UI beside its code, where this user may not write: then there would be none.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": (
+                f"http://127.0.0.1:{self.port},http://localhost:{self.port}"
+            ),
+            # Prefect unpacks the UI beside its code, where this user may not write: then there
+            # would be none.
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(_prefect_home() / "ui"),
         }
         with self.log.open("ab") as output:
@@ -471,7 +486,8 @@ class Server:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise PipelineError(
-                    f"the Prefect server exited with code {process.returncode}; its log is {self.log}. Try again, or use --no-prefect."
+                    f"the Prefect server exited with code {process.returncode}; its log is "
+                    f"{self.log}. Try again, or use --no-prefect."
                 )
             connection = http.client.HTTPConnection(self.address, self.port, timeout=5)
             try:
@@ -484,8 +500,8 @@ class Server:
                 connection.close()
             time.sleep(0.05)
         raise PipelineError(
-            f"the Prefect server did not answer within {seconds:.0f} s; its log is {self.log}. If this machine is busy, set "
-            f"{START_TIMEOUT} to more; or use --no-prefect."
+            f"the Prefect server did not answer within {seconds:.0f} s; its log is {self.log}. "
+            f"If this machine is busy, set {START_TIMEOUT} to more; or use --no-prefect."
         )
 
 
@@ -500,7 +516,10 @@ def _start_timeout() -> int:
 
 
 def _import_client() -> None:
-    """Import Prefect's client, for this server and with its password, which its settings name wherever they are."""
+    """Import Prefect's client, for this server and with its password.
+
+    Prefect's settings name the password, wherever they are.
+    """
     settings = client_settings()
     import prefect.main  # noqa: F401
     from prefect.context import refresh_global_settings_context
@@ -508,11 +527,12 @@ def _import_client() -> None:
     adapt_clients()
     if password := settings.server.api.auth_string:
         os.environ["PREFECT_API_AUTH_STRING"] = password.get_secret_value()
-    refresh_global_settings_context()  # for a process that had imported Prefect before the URL was known
+    # For a process that had imported Prefect before the URL was known.
+    refresh_global_settings_context()
 
 
 def _drain_client() -> None:
-    """Send what the client still holds: the last log lines and the events that carry the last task states."""
+    """Send what the client still holds: the last log lines, and events of the last task states."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

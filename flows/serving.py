@@ -41,9 +41,10 @@ def serve(
     gpus: int | None,
     server: Server | None,
 ) -> None:
-    """Deploy the configurations on the server of PREFECT_API_URL and execute their runs, until interrupted.
+    """Deploy the configurations on the server of PREFECT_API_URL and execute their runs.
 
-    A worker that exits is restarted; its runs are separate processes and continue.
+    It goes on until it is interrupted. A worker that exits is restarted; its runs are separate
+    processes and continue.
 
     Args:
         limit: maximum number of runs at the same time.
@@ -151,9 +152,9 @@ def _stop(workers: list[subprocess.Popen], mark: str) -> None:
             worker.send_signal(signal.SIGTERM)
         _signal_runs(mark, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline:
-            if not flow_processes(mark) and all(worker.poll() is not None for worker in workers):
-                break
+        while time.monotonic() < deadline and (
+            flow_processes(mark) or any(worker.poll() is None for worker in workers)
+        ):
             time.sleep(0.2)
     finally:
         for worker in workers:

@@ -33,7 +33,9 @@ CLIENT = {
 # For the servers that this program starts; in memory, Prefect's default, leases end with the
 # server: a healthy run would be ended at the next renewal, and its slot never be free again.
 LEASES = {
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem"
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    )
 }
 # For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no
 # memo that it was written.

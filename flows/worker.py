@@ -40,7 +40,7 @@ with warnings.catch_warnings(action="ignore"):
 
 
 class BriefRecord(logging.LogRecord):
-    """A log record that has the error of a lost connection in its message, and no traceback of it."""
+    """A log record with the error of a lost connection in its message, and no traceback of it."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -1,4 +1,4 @@
-"""Console output of a run: progress bars on a terminal, plain lines elsewhere, and a final summary."""
+"""Console output of a run: progress bars on a terminal, plain lines elsewhere, and a summary."""
 
 import contextlib
 import logging
@@ -21,18 +21,24 @@ if TYPE_CHECKING:
 Answer = tuple[JsonObject, str]  # of a command: a record for --json, and text
 LINES_APART = 2.0  # seconds between the plain lines of one stage's progress
 MIN_WIDTH_FOR_BARS = 110  # terminal columns
-BLOCKS, SPARKS = "▁▂▃▄▅▆▇█", 16
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS = 16
 
 
 class PlainHandler(logging.Handler):
-    """One line per record on stderr; progress at most every `LINES_APART` seconds, besides lines that are due and the last one."""
+    """One line per record on stderr.
+
+    Progress is logged at most every `LINES_APART` seconds, besides lines that are due and the last
+    one.
+    """
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
         self.next_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        now, progress = time.monotonic(), progress_of(record)
+        now = time.monotonic()
+        progress = progress_of(record)
         due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work is not logged
         if (
             progress is not None
@@ -49,7 +55,10 @@ class PlainHandler(logging.Handler):
 
 
 class BarHandler(logging.Handler):
-    """A progress bar for running work; other records, and the last line of finished work, are printed above it."""
+    """A progress bar for running work.
+
+    Other records, and the last line of finished work, are printed above it.
+    """
 
     def __init__(self, level: int) -> None:
         from rich.console import Console
@@ -71,7 +80,7 @@ class BarHandler(logging.Handler):
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            # takes the rest of the line; times are never cut for it
+            # It takes the rest of the line; times are never cut for it.
             TextColumn(
                 "{task.description}",
                 markup=False,
@@ -79,7 +88,8 @@ class BarHandler(logging.Handler):
             ),
         ]
         self.progress = Progress(*columns, console=console, expand=True)
-        self.bars: dict[str, tuple[TaskID, tuple[float | None, str]]] = {}
+        self.bars: dict[str, TaskID] = {}
+        self.kinds: dict[str, tuple[float | None, str]] = {}  # total and unit of each bar
         self.newest: dict[str, str] = {}  # the newest line of each bar
         self.losses: dict[int, tuple[float, int]] = {}  # per SPARKS-th of the run: sum and count
         self.saved = ""
@@ -93,41 +103,45 @@ class BarHandler(logging.Handler):
             if reported is not None:
                 self._move(record, reported)
             elif record.levelno >= self.lines_from:
-                style = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}.get(
-                    record.levelname
-                )
+                styles = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+                style = styles.get(record.levelname)
                 self.progress.console.print(line(record), style=style, soft_wrap=True)
         except Exception:
             self.handleError(record)
 
     def _move(self, record: logging.LogRecord, reported: Reached) -> None:
-        stage, kind = stage_of(record), (reported.total, reported.unit)
-        if stage not in self.bars or self.bars[stage][1] != kind:  # new work of the same stage
+        stage = stage_of(record)
+        kind = (reported.total, reported.unit)
+        if stage not in self.bars or self.kinds[stage] != kind:  # new work of the same stage
             self._retire(stage)
             self.progress.start()
-            self.bars[stage] = (self.progress.add_task("", total=reported.total, stage=stage), kind)
-        bar, text = self.bars[stage][0], words(record)
+            self.bars[stage] = self.progress.add_task("", total=reported.total, stage=stage)
+            self.kinds[stage] = kind
+        text = words(record)
         if reported.loss is not None:
             if not math.isnan(reported.loss):
                 part = min(SPARKS - 1, int(reported.done * SPARKS // (reported.total or 1)))
                 total, count = self.losses.get(part, (0.0, 0))
                 self.losses[part] = (total + reported.loss, count + 1)
-            text = f"{text}  {sparkline([total / count for total, count in self.losses.values()])}{self.saved}"
-        self.progress.update(bar, completed=reported.done, description=text)
+            text = (
+                f"{text}  {sparkline([total / count for total, count in self.losses.values()])}"
+                f"{self.saved}"
+            )
+        self.progress.update(self.bars[stage], completed=reported.done, description=text)
         self.newest[stage] = line(record)
 
     def _retire_finished(self, current: str) -> None:
-        """Replace finished bars by their last lines, so that they do not stay below what follows."""
+        """Replace finished bars by their last lines: they do not stay below what follows."""
         finished = {task.id for task in self.progress.tasks if task.finished}
-        for stage in [
-            stage for stage, (bar, _) in self.bars.items() if stage != current and bar in finished
-        ]:
-            self._retire(stage)
+        for stage, bar in list(self.bars.items()):
+            if stage != current and bar in finished:
+                self._retire(stage)
 
     def _retire(self, stage: str) -> None:
         if stage in self.bars:
-            self.progress.remove_task(self.bars.pop(stage)[0])
-            self.progress.refresh()  # before the line is printed: rich draws the bars that it knew last below it
+            self.progress.remove_task(self.bars.pop(stage))
+            # Before the line is printed: rich draws the bars that it knew last below it.
+            self.progress.refresh()
             self.progress.console.print(self.newest.pop(stage), soft_wrap=True)
 
     def close(self) -> None:
@@ -153,7 +167,8 @@ def line(record: logging.LogRecord) -> str:
 
 def words(record: logging.LogRecord) -> str:
     """The message, with the progress appended unless it contains it."""
-    message, progress = escaped(record.getMessage()), progress_of(record)
+    message = escaped(record.getMessage())
+    progress = progress_of(record)
     if progress is None:
         return message
     far = f"{progress.done:,.10g}" + (f"/{progress.total:,.10g}" if progress.total else "")
@@ -163,7 +178,9 @@ def words(record: logging.LogRecord) -> str:
 @contextlib.contextmanager
 def shown_log(quiet: bool, verbose: bool) -> Iterator[None]:
     """Inside, the log of all stages is shown on stderr."""
-    level = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
+    level = logging.DEBUG if verbose else logging.INFO
+    if quiet:
+        level = logging.WARNING
     bars = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
     handler = BarHandler(level) if bars else PlainHandler(level)
     logger = logging.getLogger("infini_llama")
@@ -183,7 +200,8 @@ def summary_text(summary: "RunSummary") -> str:
     """Summary of a finished run, for the console."""
     from infini_llama.tasks.formatting import NATS_PER_BIT
 
-    loss, bits = summary.validation_loss, summary.unigram_entropy_bits
+    loss = summary.validation_loss
+    bits = summary.unigram_entropy_bits
     validation = "not finite or not measured" if loss is None else f"{loss:.4f} nats per token"
     if loss is not None and bits is not None:
         entropy = bits * NATS_PER_BIT
@@ -195,15 +213,19 @@ def summary_text(summary: "RunSummary") -> str:
         if summary.tokens == summary.input_tokens
         else f" read, of which {summary.tokens:,} are targets"
     )
-    rows = [
-        ("run", f"{summary.run} {state}: {summary.steps:,} steps, {summary.input_tokens:,} tokens{targets}, "
-                f"{summary.tokens_per_second:,.0f} tokens/s"),
-        ("validation", validation),
-        *([] if summary.bits_per_byte is None else [("", f"{summary.bits_per_byte:.3f} bits per byte")]),
+    training = (
+        f"{summary.run} {state}: {summary.steps:,} steps, "
+        f"{summary.input_tokens:,} tokens{targets}, {summary.tokens_per_second:,.0f} tokens/s"
+    )
+    rows: list[tuple[str, object]] = [("run", training), ("validation", validation)]
+    if summary.bits_per_byte is not None:
+        rows.append(("", f"{summary.bits_per_byte:.3f} bits per byte"))
+    rows += [
         ("checkpoint", summary.checkpoint),
         ("report", summary.paths.report),
         ("loss curve", summary.paths.loss_curve),
-        *([("sample", "")] if summary.samples else []),
-    ]  # fmt: skip
+    ]
+    if summary.samples:
+        rows.append(("sample", ""))
     text = "\n".join(f"{name:<11} {value}".rstrip() for name, value in rows)
     return "\n".join((text, *summary.samples[:1]))

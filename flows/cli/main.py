@@ -1,4 +1,7 @@
-"""The `infini-llama` command: arguments in, exit code out. Nothing heavy is imported before a command needs it."""
+"""The `infini-llama` command: arguments in, exit code out.
+
+Nothing heavy is imported before a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
 
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 STDERR = 2
-# Paths that this user may not use, that lead through a file or in a circle, or whose name a file or a broken link has.
+# Paths that this user may not use, that lead through a file or in a circle, or whose name a file or
+# a broken link has.
 UNUSABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -43,9 +47,10 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def name_home() -> None:
-    """Set HOME where neither the environment nor the password file has a home folder, as container runtimes do (to /).
+    """Set HOME to /, as container runtimes do, if this user has no home folder.
 
-    Libraries look for it when they are imported, and fail without one.
+    Neither the environment nor the password file has one then. Libraries look for it when they are
+    imported, and fail without one.
     """
     if os.path.expanduser("~") == "~":  # noqa: PTH111  pathlib's raises
         os.environ["HOME"] = "/"
@@ -54,12 +59,14 @@ def name_home() -> None:
 def open_streams() -> None:
     """Keep output from ending a command, whatever it goes to.
 
-    A stream that the caller has closed (`>&-`) is /dev/null, else the next file opened, a record perhaps, would have its
-    number, and children would write into it. A character that the terminal's encoding lacks (LC_ALL=C, ISO-8859-1) is
-    shown as an escape, where Python raises.
+    A stream that the caller has closed (`>&-`) is /dev/null, else the next file opened, a record
+    perhaps, would have its number, and children would write into it. A character that the
+    terminal's encoding lacks (LC_ALL=C, ISO-8859-1) is shown as an escape, where Python raises.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= STDERR:
         os.set_inheritable(number, True)
+        number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
@@ -114,9 +121,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def print_if_possible(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print, and whatever was printed there before; where its reader has left or its disk is full, the exit code alone remains.
+    """Print `text`, and whatever was printed to `stream` before.
 
-    What was not written goes nowhere: Python would try once more at its end, and exit with 120.
+    Where its reader has left or its disk is full, the exit code alone remains. What was not written
+    goes nowhere: Python would try once more at its end, and exit with 120.
     """
     try:
         print(text, file=stream, end=end, flush=True)
@@ -125,7 +133,10 @@ def print_if_possible(text: str, stream: TextIO, end: str = "\n") -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Options and key=value may be in any order; --section.key=value is section.key=value."""
+    """Parse the arguments.
+
+    Options and key=value may be in any order; --section.key=value is section.key=value.
+    """
     parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
     if "overrides" in parsed:
@@ -151,7 +162,8 @@ def _hints(unknown: list[str]) -> str:
     for option in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")):
         name = option.lstrip("-").lower().replace("-", "_")
         settings = " or ".join(f"{key}=VALUE" for key in other_names.nearest((name,)))
-        if hint := other_names.OPTIONS.get(name) or (settings and f"write {settings}"):
+        hint = other_names.OPTIONS.get(name) or (settings and f"write {settings}")
+        if hint:
             hints.append(f"\n  {option}: {hint}")
     return "".join(hints)
 
@@ -171,15 +183,15 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, (KeyboardInterrupt, Stopped)):
         if (preempted := _preempted_behind(error)) is not None:
             return preempted.exit_code, str(preempted)
-        code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        return code, "stopped; everything committed is kept, and the same command resumes."
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        return 128 + number, "stopped; everything committed is kept, and the same command resumes."
     if sentence := no_space(error):
         return ExitCode.UNEXPECTED, sentence
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename or "a file"
         return ConfigError.exit_code, (
-            f"{path} cannot be used ({os.strerror(error.errno)}); change or remove it, or name another folder "
-            "(runtime.home, INFINI_LLAMA_HOME, --output)."
+            f"{path} cannot be used ({os.strerror(error.errno)}); change or remove it, or name "
+            "another folder (runtime.home, INFINI_LLAMA_HOME, --output)."
         )
     if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
         return (
@@ -189,16 +201,20 @@ def explain(error: BaseException) -> tuple[int, str]:
     words = next(iter(str(error).strip().splitlines()), "").rstrip(".")
     if is_out_of_memory(error):
         return ExitCode.OUT_OF_MEMORY, (
-            f"out of memory ({words or type(error).__name__}); end other programs, or use a smaller model or fewer tokens at once."
+            f"out of memory ({words or type(error).__name__}); end other programs, or use a "
+            "smaller model or fewer tokens at once."
         )
-    return (
-        ExitCode.UNEXPECTED,
-        f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same command can be tried again.",
+    return ExitCode.UNEXPECTED, (
+        f"unexpected {type(error).__name__}: {words}. --verbose prints the traceback; the same "
+        "command can be tried again."
     )
 
 
 def _preempted_behind(error: BaseException) -> Preempted | None:
-    """The training stage's report that caused an interruption, which Prefect passes on as the signal that it was."""
+    """The training stage's report that caused an interruption.
+
+    Prefect passes the interruption on as the signal that it was.
+    """
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

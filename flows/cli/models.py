@@ -20,15 +20,8 @@ if TYPE_CHECKING:
     from infini_llama.tasks.records.heads import HeadScores
     from infini_llama.tasks.storage.hf_folder import Folder
 
-PASSKEY = (
-    "lengths",
-    "depths",
-    "segments",
-    "form",
-    "filler",
-    "samples",
-    "seed",
-)  # options of `evaluate --passkey`
+# Options of `evaluate --passkey`.
+PASSKEY = ("lengths", "depths", "segments", "form", "filler", "samples", "seed")
 log = logging.getLogger("infini_llama.export")
 
 
@@ -37,12 +30,12 @@ def generate(arguments: Namespace) -> Answer:
     prompts = [*arguments.prompt, *(prompt_of(file) for file in arguments.prompt_file)]
     if not prompts:
         raise ConfigError(
-            "generate needs a prompt; give --prompt TEXT or --prompt-file FILE (both can be repeated)."
+            "generate needs a prompt; give --prompt TEXT or --prompt-file FILE "
+            "(both can be repeated)."
         )
     for prompt in prompts:
-        if any(
-            "\ud800" <= letter <= "\udfff" for letter in prompt
-        ):  # bytes of an argument that are no UTF-8
+        # Python decodes bytes of an argument that are no UTF-8 as surrogates.
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
             raise ConfigError(
                 f"--prompt {prompt} is not UTF-8 text; convert it, or give it in a --prompt-file."
             )
@@ -69,9 +62,8 @@ def generate(arguments: Namespace) -> Answer:
     if single:
         print(flush=True)
         return {"texts": texts}, ""
-    return {"texts": texts}, "\n\n".join(
-        f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1)
-    )
+    numbered = [f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1)]
+    return {"texts": texts}, "\n\n".join(numbered)
 
 
 def prompt_of(file: str) -> str:
@@ -85,11 +77,11 @@ def prompt_of(file: str) -> str:
 def evaluate(arguments: Namespace) -> Answer:
     if arguments.passkey:
         return _passkey(arguments)
-    if options := [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]:
+    options = [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]
+    if options:
         raise ConfigError(f"{', '.join(options)}: only with --passkey; use both or neither.")
-    if arguments.files and (
-        options := [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]
-    ):
+    options = [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]
+    if arguments.files and options:
         raise ConfigError(
             f"{', '.join(options)}: not with --files, which is read whole; remove them."
         )
@@ -106,23 +98,20 @@ def evaluate(arguments: Namespace) -> Answer:
 
 
 def _passkey(arguments: Namespace) -> Answer:
-    if options := [
-        f"--{name}"
-        for name in ("files", "split", "sequences", "stream")
-        if getattr(arguments, name)
-    ]:
+    perplexity = ("files", "split", "sequences", "stream")
+    options = [f"--{name}" for name in perplexity if getattr(arguments, name)]
+    if options:
         raise ConfigError(
             f"{', '.join(options)}: not with --passkey, which makes its own texts; remove them."
         )
     run = find(arguments.run, "runs")
-    form, filler = arguments.form or "passkey", arguments.filler or "repeated"
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
-    if arguments.segments and (
-        options := [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]
-    ):
+    options = [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]
+    if arguments.segments and options:
         raise ConfigError(
-            f"{', '.join(options)}: not with --segments, which decides length and place; remove them."
+            f"{', '.join(options)}: not with --segments, which decides length and place; "
+            "remove them."
         )
     from infini_llama.tasks.evaluate.stage import (
         DEPTHS,
@@ -131,19 +120,19 @@ def _passkey(arguments: Namespace) -> Answer:
         find_passkeys_across,
     )
 
-    checkpoint, samples, seed = (
-        arguments.checkpoint,
-        arguments.samples or SAMPLES,
-        arguments.seed or 0,
-    )
+    checkpoint = arguments.checkpoint
+    samples = arguments.samples or SAMPLES
+    seed = arguments.seed or 0
     if arguments.segments:
+        form = arguments.form or "passkey"
+        filler = arguments.filler or "repeated"
         record = find_passkeys_across(
             run, checkpoint, arguments.segments, samples, seed, form, filler
         )
     else:
-        record = find_passkeys(
-            run, checkpoint, arguments.lengths or (), arguments.depths or DEPTHS, samples, seed
-        )
+        lengths = arguments.lengths or ()
+        depths = arguments.depths or DEPTHS
+        record = find_passkeys(run, checkpoint, lengths, depths, samples, seed)
     return record.to_json(), passkey_text(record)
 
 
@@ -158,9 +147,8 @@ def heads(arguments: Namespace) -> Answer:
     from infini_llama.tasks.evaluate.heads import measure_heads, save_picture
     from infini_llama.tasks.export.importing import folder_of, open_model
 
-    scores = measure_heads(
-        open_model(folder_of(arguments.model, arguments.revision)), arguments.seed
-    )
+    folder = open_model(folder_of(arguments.model, arguments.revision))
+    scores = measure_heads(folder, arguments.seed)
     if picture:
         save_picture(scores, picture)
     record = scores.to_json()
@@ -170,21 +158,24 @@ def heads(arguments: Namespace) -> Answer:
 
 
 def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | None:
-    """Scores of the heads of a model with full attention that is to get a memory, where this machine's memory holds the model."""
+    """Scores of the heads of a model with full attention that is to get a memory.
+
+    Returns:
+        None: the model is not one of these, this machine's memory does not hold it, or no head can
+        learn to read a memory.
+    """
     if attention != "infini" or folder.config.attention != "softmax":
         return None
     from infini_llama.tasks.evaluate.heads import measure_heads
     from infini_llama.tasks.export.importing import parameters_of
     from infini_llama.tasks.machine import Machine, memory
 
-    need, have = (
-        5 * parameters_of(folder),
-        memory(Machine()).available,
-    )  # fp32, and what one layer computes
+    need = 5 * parameters_of(folder)  # bytes: fp32, and what one layer computes
+    have = memory(Machine()).available
     if need > have:
         log.warning(
-            "which heads retrieve is not measured: it takes %.0f GB of memory, and %.0f GB are available. All layers get a memory; "
-            "run `infini-llama heads` on a larger machine",
+            "which heads retrieve is not measured: it takes %.0f GB of memory, and %.0f GB are "
+            "available. All layers get a memory; run `infini-llama heads` on a larger machine",
             need / 1e9,
             have / 1e9,
         )
@@ -193,7 +184,8 @@ def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | 
     scores = measure_heads(folder, seed=0)
     if scores.keys() is None:
         log.warning(
-            "no head of %s can learn to read a memory: it found %d of %d numbers with full attention. All layers get a memory",
+            "no head of %s can learn to read a memory: it found %d of %d numbers with full "
+            "attention. All layers get a memory",
             folder.path,
             scores.found,
             scores.texts,
@@ -210,7 +202,8 @@ def export(arguments: Namespace) -> Answer:
     )
     if record.custom_code:
         log.warning(
-            "Hugging Face's Llama does not have %s: the folder contains the model's code (trust_remote_code=True).",
+            "Hugging Face's Llama does not have %s: the folder contains the model's code "
+            "(trust_remote_code=True).",
             ", ".join(record.custom_code),
         )
     return record.to_json(), as_text(record.to_json())
@@ -234,9 +227,8 @@ def import_folder(arguments: Namespace) -> Answer:
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")
     refuse_as_new(output)  # before anything that takes long
     folder = open_model(path)
-    load(
-        TokenizerConfig(path=str(folder.path))
-    )  # the whole check of a tokenizer, before any text is read
+    # The whole check of a tokenizer, before any text is read.
+    load(TokenizerConfig(path=str(folder.path)))
     read_memory = heads_to_read_memory(folder, arguments.attention)
     imported = write_configuration(
         folder, output, arguments.attention, arguments.segment_length, read_memory
@@ -246,8 +238,11 @@ def import_folder(arguments: Namespace) -> Answer:
     record = imported.to_json() | {"memory": memory}
     shown = record | {
         "memory": f"{in_bytes(memory)} per worker",
-        "untrained_loss": f"{imported.untrained_loss:.2f} nats per token; the first loss of these weights must be far below, "
-        "usually 2 to 4",
+        "untrained_loss": f"{imported.untrained_loss:.2f} nats per token; the first loss of these "
+        "weights must be far below, usually 2 to 4",
     }
-    then = f"name your text in {output} ({key_of_text(config)}), then: infini-llama run {shlex.quote(str(output))}"
+    then = (
+        f"name your text in {output} ({key_of_text(config)}), then: "
+        f"infini-llama run {shlex.quote(str(output))}"
+    )
     return record, f"{as_text(in_words(shown))}\n\n{then}"

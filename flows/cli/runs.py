@@ -18,18 +18,23 @@ def runs(arguments: Namespace) -> Answer:
 
     home = home_folder()
     statuses = list_runs(home)
-    text = f"no run in {home / 'runs'}; call it in the folder where runs were started, or set INFINI_LLAMA_HOME"
+    text = (
+        f"no run in {home / 'runs'}; call it in the folder where runs were started, or set "
+        "INFINI_LLAMA_HOME"
+    )
     if statuses:
         text = runs_text(statuses)
     return {"home": str(home), "runs": [status.to_json() for status in statuses]}, text
 
 
 def report(arguments: Namespace) -> Answer:
-    """Describe a run or a dataset. A run's page is written into its folder, a dataset's only where --html names a file."""
+    """Describe a run or a dataset.
+
+    A run's page is written into its folder, a dataset's only where --html names a file.
+    """
     path = find(arguments.path, "runs", "datasets")
-    record, text, page = (
-        _dataset(path, arguments.html) if _is_dataset(path) else _run(path, arguments.html)
-    )
+    described = _dataset if _is_dataset(path) else _run
+    record, text, page = described(path, arguments.html)
     if arguments.open:
         import webbrowser
 
@@ -51,7 +56,8 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
     from infini_llama.tasks.runs.run_reader import RunReader
 
     run = RunReader(path)
-    record, text = run.description.to_json(), terminal(markdown(run_document(run)))
+    record = run.description.to_json()
+    text = terminal(markdown(run_document(run)))
     if html is not None:
         page = written(html, run_page(run))
         return record | {"report": str(page)}, f"{text}\n\n{page}", page
@@ -76,11 +82,8 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
         return dataset.to_json(), terminal(markdown(dataset_document(dataset))), None
     measured = measured_dataset(path)  # which verifies the dataset
     page = written(html, as_page(measured))
-    return (
-        describe(path).to_json() | {"report": str(page)},
-        f"{terminal(markdown(measured))}\n\n{page}",
-        page,
-    )
+    record = describe(path).to_json() | {"report": str(page)}
+    return record, f"{terminal(markdown(measured))}\n\n{page}", page
 
 
 def compare(arguments: Namespace) -> Answer:
@@ -91,7 +94,8 @@ def compare(arguments: Namespace) -> Answer:
     opened = open_runs([find(run, "runs") for run in arguments.runs])
     comparison = compare_runs(opened)
     document = comparison_document(opened, comparison)
-    record, text = comparison.to_json(), terminal(markdown(document))
+    record = comparison.to_json()
+    text = terminal(markdown(document))
     if not comparison.same_validation:
         log.warning(NOT_THE_SAME)
     if arguments.html is not None:

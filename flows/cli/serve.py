@@ -18,9 +18,8 @@ def serve(arguments: Namespace) -> Answer:
     from infini_llama.flows.deployments import read_deployments
     from infini_llama.flows.serving import serve as serve_deployments
 
-    deployments = read_deployments(
-        arguments.configs
-    )  # their errors are reported before a server starts
+    # Errors in the configurations are reported before a server starts.
+    deployments = read_deployments(arguments.configs)
     with api_for_serve(home, arguments.host, arguments.port, arguments.allow_host) as server:
         log = logging.getLogger("infini_llama.serve")
         api = os.environ["PREFECT_API_URL"] if server else "that of PREFECT_API_URL"

@@ -22,9 +22,8 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    config = config_of_run(
-        load_config(arguments.config, arguments.overrides)
-    )  # once: a name may contain {time}
+    # Once: a name may contain {time}.
+    config = config_of_run(load_config(arguments.config, arguments.overrides))
     if arguments.dry_run:
         return dry_run(config)
     if joined := _joins(config):
@@ -51,7 +50,10 @@ def run(arguments: Namespace) -> Answer:
 
 
 def dry_run(config: PipelineConfig) -> Answer:
-    """Show what `run` would do: the configuration, which is resolved, the plan, the parameters, and what is complete on disk."""
+    """Show what `run` would do.
+
+    That is the resolved configuration, the plan, the parameters, and what is complete on disk.
+    """
     import yaml
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
@@ -63,9 +65,10 @@ def dry_run(config: PipelineConfig) -> Answer:
 
     home = config.runtime.home
     run_folder = RunFolder.of(config.runtime)
-    dataset, chosen = dataset_to_train_on(config), list[Choice]()
-    if dataset is None and (workers := Corpus(config.data, home).choose_workers().choice):
-        chosen = [workers]
+    dataset = dataset_to_train_on(config)
+    workers: Choice | None = None
+    if dataset is None:
+        workers = Corpus(config.data, home).choose_workers().choice
     reader = None if run_folder.read_lineage() is None else RunReader(run_folder.path)
     cached: JsonObject = {
         "dataset": None if dataset is None else str(home / dataset.path),
@@ -77,7 +80,9 @@ def dry_run(config: PipelineConfig) -> Answer:
     before = run_folder.find(EnvironmentRecord, run_folder.environment)
     planned, estimated = estimate_run(config, before and before.pinned)
     plan = planned.masked().to_json()
-    choices: list[JsonValue] = [choice.to_json() for choice in (*chosen, *planned.choices)]
+    choices: list[JsonValue] = [choice.to_json() for choice in planned.choices]
+    if workers is not None:
+        choices.insert(0, workers.to_json())
     record: JsonObject = {
         "config": shown,
         "chosen": choices,
@@ -85,13 +90,12 @@ def dry_run(config: PipelineConfig) -> Answer:
         "estimate": estimated.to_json(),
         "cached": cached,
     }
-    configuration = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip()
+    described = _plan_and_choices(plan, choices)
+    if plan["findings"]:
+        described["findings"] = plan["findings"]
     parts = (
-        configuration,
-        as_text(
-            _plan_and_choices(plan, choices)
-            | ({"findings": plan["findings"]} if plan["findings"] else {})
-        ),
+        yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip(),
+        as_text(described),
         estimate_text(estimated),
         as_text({"cached": cached}),
     )
@@ -113,9 +117,8 @@ def preprocess(arguments: Namespace) -> Answer:
 
     config = load_config(arguments.config, arguments.overrides)
     home = config_of_run(config).runtime.home
-    if (
-        config.train.init_from and expanded(config.train.init_from).exists()
-    ):  # the weights may be elsewhere
+    # The weights may be elsewhere.
+    if config.train.init_from and expanded(config.train.init_from).exists():
         check_start(config_of_run(config))
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)
@@ -127,7 +130,8 @@ def verify(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess.rows.references import reference_to_all
     from infini_llama.tasks.verify_data.checks import verify as verify_dataset
 
-    path, home = find(arguments.dataset, "datasets"), home_folder()
+    path = find(arguments.dataset, "datasets")
+    home = home_folder()
     level = "deep" if arguments.deep else "quick"
     report = verify_dataset(reference_to_all(path, home), home, level, sys.maxsize)
     record: JsonObject = {"dataset": str(path), **report.to_json()}
@@ -146,24 +150,23 @@ def doctor(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import as_text
     from infini_llama.tasks.patch_environment.doctor import doctor as examine
 
-    config, home = None, home_folder()
+    config = None
+    home = home_folder()
     if arguments.config is not None:
         from infini_llama.tasks.estimate.run import vocabulary_of
 
         config = config_of_run(load_config(arguments.config, arguments.overrides))
         home = config.runtime.home
-        with suppress(
-            PipelineError
-        ):  # of a tokenizer or weights that are not here yet: preprocess names them
+        # A tokenizer or weights may not be here yet: preprocess names them.
+        with suppress(PipelineError):
             config = config.with_vocab_size(vocabulary_of(config))
     against = None if arguments.against is None else find(arguments.against, "runs")
     report = examine(config, home, against, strict=arguments.strict)
     record = report.to_json()
     shown: JsonObject = {"findings": record["findings"]}
     if report.plan is not None:
-        shown |= _plan_and_choices(
-            report.plan.to_json(), [choice.to_json() for choice in report.plan.choices]
-        )
+        choices: list[JsonValue] = [choice.to_json() for choice in report.plan.choices]
+        shown |= _plan_and_choices(report.plan.to_json(), choices)
     shown["patches"] = record["patches"]
     if since := report.against:
         shown |= since.model_dump(mode="json", exclude={"run"}) | {"against": since.run}
@@ -190,9 +193,8 @@ def train(arguments: Namespace) -> Answer:
     refuse_blocks(config)
     check_requirements(config)
     if arguments.dataset is not None:
-        reference = reference_for(
-            config.data, find(arguments.dataset, "datasets"), config.runtime.home
-        )
+        folder = find(arguments.dataset, "datasets")
+        reference = reference_for(config.data, folder, config.runtime.home)
     else:
         reference = dataset_to_train_on(config)
     if reference is None:
@@ -206,25 +208,27 @@ def train(arguments: Namespace) -> Answer:
 
 def join(arguments: Namespace) -> Answer:
     path = Path(arguments.run)
-    folder = (
-        path.absolute() if path.exists() or len(path.parts) > 1 else home_folder() / "runs" / path
-    )
+    is_path = path.exists() or len(path.parts) > 1
+    folder = path.absolute() if is_path else home_folder() / "runs" / path
     return _join(folder, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
 
 
 def _joins(config: PipelineConfig) -> Answer | None:
-    """Join the run instead of supervising it, if this node's rank is not 0; `config` is resolved."""
-    environment, runtime = config.environment, config.runtime
+    """Join the run instead of supervising it, if this node's rank is not 0.
+
+    Args:
+        config: resolved.
+    """
+    environment = config.environment
     if environment.nnodes == 1 or environment.node_rank in ("auto", 0):
         return None
     address = None if environment.master_addr == "auto" else environment.master_addr
-    return _join(RunFolder.of(runtime).path, address)
+    return _join(RunFolder.of(config.runtime).path, address)
 
 
 def _join(folder: Path, master_addr: str | None) -> Answer:
     from infini_llama.tasks.train.nodes import join as join_run
 
     code = join_run(RunFolder(folder), master_addr)
-    return {"run": str(folder), "exit_code": code}, f"joined      {folder}: it has ended" + (
-        f" with {code}" if code else ""
-    )
+    ending = f" with {code}" if code else ""
+    return {"run": str(folder), "exit_code": code}, f"joined      {folder}: it has ended" + ending

@@ -41,7 +41,10 @@ WIDTH = 140  # maximum columns of a table, and the width without a terminal
 
 
 def reference_text(reference: "DatasetRef", home: Path) -> str:
-    """The dataset that `preprocess` built or found, as text: one line per split, and one per row table."""
+    """The dataset that `preprocess` built or found, as text.
+
+    It has one line per split, and one per row table.
+    """
     tables = [
         {
             "row table": table.row_table,
@@ -101,34 +104,35 @@ def estimate_text(estimate: "Estimate") -> str:
 def evaluation_text(evaluation: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
     measured = evaluation.measurements()
-    kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
-    parts = {
-        f"loss {words}".strip(): result.loss_by_part
-        for words, result in measured
-        if result.loss_by_part
-    }
-    bits = ((words, result.bits_per_byte_by_part) for words, result in measured)
-    parts |= {f"bits per byte {words}".strip(): values for words, values in bits if values}
+    columns: dict[str, Sequence[float]] = {}
+    for words, result in measured:
+        if result.loss_by_part:
+            columns[f"loss {words}".strip()] = result.loss_by_part
+    for words, result in measured:
+        if result.bits_per_byte_by_part:
+            columns[f"bits per byte {words}".strip()] = result.bits_per_byte_by_part
     size = measured[0][1].part or 0
-    count = len(next(iter(parts.values()), ()))
+    count = len(next(iter(columns.values()), ()))
     rows = [
         {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
-        | {words: losses[at] for words, losses in parts.items()}
+        | {name: values[at] for name, values in columns.items()}
         for at in range(count)
     ]
-    return as_text(
-        evaluation.model_dump(include={"run", "checkpoint", "text", "stream"})
-        | {
-            "measured": [
-                {"": words} | result.model_dump(include=kept) for words, result in measured
-            ]
-        }
-        | ({"loss by position": rows} if rows else {})
-    )
+    kept = {"loss", "perplexity", "bits_per_byte", "tokens"}
+    record = evaluation.model_dump(include={"run", "checkpoint", "text", "stream"})
+    record["measured"] = [
+        {"": words} | result.model_dump(include=kept) for words, result in measured
+    ]
+    if rows:
+        record["loss by position"] = rows
+    return as_text(record)
 
 
 def passkey_text(result: "PasskeyRetrieval") -> str:
-    """Fraction of passkeys found: one line per length, one column per depth; or one line per number of segment boundaries."""
+    """Fraction of passkeys found: one line per length, and one column per depth.
+
+    Or it has one line per number of segment boundaries.
+    """
     about = result.model_dump(
         include={"run", "checkpoint", "trained_length", "samples", "form", "filler"}
     )
@@ -157,8 +161,12 @@ def heads_text(scores: "HeadScores") -> str:
     }
     text = as_text(about | ({"heads that retrieve": rows} if rows else {}))
     if not scores.can_answer:
-        return f"{text}\n\nthe model cannot answer with full attention, so that no head can learn this from a memory"
-    if (keys := scores.keys()) is None:
+        return (
+            f"{text}\n\nthe model cannot answer with full attention, so that no head can learn "
+            "this from a memory"
+        )
+    keys = scores.keys()
+    if keys is None:
         return f"{text}\n\nno head retrieves: a memory has no head to start from"
     values = keys.to_json()
     sections = {
@@ -166,7 +174,10 @@ def heads_text(scores: "HeadScores") -> str:
         "train": {name: values[name] for name in ("init_gate", "frozen_layers")},
     }
     written = yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=WIDTH)
-    return f"{text}\n\nthe configuration that follows, as `infini-llama import --attention infini` writes it:\n\n{written.rstrip()}"
+    return (
+        f"{text}\n\nthe configuration that follows, as `infini-llama import --attention infini` "
+        f"writes it:\n\n{written.rstrip()}"
+    )
 
 
 def runs_text(runs: "Sequence[RunResults]") -> str:
@@ -201,14 +212,23 @@ def collected_text(collected: "Collected") -> str:
 
 
 def as_text(record: Cells) -> str:
-    """A record as text: simple values first, then one table per collection of records and one block per longer text."""
+    """A record as text.
+
+    Simple values come first, then one table per collection of records and one block per longer
+    text.
+    """
     return terminal(as_markdown(record))
 
 
 def terminal(markdown: str) -> str:
-    """Markdown as text in the width of the terminal; long words continue on the next line, and nothing is cut."""
+    """Markdown as text in the width of the terminal.
+
+    Long words continue on the next line, and nothing is cut.
+    """
     target = StringIO()
-    width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns)
     console = Console(
         file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None
     )
@@ -228,18 +248,22 @@ class _Text(CodeBlock):
 
 
 class _Table(TableElement):
-    """Long words continue on the next line; names and values, which have no heads, stand without lines."""
+    """A table whose long words continue on the next line.
+
+    Names and values, which have no heads, stand without lines.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         assert self.header is not None and self.header.row is not None
         heads = [cell.content for cell in self.header.row.cells]
-        if any(head.plain for head in heads):
+        has_heads = any(head.plain for head in heads)
+        if has_heads:
             table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         else:
             table = Table(box=None, show_header=False, pad_edge=False)
         rows = self.body.rows if self.body is not None else []
         for number, head in enumerate(heads):
-            is_name = not any(head.plain for head in heads) and number == 0
+            is_name = not has_heads and number == 0
             table.add_column(head, overflow="fold", no_wrap=is_name)
         for row in rows:
             table.add_row(*(cell.content for cell in row.cells))
