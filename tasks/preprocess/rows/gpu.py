@@ -1,6 +1,7 @@
 """Rows computed by torch on a GPU, with the bytes of `packing.compute_rows`.
 
-first_fit and best_fit are not computed here: the row of a piece depends on the content of all rows at that time, one piece after another.
+first_fit and best_fit are not computed here: the row of a piece depends on the content of all rows
+at that time, one piece after another.
 """
 
 import numpy as np
@@ -10,14 +11,17 @@ from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, row_co
 
 
 def compute_rows(
-    lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
+    lengths: np.ndarray,
+    strategy: str,
+    sequence_length: int,
+    stride: int | None,
+    device: str,
 ) -> RowArrays:
     """The rows of documents of these `lengths`, int64 [documents], by one of `tables.ON_A_GPU`."""
     if strategy not in PACKED:
         count = row_count(int(lengths.sum()), sequence_length, stride)
-        starts = torch.arange(count, dtype=torch.int64, device=device).mul_(
-            stride or sequence_length
-        )
+        starts = torch.arange(count, dtype=torch.int64, device=device)
+        starts.mul_(stride or sequence_length)
         return RowArrays(starts.cpu().numpy())
     pieces = pieces_of(torch.from_numpy(lengths).to(device), sequence_length)
     if strategy == "padded":
@@ -28,25 +32,39 @@ def compute_rows(
 
 
 def pieces_of(lengths: torch.Tensor, sequence_length: int) -> torch.Tensor:
-    """`packing.pieces_of`: int64 [pieces, 2], first token in the stream and tokens."""
-    counts = (
-        lengths - 1 + sequence_length - 1
-    ) // sequence_length  # of pieces; 0 for a document of one token
+    """Pieces as `packing.pieces_of` gives them.
+
+    Returns:
+        int64 [pieces, 2]: first token in the stream, and number of tokens.
+    """
+    # Pieces of each document; 0 for a document of one token.
+    counts = (lengths - 1 + sequence_length - 1) // sequence_length
+    earlier_pieces = counts.cumsum(0) - counts
     number = torch.arange(int(counts.sum()), device=lengths.device)
-    number -= (counts.cumsum(0) - counts).repeat_interleave(counts)  # of a piece in its document
+    number -= earlier_pieces.repeat_interleave(counts)  # of a piece in its document
     skipped = number * sequence_length
-    starts = (lengths.cumsum(0) - lengths).repeat_interleave(counts) + skipped
-    sizes = (lengths.repeat_interleave(counts) - skipped).clamp(max=sequence_length + 1)
+    document_starts = lengths.cumsum(0) - lengths
+    starts = document_starts.repeat_interleave(counts) + skipped
+    left = lengths.repeat_interleave(counts) - skipped
+    sizes = left.clamp(max=sequence_length + 1)
     return torch.stack((starts, sizes), dim=1)
 
 
 def greedy_rows(sizes: torch.Tensor, capacity: int) -> torch.Tensor:
-    """int64 [rows + 1]: which of pieces of these sizes, int64 [pieces], begin rows of next fit, and the number of pieces.
+    """The pieces that begin rows of next fit.
 
-    Each piece points to the one that begins the next row if it begins a row itself. What the first one leads to is found by doubling
-    the distance of all pointers, in log2(rows) rounds (Wyllie 1979, "The Complexity of Parallel Computations").
+    Each piece points to the one that begins the next row if it begins a row itself. What the first
+    one leads to is found by doubling the distance of all pointers, in log2(rows) rounds
+    (Wyllie 1979, "The Complexity of Parallel Computations").
+
+    Args:
+        sizes: int64 [pieces], tokens of each.
+
+    Returns:
+        int64 [rows + 1]: numbers of these pieces, and then the number of all pieces.
     """
-    count, ends = len(sizes), sizes.cumsum(0)
+    count = len(sizes)
+    ends = sizes.cumsum(0)
     following = torch.searchsorted(ends, ends - sizes + capacity, right=True)
     following = torch.cat((following, following.new_full((1,), count)))  # the end points to itself
     begins = torch.zeros_like(following, dtype=torch.bool)

@@ -1,4 +1,7 @@
-"""References to a dataset and its row tables, as `preprocess` returns them, also for a dataset that is named by its folder."""
+"""References to a dataset and its row tables, as `preprocess` returns them.
+
+There are also those of a dataset that is named by its folder.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +30,11 @@ def table_ref(table: Path) -> RowTableRef:
 
 
 def dataset_ref(
-    dataset: Path, table: Path, home: Path, built: list[str], curriculum: Iterable[Path]
+    dataset: Path,
+    table: Path,
+    home: Path,
+    built: list[str],
+    curriculum: Iterable[Path],
 ) -> DatasetRef:
     """The reference of the dataset in folder `dataset` with its row table in folder `table`.
 
@@ -36,7 +43,9 @@ def dataset_ref(
         built: what was missing before: "tokens", "row tables".
         curriculum: folders of the row tables of shorter rows.
     """
-    tokens, row_table = read_dataset(dataset), read_row_table(table)
+    tokens = read_dataset(dataset)
+    row_table = read_row_table(table)
+    is_below_home = dataset.is_relative_to(home)
 
     def stats(split: str) -> SplitStats:
         facts = tokens.content[split]
@@ -49,7 +58,7 @@ def dataset_ref(
         )
 
     return DatasetRef(
-        path=dataset.relative_to(home).as_posix() if dataset.is_relative_to(home) else str(dataset),
+        path=dataset.relative_to(home).as_posix() if is_below_home else str(dataset),
         digest=tokens.digest,
         row_table=table.name,
         row_table_digest=row_table.digest,
@@ -59,7 +68,9 @@ def dataset_ref(
         train=stats("train"),
         validation=stats("validation"),
         text=TextSummary(
-            source=tokens.meta.source, license=tokens.meta.license, left_out=tokens.meta.left_out
+            source=tokens.meta.source,
+            license=tokens.meta.license,
+            left_out=tokens.meta.left_out,
         ),
         curriculum=tuple(map(table_ref, curriculum)),
     )
@@ -76,7 +87,7 @@ def reference_to_all(dataset: Path, home: Path) -> DatasetRef:
 
 
 def reference_for(data: DataConfig, dataset: Path, home: Path) -> DatasetRef:
-    """The reference whose rows are those that the section `data` requests, with the row tables of its curriculum.
+    """The reference with the rows that the section `data` requests, and those of its curriculum.
 
     Raises:
         ConfigError: the dataset has no such rows.
@@ -92,7 +103,8 @@ def _tables(dataset: Path) -> list[Path]:
     tables = row_tables(dataset)
     if not tables:
         raise DataError(
-            f"{dataset} has no row table; run 'infini-llama preprocess' with its configuration again."
+            f"{dataset} has no row table; "
+            "run 'infini-llama preprocess' with its configuration again."
         )
     return tables
 
@@ -100,11 +112,15 @@ def _tables(dataset: Path) -> list[Path]:
 def _table_of(data: DataConfig, dataset: Path) -> Path:
     contents = {table: read_row_table(table).content for table in _tables(dataset)}
     for table, content in contents.items():
-        requested = (data.sequence_length, data.packing, data.stride)
-        if (content.sequence_length, content.strategy, content.stride) == requested:
+        if (
+            content.sequence_length == data.sequence_length
+            and content.strategy == data.packing
+            and content.stride == data.stride
+        ):
             return table
     lengths = ", ".join(str(content.sequence_length) for content in contents.values())
     raise ConfigError(
-        f"{dataset} has rows of {lengths} tokens, none of data.sequence_length={data.sequence_length} "
+        f"{dataset} has rows of {lengths} tokens, none of "
+        f"data.sequence_length={data.sequence_length} "
         f"made by data.packing={data.packing}; change that."
     )

@@ -48,12 +48,20 @@ ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `gpu`
 
 
 def row_table_key(settings: DataConfig | RowTableContent, tokens_key: str) -> str:
-    """64 hex digits for the row table of one strategy and length over the token level with key `tokens_key`."""
+    """64 hex digits for the row table of one strategy and length.
+
+    Args:
+        tokens_key: key of the token level below it.
+    """
     strategy = settings.packing if isinstance(settings, DataConfig) else settings.strategy
-    key = {"version": FORMAT_VERSIONS[ROW_TABLES], "tokens": tokens_key, "strategy": strategy}
-    key |= {"sequence_length": settings.sequence_length} | (
-        {"stride": settings.stride} if strategy == "window" else {}
-    )
+    key: dict[str, object] = {
+        "version": FORMAT_VERSIONS[ROW_TABLES],
+        "tokens": tokens_key,
+        "strategy": strategy,
+        "sequence_length": settings.sequence_length,
+    }
+    if strategy == "window":
+        key["stride"] = settings.stride
     return key_of(key)
 
 
@@ -64,20 +72,21 @@ def require_device(requested: str) -> None:
         ConfigError: there is none. torch is not imported to find out.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    has_gpu = (
-        (DEVICES / "nvidiactl").exists() and visible != "" and not visible.startswith(("-1", ","))
-    )
+    hides_all = visible == "" or visible.startswith(("-1", ","))
+    has_gpu = (DEVICES / "nvidiactl").exists() and not hides_all
     if requested.startswith("cuda") and not has_gpu:
         raise ConfigError(
-            f"data.device={requested}, but this machine has no working NVIDIA driver; use data.device=auto or cpu."
+            f"data.device={requested}, but this machine has no working NVIDIA driver; "
+            "use data.device=auto or cpu."
         )
 
 
 @contextmanager
 def rows_on(device: str) -> Generator[ComputeRows]:
-    """`compute_rows` on a device, with the same bytes on any.
+    """The function `compute_rows` on a device, with the same bytes on any.
 
-    A GPU works in a process of its own, which ends with the context, so that no CUDA context stays beside training.
+    A GPU works in a process of its own, which ends with the context, so that no CUDA context stays
+    beside training.
 
     Raises:
         ConfigError: from the function: the device does not work.
@@ -90,16 +99,26 @@ def rows_on(device: str) -> Generator[ComputeRows]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 
         def on_device(
-            lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None
+            lengths: np.ndarray,
+            strategy: str,
+            sequence_length: int,
+            stride: int | None,
         ) -> RowArrays:
             if strategy not in PACKED:
                 lengths = lengths.sum(keepdims=True)  # all that such rows depend on
             try:
-                return pool.submit(
-                    rows_by_torch, lengths, strategy, sequence_length, stride, device
-                ).result()
+                rows = pool.submit(
+                    rows_by_torch,
+                    lengths,
+                    strategy,
+                    sequence_length,
+                    stride,
+                    device,
+                )
+                return rows.result()
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                lines = str(error).strip().splitlines()
+                reason = lines[0] if lines else type(error).__name__
                 raise ConfigError(
                     f"data.device: {device} does not work ({reason}); use data.device=auto or cpu."
                 ) from error
@@ -108,9 +127,13 @@ def rows_on(device: str) -> Generator[ComputeRows]:
 
 
 def rows_by_torch(
-    lengths: np.ndarray, strategy: str, sequence_length: int, stride: int | None, device: str
+    lengths: np.ndarray,
+    strategy: str,
+    sequence_length: int,
+    stride: int | None,
+    device: str,
 ) -> RowArrays:
-    """`gpu.compute_rows`; only the process that computes imports torch."""
+    """The rows as `gpu.compute_rows` gives them; only the process that computes imports torch."""
     from infini_llama.tasks.preprocess.rows import gpu
 
     return gpu.compute_rows(lengths, strategy, sequence_length, stride, device)
@@ -136,33 +159,37 @@ def build_table(
     """Rows of `sequence_length` inputs each.
 
     Args:
-        lengths: int64 [documents] of each source, tokens of its documents; their streams follow each other.
+        lengths: int64 [documents] of each source, tokens of its documents; their streams follow
+            each other.
         compute: computes the rows of one source.
     """
     by_name: dict[str, list[np.ndarray]] = {}
-    sources, costs, base, pieces = [], [], 0, 0
+    sources = list[SourceRows]()
+    costs = list[RowCosts]()
+    first_token = 0
+    first_piece = 0
     for name, of_source in lengths.items():
         table = compute(of_source, strategy, sequence_length, stride)
         if table.pieces is None:
-            arrays = {"rows": table.entries + base}
+            arrays = {"rows": table.entries + first_token}
         else:
             shared = 1 if by_name else 0  # its first bound is the last one of the source before
             arrays = {
-                "rows": table.entries[shared:] + pieces,
-                "pieces": table.pieces + np.array([base, 0]),
+                "rows": table.entries[shared:] + first_piece,
+                "pieces": table.pieces + np.array([first_token, 0]),
             }
-            pieces += len(table.pieces)
+            first_piece += len(table.pieces)
         for array_name, array in arrays.items():
             by_name.setdefault(array_name, []).append(array)
         sources.append(SourceRows(name=name, rows=len(table)))
         costs.append(costs_of(table, of_source, sequence_length))
-        base += int(of_source.sum())
+        first_token += int(of_source.sum())
     rows = [source.rows for source in sources]
     return Table(
-        {name: np.concatenate(arrays) for name, arrays in by_name.items()},
-        sum(rows),
-        tuple(sources),
-        costs[0] if len(costs) == 1 else _sum(costs, rows),
+        arrays={name: np.concatenate(arrays) for name, arrays in by_name.items()},
+        rows=sum(rows),
+        sources=tuple(sources),
+        costs=costs[0] if len(costs) == 1 else _sum(costs, rows),
     )
 
 
@@ -177,13 +204,19 @@ def _sum(costs: list[RowCosts], rows: list[int]) -> RowCosts:
 
 
 def lengths_by_source(dataset: Path, shards: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """int64 [documents] of each source of a split, tokens of its documents; "" is the name of the only one."""
+    """Tokens of the documents of each source of a split, int64 [documents].
+
+    The name "" is that of the only source.
+    """
     by_source = groupby(shards, key=lambda shard: shard.source)
     return {name: document_lengths(dataset, list(group)) for name, group in by_source}
 
 
 def with_curriculum(data: DataConfig) -> list[DataConfig]:
-    """The section `data` for each row table of a run: that of data.sequence_length, then those of the curriculum's stages."""
+    """The section `data` for each row table of a run.
+
+    The first one is that of data.sequence_length; those of the curriculum's stages follow.
+    """
     stages = [
         changed(data, sequence_length=stage.sequence_length, curriculum=[])
         for stage in data.curriculum
@@ -192,11 +225,13 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
 
 
 def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None:
-    """Computes and commits the row tables of both splits for the strategy and length of the section `data`.
+    """Compute and commit the row tables of both splits.
 
-    On a GPU only where one is requested, for strategies ON_A_GPU. A table of concat from a GPU's process took 4.6 times as long as numpy
-    takes for all of it at 67 million rows, and 6 times at 134 million (2 busy cores, without CUDA's start). What packs has not been
-    timed on a GPU.
+    Their strategy and length are those of the section `data`.
+
+    On a GPU only where one is requested, for strategies ON_A_GPU. A table of concat from a GPU's
+    process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at
+    134 million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
 
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.
@@ -213,14 +248,13 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
             split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS
         }
     train, validation = (built[split] for split in SPLITS)
+    sources = BySplit(train=train.sources, validation=validation.sources)
     facts = RowTableContent(
         strategy=data.packing,
         sequence_length=data.sequence_length,
         rows=BySplit(train=train.rows, validation=validation.rows),
         stride=data.stride,
-        sources=BySplit(train=train.sources, validation=validation.sources)
-        if data.sources
-        else None,
+        sources=sources if data.sources else None,
     )
     meta = RowTableMeta(
         key=key,
@@ -236,28 +270,34 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
 
 
 def _table_of(
-    data: DataConfig, dataset: Path, split: str, content: SplitContent, compute: ComputeRows
+    data: DataConfig,
+    dataset: Path,
+    split: str,
+    content: SplitContent,
+    compute: ComputeRows,
 ) -> Table:
-    """The row table of one split, once it has text for it; see `write_table`."""
-    length, strategy = data.sequence_length, data.packing
+    """The row table of one split.
+
+    Raises:
+        DataError: the split has too little text for one; see `write_table`.
+    """
+    length = data.sequence_length
     lengths = lengths_by_source(dataset, content.shards)
-    table = build_table(lengths, strategy, length, data.stride, compute)
+    table = build_table(lengths, data.packing, length, data.stride, compute)
     without = [source.name for source in table.sources if not source.rows]
     if table.rows and not (split == "train" and without):
         return table
     # Each source is trained on, and some held-out text is enough.
     refused = without[:1] if split == "train" else without
     source = f" of data.sources.{refused[0]}" if split == "train" and refused[0] else ""
-    if strategy in PACKED:
+    if data.packing in PACKED:
         documents = sum(len(lengths[name]) for name in refused)
         fault = f"{documents} document(s), of which none has a token beside its end; add text"
     else:
-        tokens, each = (
-            sum(int(lengths[name].sum()) for name in refused),
-            " in each source" if len(refused) > 1 else "",
-        )
+        tokens = sum(int(lengths[name].sum()) for name in refused)
+        each = " in each source" if len(refused) > 1 else ""
         fault = (
-            f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} and its last label; lower it, "
-            "add text"
+            f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} "
+            "and its last label; lower it, add text"
         )
     raise DataError(f"the {split} text{source} has {fault}, or change data.validation_fraction.")

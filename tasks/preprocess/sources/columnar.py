@@ -1,4 +1,7 @@
-"""Parquet and Arrow files as texts: one column, in order and in bounded memory; the whole file, or some of its row groups or batches."""
+"""Parquet and Arrow files as texts: one column, in order and in bounded memory.
+
+Read is the whole file, or some of its row groups or batches.
+"""
 
 import io
 import os
@@ -24,11 +27,12 @@ ARROW_FILE = b"ARROW1"
 def parquet_sizes(file: IO[bytes]) -> list[int]:
     """Bytes of each row group in the file."""
     table = _opened(file)
-    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-    return [
-        sum(group.column(number).total_compressed_size for number in range(group.num_columns))
-        for group in groups
-    ]
+    sizes = list[int]()
+    for group_number in range(table.num_row_groups):
+        group = table.metadata.row_group(group_number)
+        columns = map(group.column, range(group.num_columns))
+        sizes.append(sum(column.total_compressed_size for column in columns))
+    return sizes
 
 
 def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
@@ -36,12 +40,18 @@ def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) 
     with _seekable(stream) as file:
         table = _opened(file)
         _require_column(table.schema_arrow, text_column)
-        groups = list(range(*(span or (0, table.num_row_groups))))
+        first, last = span or (0, table.num_row_groups)
+        groups = list(range(first, last))
 
         def before() -> int:
-            return sum(table.metadata.row_group(number).num_rows for number in range(groups[0]))
+            earlier = map(table.metadata.row_group, range(groups[0]))
+            return sum(group.num_rows for group in earlier)
 
-        batches = table.iter_batches(batch_size=AT_ONCE, row_groups=groups, columns=[text_column])
+        batches = table.iter_batches(
+            batch_size=AT_ONCE,
+            row_groups=groups,
+            columns=[text_column],
+        )
         yield from _texts(batches, text_column, before)
 
 
@@ -49,20 +59,21 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     """The file, whose pages are compared with their checksums where it has these.
 
     Raises:
-        Unreadable: several parquet files one after another, of which the last footer would give the first file's rows.
+        Unreadable: several parquet files one after another, of which the last footer would give the
+            first file's rows.
     """
-    from pyarrow.parquet import (
-        ParquetFile,
-    )  # only where there is such a file: it imports file systems
+    # Only where there is such a file: it imports file systems.
+    from pyarrow.parquet import ParquetFile
 
     table = ParquetFile(file, page_checksum_verification=True)
-    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    ends = [
-        (c.dictionary_page_offset or c.data_page_offset) + c.total_compressed_size for c in columns
-    ]
+    column_ends = list[int]()
+    for group_number in range(table.num_row_groups):
+        group = table.metadata.row_group(group_number)
+        for column in map(group.column, range(group.num_columns)):
+            first_page = column.dictionary_page_offset or column.data_page_offset
+            column_ends.append(first_page + column.total_compressed_size)
     footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
-    start = min(max(ends, default=0), footer)
+    start = min(max(column_ends, default=0), footer)
     file.seek(start)
     if b"PAR1PAR1" in file.read(footer - start):  # of one file's end and the next one's start
         raise Unreadable(
@@ -79,14 +90,20 @@ def _is_arrow_file(file: IO[bytes]) -> bool:
 
 
 def arrow_sizes(file: IO[bytes]) -> list[int]:
-    """Bytes of each record batch of an Arrow file (not of a stream, which has no table of its batches: one entry for all of it)."""
+    """Bytes of each record batch of an Arrow file.
+
+    A stream has no table of its batches: one entry for all of it.
+    """
     size = file.seek(0, os.SEEK_END)
     count = pa.ipc.open_file(file).num_record_batches if _is_arrow_file(file) else 1
     return [size // max(1, count)] * count
 
 
 def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
-    """The texts of the file, or of the record batches of `span`, which an Arrow file has, not a stream."""
+    """The texts of the file, or of the record batches of `span`.
+
+    An Arrow file has such batches, and a stream does not.
+    """
     with _seekable(stream) as file:
         if not _is_arrow_file(file):
             yield from _texts(_streamed(file, text_column), text_column)
@@ -122,9 +139,15 @@ def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
 
 
 def _texts(
-    batches: Iterable[pa.RecordBatch], text_column: str, before: Callable[[], int] = int
+    batches: Iterable[pa.RecordBatch],
+    text_column: str,
+    before: Callable[[], int] = int,
 ) -> TextRecords:
-    """The texts of batches; `before`: counts the rows before the first one, for messages."""
+    """The texts of batches.
+
+    Args:
+        before: counts the rows before the first batch, for messages.
+    """
     number = 0
     for batch in batches:
         column = batch.column(text_column)
@@ -136,16 +159,16 @@ def _texts(
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()
-            except (
-                ValueError,
-                OverflowError,
-                LookupError,
-            ):  # Python has no such time, time zone or dictionary
+            except (ValueError, OverflowError, LookupError):
+                # Python has no such time, time zone or dictionary.
                 raise Unreadable(f"has {column.type} instead of text") from None
             for value in values:
                 number += 1
                 text = "" if value is None else value
-                yield text if isinstance(text, str) else as_text(text, f"row {before() + number}")
+                if isinstance(text, str):
+                    yield text
+                else:
+                    yield as_text(text, f"row {before() + number}")
 
 
 def _seekable(stream: IO[bytes]) -> IO[bytes]:
@@ -167,12 +190,19 @@ def _require_column(schema: pa.Schema, text_column: str) -> None:
 
 
 def named_column(names: list[str], text_column: str) -> int:
+    """The place of the column with this name.
+
+    Raises:
+        Unreadable: there is none, or several.
+    """
     if text_column not in names:
         columns = escaped(", ".join(names)) or "none"
         raise Unreadable(
-            f"has no column '{text_column}' (it has {columns}); name the one with the text in data.text_column"
+            f"has no column '{text_column}' (it has {columns}); "
+            "name the one with the text in data.text_column"
         )
-    if (count := names.count(text_column)) > 1:
+    count = names.count(text_column)
+    if count > 1:
         raise Unreadable(
             f"has {count} columns '{text_column}'; rename all but the one with the text"
         )

@@ -1,4 +1,7 @@
-"""CSV and TSV files as texts. A CSV has quotes as RFC 4180 says; in a TSV they are either that or text, in all of the file."""
+"""CSV and TSV files as texts.
+
+A CSV has quotes as RFC 4180 says. In a TSV they are either that or text, in all of the file.
+"""
 
 import csv
 import io
@@ -33,7 +36,8 @@ def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
     """The texts of a CSV file.
 
     Raises:
-        Unreadable: it has no such column, or a quote or character that makes no sense; the line is named.
+        Unreadable: it has no such column, or a quote or character that makes no sense; the line is
+            named.
     """
     return _texts(_rows(_blocks(stream), ",", lambda: True), text_column)
 
@@ -42,7 +46,8 @@ def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Iterator[Ba
     """The texts of a TSV file.
 
     Args:
-        reopen: the stream from its beginning once more, in which all quotes are looked at where there are some.
+        reopen: the stream from its beginning once more, in which all quotes are looked at where
+            there are some.
 
     Raises:
         Unreadable: see `read_csv` and `quotes_are_syntax`.
@@ -56,12 +61,17 @@ def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Iterator[Ba
 
 
 def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
+    """The texts of rows, of which the first one is the header."""
     first_lines, first_rows = next(table, ([0], [list[str]()]))
-    column, width = named_column(first_rows[0], text_column), len(first_rows[0])
+    header = first_rows[0]
+    column = named_column(header, text_column)
+    width = len(header)
     for numbers, rows in chain([(first_lines[1:], first_rows[1:])], table):
-        if set(map(len, rows)) == {width} and are_short(batch := [row[column] for row in rows]):
-            yield batch
-            continue
+        if set(map(len, rows)) == {width}:
+            batch = [row[column] for row in rows]
+            if are_short(batch):
+                yield batch
+                continue
         yield from in_batches(
             row[column]
             if len(row) == width
@@ -72,44 +82,55 @@ def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
 
 
 def _rows(
-    blocks: Iterator[Block], delimiter: str, are_syntax: Callable[[], bool]
+    blocks: Iterator[Block],
+    delimiter: str,
+    are_syntax: Callable[[], bool],
 ) -> Iterator[Rows]:
-    """The rows of blocks, several at a time. A line in which no quote is syntax is a row, which needs no reader of quotes.
+    """The rows of blocks, several at a time.
+
+    A line in which no quote is syntax is a row, which needs no reader of quotes.
 
     Args:
-        are_syntax: whether quotes are; asked at the first one.
+        are_syntax: whether quotes are; called at the first one.
     """
     is_quoted: bool | None = None
     for number, text in blocks:
-        if is_quoted is not False and (quote := text.find('"')) >= 0:
-            if is_quoted is None:
-                start = 1 + max(
-                    text.rfind("\n", 0, quote), text.rfind("\r", 0, quote)
-                )  # of the line with the quote
-                if start:
-                    before = _plain_rows(number, text[:start], delimiter)
-                    number, text = number + len(before[0]), text[start:]
-                    yield before
-                is_quoted = are_syntax()
-            if is_quoted:
-                yield from _quoted_rows(number, text, blocks, delimiter)
-                continue
-        yield _plain_rows(number, text, delimiter)
+        quote = text.find('"')
+        if is_quoted is False or quote < 0:
+            yield _plain_rows(number, text, delimiter)
+            continue
+        if is_quoted is None:
+            # Of the line with the quote.
+            start = 1 + max(text.rfind("\n", 0, quote), text.rfind("\r", 0, quote))
+            if start:
+                before = _plain_rows(number, text[:start], delimiter)
+                number += len(before[0])
+                text = text[start:]
+                yield before
+            is_quoted = are_syntax()
+        if is_quoted:
+            yield from _quoted_rows(number, text, blocks, delimiter)
+        else:
+            yield _plain_rows(number, text, delimiter)
 
 
 def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
+    """The rows of lines in which no quote is syntax; the first line has this number."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.removesuffix("\n").split("\n")
-    return range(number, number + len(lines)), [
-        line.split(delimiter) if line else [] for line in lines
-    ]
+    rows = [line.split(delimiter) if line else [] for line in lines]
+    return range(number, number + len(lines)), rows
 
 
 def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
-    """The rows of a block with quotes, and of those after it until a row ends where a block does."""
+    """The rows of a block with quotes, and of those after it.
+
+    The last one is the first block with which a row ends.
+    """
     csv.field_size_limit(texts.LONGEST_RECORD)
-    lines_read = lines_at_yield = 0
+    lines_read = 0
+    lines_at_yield = 0
 
     def lines() -> Iterator[str]:
         nonlocal lines_read
@@ -118,7 +139,9 @@ def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str)
             lines_read += len(of_block)
             yield from of_block
 
-    numbers, rows, number = list[int](), list[list[str]](), first
+    numbers = list[int]()
+    rows = list[list[str]]()
+    number = first
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -128,11 +151,12 @@ def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str)
             if reader.line_num == lines_read:
                 break
             lines_at_yield = lines_at_yield or lines_read
-            if (
-                lines_read > lines_at_yield
-            ):  # a row is open across blocks, perhaps at the end of each one
+            if lines_read > lines_at_yield:
+                # A row is open across blocks, perhaps at the end of each one.
                 yield numbers, rows
-                numbers, rows, lines_at_yield = [], [], lines_read
+                numbers = []
+                rows = []
+                lines_at_yield = lines_read
     except csv.Error as error:
         if rows:
             yield numbers, rows
@@ -144,16 +168,15 @@ def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str)
 
 def _blocks(stream: IO[bytes]) -> Iterator[Block]:
     """Lines with their ends, about READ bytes at a time: line feeds, carriage returns, or both."""
+    longest = texts.LONGEST_RECORD
     number = 1
     while data := stream.read(READ):
         if not data.endswith(b"\n"):
-            data += stream.readline(texts.LONGEST_RECORD + 1)
-        if (
-            len(data) > texts.LONGEST_RECORD
-            and len(data.rpartition(b"\n")[2]) > texts.LONGEST_RECORD
-        ):
+            data += stream.readline(longest + 1)
+        if len(data) > longest and len(data.rpartition(b"\n")[2]) > longest:
             raise Unreadable(
-                f"has a line longer than {texts.LONGEST_RECORD:,} bytes (line {number + _count(data)})"
+                f"has a line longer than {texts.LONGEST_RECORD:,} bytes "
+                f"(line {number + _count(data)})"
             )
         try:
             text = data.decode()
@@ -168,45 +191,54 @@ def _blocks(stream: IO[bytes]) -> Iterator[Block]:
 
 
 def _count(data: bytes) -> int:
-    """How many lines end in it."""
+    """Number of lines that end in `data`."""
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
 def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
-    """Whether the quotes of a TSV are those that pandas, Excel and other writers of tables put around fields; else they are text.
+    """Whether the quotes of a TSV are syntax: those that writers of tables put around fields.
 
-    Quotes are syntax only if each stands at a field's edge, or is doubled within quotes. If so, what is a record in one reading alone,
-    with as many fields as the header, decides (or the header, by the name of the text's column). Else doubled quotes say that they are
-    syntax, and quotes around what needs none that they are text. Where lines are one record or as many, a column of numbers has to have
-    them in all of these lines. The memory is that of one line.
+    Such writers are pandas, Excel and others. Else the quotes are text.
+
+    Quotes are syntax only if each stands at a field's edge, or is doubled within quotes. If so,
+    what is a record in one reading alone, with as many fields as the header, decides (or the
+    header, by the name of the text's column). Else doubled quotes say that they are syntax, and
+    quotes around what needs none that they are text. Where lines are one record or as many, a
+    column of numbers has to have them in all of these lines. The memory is that of one line.
 
     Raises:
-        Unreadable: some quotes are syntax only, and others text only; or nothing decides. Lines are named.
+        Unreadable: some quotes are syntax only, and others text only; or nothing decides. Lines are
+            named.
     """
-    seen, record, names, width = _Evidence(), None, list[str](), 0
+    seen = _Evidence()
+    record: _Record | None = None
+    names = list[str]()
+    width = 0
 
     def is_plain(first: int, text: str) -> bool:
         if record or not names or '"' in text:
             return False
-        if not seen.bare_comma and (comma := text.find(",")) >= 0:
+        comma = -1 if seen.bare_comma else text.find(",")
+        if comma >= 0:
             seen.bare_comma = first + _count(text[:comma].encode())
         return True
 
     of_interest = (block for block in blocks if not is_plain(*block))
-    for number, line in chain.from_iterable(
+    lines = chain.from_iterable(
         enumerate(io.StringIO(text, newline=""), first) for first, text in of_interest
-    ):
+    )
+    for number, line in lines:
         line = line.rstrip("\r\n")
         if record is None and '"' not in line:
             names = names or line.split("\t")
             width = width or len(names)
-            seen.bare_comma = seen.bare_comma or ("," in line and number)
+            if "," in line:
+                seen.bare_comma = seen.bare_comma or number
             continue
         if not names:
             names = line.split("\t")
-            if text_column not in names and any(
-                content == text_column for _, content in _fields(line, False)[0]
-            ):
+            quoted_names = [content for _, content in _fields(line, False)[0]]
+            if text_column in quoted_names and text_column not in names:
                 seen.only_syntax = 1
         record = record or _Record(number, len(names))
         if not record.add(line):
@@ -214,11 +246,8 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             break
         if not record.is_open:
             width = width or record.fields
-            seen.add(
-                record,
-                record.fields == width,
-                names.index(text_column) if text_column in names else 0,
-            )
+            text_place = names.index(text_column) if text_column in names else 0
+            seen.add(record, record.fields == width, text_place)
             record = None
     else:
         seen.broken = record.first if record else 0
@@ -226,19 +255,20 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
 
 
 def _fields(line: str, is_open: bool) -> tuple[list[tuple[bool, str]], bool | None]:
-    """The fields of a line with quotes as syntax, and whether the last one continues in the next line; None: a quote is no syntax.
+    """The fields of a line with quotes as syntax.
 
     Args:
         is_open: its first field continues one of the line before.
 
     Returns:
-        for each field whether it is quoted, and what it holds, with doubled quotes as they are.
+        for each field whether it is quoted, and what it holds, with doubled quotes as they are; and
+        whether the last one continues in the next line (None: a quote is no syntax).
     """
     fields: list[tuple[bool, str]] = []
     place = -1
     while place < len(line):
         if is_open or line.startswith('"', place + 1):
-            start = place + 1 + (not is_open)
+            start = place + 1 if is_open else place + 2
             closing = TO_CLOSING_QUOTE.match(line, start)
             if closing is None:
                 return [*fields, (True, line[start:])], True
@@ -247,10 +277,12 @@ def _fields(line: str, is_open: bool) -> tuple[list[tuple[bool, str]], bool | No
             if place < len(line) and line[place] != "\t":
                 return fields, None
         else:
-            start, tab = place + 1, line.find("\t", place + 1)
+            start = place + 1
+            tab = line.find("\t", start)
             place = tab if tab >= 0 else len(line)
-            fields.append((False, line[start:place]))
-            if '"' in fields[-1][1]:
+            content = line[start:place]
+            fields.append((False, content))
+            if '"' in content:
                 return fields, None
         is_open = False
     return fields, False
@@ -270,50 +302,59 @@ class _Record:
     """
 
     def __init__(self, first: int, width: int) -> None:
-        """width: fields of the header, with quotes as text."""
-        self.first, self.last, self.width = first, first - 1, width
-        self.fields = self.lines = 0
-        self.is_open, self.is_lines = False, True
+        """Begin a record in line `first`.
+
+        Args:
+            width: fields of the header, with quotes as text.
+        """
+        self.first = first
+        self.last = first - 1
+        self.width = width
+        self.fields = 0
+        self.lines = 0
+        self.is_open = False
+        self.is_lines = True
         self.numbers = [0] * width
-        self.is_doubled = self.is_needless = self.is_for_comma = self.has_bare_comma = False
+        self.is_doubled = False
+        self.is_needless = False
+        self.is_for_comma = False
+        self.has_bare_comma = False
 
     def add(self, line: str) -> bool:
         """Take the next line, without its end; False: it has a quote that is no syntax."""
-        was_open, stays_open = self.is_open, self.is_open
+        was_open = self.is_open
+        stays_open: bool | None = was_open
         if '"' in line:
             fields, stays_open = _fields(line, was_open)
-            self.fields += len(fields) - was_open
+            self.fields += len(fields) - 1 if was_open else len(fields)
             last = len(fields) - 1
             for number, (is_quoted, content) in enumerate(fields):
+                continues = (was_open and number == 0) or (stays_open and number == last)
                 if not is_quoted:
                     self.has_bare_comma |= "," in content
                 elif '"' in content:
                     self.is_doubled |= bool(DOUBLED.search(content))
-                elif (
-                    content
-                    and "\t" not in content
-                    and not ((was_open and number == 0) or (stays_open and number == last))
-                ):
+                elif content and "\t" not in content and not continues:
                     self.is_for_comma |= "," in content
                     self.is_needless |= "," not in content
-        self.is_open, self.last = bool(stays_open), self.last + 1
+        self.is_open = bool(stays_open)
+        self.last += 1
         if line and self.is_lines:
             self.lines += 1
             self.is_lines = line.count("\t") + 1 == self.width
             if self.is_lines and (was_open or stays_open):
-                cells = line.split("\t")
-                self.numbers = [
-                    count + _is_number(cell)
-                    for count, cell in zip(self.numbers, cells, strict=True)
-                ]
+                for place, cell in enumerate(line.split("\t")):
+                    if _is_number(cell):
+                        self.numbers[place] += 1
         return stays_open is not None
 
 
 def _is_number(text: str) -> bool:
     try:
-        return bool(float(text)) or True
+        float(text)
     except ValueError:
         return False
+    return True
 
 
 @dataclass
@@ -321,14 +362,18 @@ class _Evidence:
     """Evidence about the quotes of a TSV: the first line that gives it, 0 where none does.
 
     Attributes:
-        broken: a quote where no writer of tables puts one: within a field, after the closing one, or never closed.
+        broken: a quote where no writer of tables puts one: within a field, after the closing one,
+            or never closed.
         only_syntax, only_text: what is a record in this reading alone.
         doubled: two quotes for one.
         needless: quotes around a field that needs none.
-        for_comma: quotes around a field that needs them in Excel alone, which puts them wherever there is a comma.
+        for_comma: quotes around a field that needs them in Excel alone, which puts them wherever
+            there is a comma.
         bare_comma: a comma in a field without quotes.
-        either: a record of several lines that are records by themselves with quotes as text; either_end: its last line.
-        all_numbers, some_numbers: such a record, where another column than that of the text has numbers in all lines, or in some.
+        either: a record of several lines that are records by themselves with quotes as text.
+        either_end: the last line of that record.
+        all_numbers, some_numbers: such a record, where another column than that of the text has
+            numbers in all lines, or in some.
     """
 
     broken: int = 0
@@ -351,33 +396,39 @@ class _Evidence:
             text_place: of the column of the text, with quotes as text.
         """
         line = record.first
-        self.doubled = self.doubled or record.is_doubled * line
-        self.needless = self.needless or record.is_needless * line
-        self.for_comma = self.for_comma or record.is_for_comma * line
-        self.bare_comma = self.bare_comma or record.has_bare_comma * line
-        if is_record != record.is_lines:
-            self.only_syntax = self.only_syntax or is_record * line
-            self.only_text = self.only_text or record.is_lines * line
+        if record.is_doubled:
+            self.doubled = self.doubled or line
+        if record.is_needless:
+            self.needless = self.needless or line
+        if record.is_for_comma:
+            self.for_comma = self.for_comma or line
+        if record.has_bare_comma:
+            self.bare_comma = self.bare_comma or line
+        if is_record and not record.is_lines:
+            self.only_syntax = self.only_syntax or line
+        elif record.is_lines and not is_record:
+            self.only_text = self.only_text or line
         elif is_record and record.lines > 1:
             if not self.either:
-                self.either, self.either_end = line, record.last
-            numbers = {
-                count for place, count in enumerate(record.numbers) if place != text_place and count
-            }
-            self.all_numbers = self.all_numbers or (record.lines in numbers) * line
-            self.some_numbers = self.some_numbers or bool(numbers - {record.lines}) * line
+                self.either = line
+                self.either_end = record.last
+            counts = [*record.numbers[:text_place], *record.numbers[text_place + 1 :]]
+            if record.lines in counts:
+                self.all_numbers = self.all_numbers or line
+            if any(count not in (0, record.lines) for count in counts):
+                self.some_numbers = self.some_numbers or line
 
     def are_syntax(self) -> bool:
-        """See `quotes_are_syntax`."""
-        syntax, text = self.only_syntax or self.doubled, self.broken or self.only_text
+        """Whether the quotes are syntax; see `quotes_are_syntax`."""
+        syntax = self.only_syntax or self.doubled
+        text = self.broken or self.only_text
         if syntax and text:
             raise Unreadable(
-                f"has quotes that are neither all around fields, as pandas and Excel put them (line {text} has others), nor all text "
-                f"(line {syntax} has others)"
+                "has quotes that are neither all around fields, as pandas and Excel put them "
+                f"(line {text} has others), nor all text (line {syntax} has others)"
             )
-        is_needless = (
-            bool(self.needless or (self.for_comma and self.bare_comma)) and not self.doubled
-        )
+        has_needless = self.needless or (self.for_comma and self.bare_comma)
+        is_needless = bool(has_needless) and not self.doubled
         if text or self.only_syntax or is_needless or not self.either:
             return not (text or is_needless)
         if self.all_numbers and not self.some_numbers and not self.doubled:
@@ -385,6 +436,7 @@ class _Evidence:
         if not self.all_numbers and (self.some_numbers or self.doubled):
             return True
         raise Unreadable(
-            f"can be read in two ways: the quote that line {self.either} opens is closed in line {self.either_end}, and each of these "
-            "lines is a record by itself; save it as JSON lines"
+            f"can be read in two ways: the quote that line {self.either} opens is closed in line "
+            f"{self.either_end}, and each of these lines is a record by itself; "
+            "save it as JSON lines"
         )

@@ -54,42 +54,58 @@ PACKED = {
     b"BZh91AY&SY": "bz2",
     b"PK\x03\x04": "zip",
 }
-TAR, TAR_PLACE = b"ustar", 257
+TAR = b"ustar"
+TAR_PLACE = 257
+# In this order: the first one begins with that of UTF-16.
 MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
-}  # the first begins with that of UTF-16
-MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
 def format_of(name: str, form: str = "auto") -> str | None:
-    """The format by the file's name, without the compression, unless `form` says it; None for a name that says none."""
+    """The format by the file's name, without the compression, unless `form` says it.
+
+    None for a name that says none.
+    """
     if form != "auto":
         return form
     parts = name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
-    return parts[-1] if parts and parts[-1] in PLAIN + DATA_FORMATS else None
+    if parts and parts[-1] in PLAIN + DATA_FORMATS:
+        return parts[-1]
+    return None
 
 
 def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
-    """How `read` takes a file: while it is the same, equal bytes are equal texts."""
+    """The version and settings by which `read` takes a file.
+
+    While they are the same, equal bytes are equal texts.
+    """
     return [READER_VERSION, _format(path, form), _compression(path)]
 
 
 def read(
-    path: Path | RemoteFile, text_column: str, form: str = "auto", span: Span | None = None
+    path: Path | RemoteFile,
+    text_column: str,
+    form: str = "auto",
+    span: Span | None = None,
 ) -> Iterator[Batch]:
     """Every text of the file, and a Fault for each bad record, several at a time.
 
     Args:
-        form: the file's format; auto: what its name says, and a name without a known ending is one text.
+        form: the file's format; auto: what its name says, and a file whose name has no known ending
+            is one text.
         span: one of those that `spans` gave; None: the whole file.
 
     Raises:
         Unreadable: the file is damaged, or has no such column.
-        DataError: the file is not damaged, and yet its text is not here: it is an archive, a pointer to a file that was not downloaded, or
-            cannot be unpacked with the memory that is given.
+        DataError: the file is not damaged, and yet its text is not here: it is an archive, a
+            pointer to a file that was not downloaded, or cannot be unpacked with the memory that is
+            given.
         PipelineError: it cannot be read just now, which is no damage.
         OSError: the disk does not give it.
     """
@@ -113,9 +129,10 @@ def read(
 
 
 def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
-    """Ranges of about `most` bytes that a large file can be read in, found without reading it; None: it is read from its beginning.
+    """Ranges of about `most` bytes that a large file can be read in, found without reading it.
 
-    They are bytes of JSON lines, row groups of parquet, and record batches of an Arrow file.
+    They are bytes of JSON lines, row groups of parquet, and record batches of an Arrow file. None:
+    the file is read from its beginning.
 
     Args:
         size: bytes of the file.
@@ -132,12 +149,15 @@ def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span
         return None
     with _faults(path), _opened(path) as file:
         sizes = parquet_sizes(file) if kind == "parquet" else arrow_sizes(file)
-    ranges, first, together = list[Span](), 0, 0
+    ranges = list[Span]()
+    first = 0
+    together = 0
     for number, group_size in enumerate(sizes):
         together += group_size
         if together >= most or number + 1 == len(sizes):
             ranges.append((first, number + 1))
-            first, together = number + 1, 0
+            first = number + 1
+            together = 0
     return ranges if len(ranges) > 1 else None
 
 
@@ -152,19 +172,22 @@ def _compression(path: Path | RemoteFile) -> str:
 
 @contextmanager
 def _faults(path: Path | RemoteFile) -> Iterator[None]:
-    """Raise errors of readers and unpackers as Unreadable or DataError, and those that pass as PipelineError."""
+    """Raise errors of readers and unpackers as Unreadable or DataError.
+
+    Those that pass are raised as PipelineError.
+    """
     try:
         yield
     except DAMAGE as error:
         raise Unreadable(f"is damaged ({one_line(error)})") from None
     except OSError as error:
-        if (
-            error.errno is None
-        ):  # pyarrow's and zlib's error for a bad stream; errors of the disk have a number
+        # Pyarrow's and zlib's error for a bad stream has no number; errors of the disk have one.
+        if error.errno is None:
             raise Unreadable(f"is damaged ({one_line(error)})") from None
         if error.errno in PASSING:
             raise PipelineError(
-                f"{shown_path(path)} cannot be read now ({error.strerror}); run the same command again."
+                f"{shown_path(path)} cannot be read now ({error.strerror}); "
+                "run the same command again."
             ) from None
         raise
     except Refused as fault:
@@ -176,15 +199,15 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
     """The content of the file, unpacked, after the byte order mark of a text.
 
     Raises:
-        Refused: it is an archive, or a pointer, whatever its name; also one that was compressed as if it were the text.
+        Refused: it is an archive, or a pointer, whatever its name; also one that was compressed as
+            if it were the text.
         Unreadable: it is a text in another encoding.
     """
     if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
         raise Refused(ARCHIVE)
     with _opened(path) as file:
-        if (
-            span and span[0]
-        ):  # its beginning is another one's, and that of a remote file would be one more request
+        if span and span[0]:
+            # Its beginning is another one's, and that of a remote file would be one more request.
             yield file
             return
         _refuse_pointer(file, path)
@@ -198,7 +221,9 @@ def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> It
 
 def _opened(path: Path | RemoteFile) -> IO[bytes]:
     try:
-        return path.open() if isinstance(path, RemoteFile) else path.open("rb", READ_AHEAD)
+        if isinstance(path, RemoteFile):
+            return path.open()
+        return path.open("rb", READ_AHEAD)
     except FileNotFoundError:
         if isinstance(path, Path) and (fault := dangling(path)):
             raise Refused(fault) from None
@@ -207,8 +232,10 @@ def _opened(path: Path | RemoteFile) -> IO[bytes]:
 
 def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
     # The first bytes of a long remote file would be one more request.
-    is_long = isinstance(path, RemoteFile) and (path.size or 0) > LONGEST_POINTER
-    if not is_long and (fault := pointer_in(_first(stream, LONGEST_POINTER + 1))):
+    if isinstance(path, RemoteFile) and (path.size or 0) > LONGEST_POINTER:
+        return
+    fault = pointer_in(_first(stream, LONGEST_POINTER + 1))
+    if fault:
         raise Refused(fault)
 
 
@@ -220,7 +247,8 @@ def _refuse_packed(stream: IO[bytes]) -> None:
         raise Refused(ARCHIVE)
     if kind:
         raise Refused(
-            f"is compressed with {kind}, which its name does not say; unpack it, or let its name end with .{kind}"
+            f"is compressed with {kind}, which its name does not say; "
+            f"unpack it, or let its name end with .{kind}"
         )
 
 
@@ -231,7 +259,8 @@ def _skip_mark(stream: IO[bytes]) -> None:
     for mark, name in MARKS.items():
         if first.startswith(mark):
             raise Unreadable(f"is {name}, not UTF-8, by its byte order mark")
-    if max(first[place::2].count(0) for place in (0, 1)) * 4 > len(first):  # more than half of them
+    most_zeros = max(first[0::2].count(0), first[1::2].count(0))
+    if most_zeros * 4 > len(first):  # more than half of them
         raise Unreadable(
             "is not UTF-8: every second byte at its beginning is zero, as in UTF-16 and UTF-32"
         )
@@ -242,13 +271,18 @@ def _first(stream: IO[bytes], count: int) -> bytes:
 
 
 def _plain(stream: IO[bytes]) -> Iterator[str]:
-    """The file as one text, or as several that end at a line where it is longer than one document may be."""
-    rest, base = b"", 0
+    """The file as one text.
+
+    It is several that end at a line where it is longer than one document may be.
+    """
+    rest = b""
+    base = 0  # byte of the file
     while True:
         data = rest + stream.read(texts.LONGEST_DOCUMENT + 1 - len(rest))
         end = cut(data) if len(data) > texts.LONGEST_DOCUMENT else len(data)
         yield _decoded(data[:end], base)
-        rest, base = data[end:], base + end
+        rest = data[end:]
+        base += end
         if not rest:
             return
 

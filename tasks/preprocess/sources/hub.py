@@ -1,4 +1,7 @@
-"""The texts of one split of a Hugging Face dataset: from the copy that `datasets` makes on this machine, or streamed."""
+"""The texts of one split of a Hugging Face dataset.
+
+They are read from the copy that `datasets` makes on this machine, or streamed.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,17 +28,20 @@ def is_saved(folder: Path) -> bool:
 
 @cache
 def commit_of(path: str, revision: str | None) -> str | None:
-    """The commit of a dataset on the Hub that `revision` names; `revision` itself where the Hub is not reached, or there is none."""
+    """The commit of a dataset on the Hub that `revision` names.
+
+    It is `revision` itself where the Hub is not reached, or there is none.
+    """
     if expanded(path).is_dir():
         return None
     from huggingface_hub import HfApi
 
     try:
-        return HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN).sha or revision
-    except (
-        Exception
-    ):  # without the Hub, or for a path that is no dataset: opening it raises a clear error
+        info = HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN)
+    except Exception:
+        # Without the Hub, or for a path that is no dataset: opening it raises a clear error.
         return revision
+    return info.sha or revision
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,10 @@ class HubSplit:
     """One split of a dataset.
 
     Attributes:
-        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read in place in any case.
-        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of parquet a row group).
+        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read
+            in place in any case.
+        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of
+            parquet a row group).
     """
 
     path: str
@@ -55,7 +63,10 @@ class HubSplit:
 
 
 def unread_files(path: str, configuration: str | None) -> list[str]:
-    """Names of files in a local folder that are of no split: `datasets` reads those of one format, and names decide the splits."""
+    """Names of files in a local folder that are of no split.
+
+    `datasets` reads those of one format, and names decide the splits.
+    """
     folder = expanded(path)
     if not folder.is_dir() or is_saved(folder):
         return []
@@ -66,16 +77,18 @@ def unread_files(path: str, configuration: str | None) -> list[str]:
     except Exception:  # opening it raises a clear error
         return []
     read = {Path(file).resolve() for files in splits.values() for file in files}
-    files = (
-        file
-        for file in folder.rglob("*")
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-    return [file.name for file in files if file.is_file() and file.resolve() not in read]
+    unread = list[str]()
+    for file in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if not is_hidden and file.is_file() and file.resolve() not in read:
+            unread.append(file.name)
+    return unread
 
 
 def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
-    """Ranges of rows of about `most` bytes; None where the split is small, or is read from its beginning as it comes.
+    """Ranges of rows of about `most` bytes.
+
+    None where the split is small, or is read from its beginning as it comes.
 
     Raises:
         Unreadable, PipelineError: see `texts_of`.
@@ -84,18 +97,21 @@ def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
         return None
     dataset = _opened(source)
     size = dataset.data.nbytes
-    rows = max(1, most * len(dataset) // max(1, size))
-    return (
-        [(first, min(first + rows, len(dataset))) for first in range(0, len(dataset), rows)]
-        if size > most
-        else None
-    )
+    if size <= most:
+        return None
+    count = len(dataset)
+    rows = max(1, most * count // max(1, size))
+    return [(first, min(first + rows, count)) for first in range(0, count, rows)]
 
 
 def texts_of(
-    source: HubSplit, text_column: str, span: tuple[int, int] | None = None
+    source: HubSplit,
+    text_column: str,
+    span: tuple[int, int] | None = None,
 ) -> TextRecords:
-    """Every text in order, and a Fault for each row without one; the same with and without `streaming`.
+    """Every text in order, and a Fault for each row without one.
+
+    They are the same with and without `streaming`.
 
     Args:
         span: the first row to read, and the one after the last; all where None.
@@ -103,12 +119,12 @@ def texts_of(
     Raises:
         Unreadable: it cannot be opened, or is damaged, or has no such column.
         DataError: a file of a local folder is a pointer to one that was not downloaded.
-        PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not known to be bad.
+        PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not
+            known to be bad.
     """
     dataset = _opened(source)
-    if (
-        dataset.column_names is not None
-    ):  # of a stream of JSON or CSV they are known with the first rows
+    # Those of a stream of JSON or CSV are known with the first rows.
+    if dataset.column_names is not None:
         named_column(dataset.column_names, text_column)
         dataset = dataset.select_columns([text_column])
     if span is not None:
@@ -123,9 +139,8 @@ def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
     from datasets import Dataset
 
     batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
-    if isinstance(
-        dataset, Dataset
-    ):  # a saved one is read in place, and any offset in it is followed
+    if isinstance(dataset, Dataset):
+        # A saved one is read in place, and any offset in it is followed.
         dataset.data.validate(full=True)
     yield from batches
 
@@ -136,15 +151,17 @@ def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
 
 
 def _unbroken(
-    batches: Iterator[dict[str, list[Any]]], source: HubSplit
+    batches: Iterator[dict[str, list[Any]]],
+    source: HubSplit,
 ) -> Iterator[dict[str, list[Any]]]:
+    """The batches; an error among them is raised as PipelineError or Unreadable."""
     try:
         yield from batches
-    except (
-        Exception
-    ) as error:  # of the network, a filesystem, or any of the readers inside `datasets`
+    except Exception as error:
+        # It is of the network, a filesystem, or any of the readers inside `datasets`.
         fault = f"breaks off in split '{source.split}' ({_words(error)})"
-        # What a cut connection looks like depends on the reader it meets; nothing that comes from elsewhere is dropped for it.
+        # What a cut connection looks like depends on the reader it meets; nothing that comes from
+        # elsewhere is dropped for it.
         if _of_the_network(error) or (source.streaming and not expanded(source.path).is_dir()):
             raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
         raise Unreadable(fault) from None
@@ -153,8 +170,10 @@ def _unbroken(
 def _opened(source: HubSplit) -> Any:
     import datasets  # heavy, and needed for this source alone
 
-    split, folder = source.split, expanded(source.path)
-    for file in sorted(folder.rglob("[!.]*.*")) if folder.is_dir() else ():
+    split = source.split
+    folder = expanded(source.path)
+    files = sorted(folder.rglob("[!.]*.*")) if folder.is_dir() else ()
+    for file in files:
         if format_of(file.name):
             refuse_pointer(file)
     try:
@@ -188,5 +207,7 @@ def _of_the_network(error: Exception) -> bool:
 
 
 def _words(error: Exception) -> str:
+    """The message of an error, or of its cause, in one line."""
     is_plain = isinstance(error, OSError | ValueError | KeyError)
-    return " ".join(str(error if is_plain else error.__cause__ or error).split())
+    clearest = error if is_plain else error.__cause__ or error
+    return " ".join(str(clearest).split())

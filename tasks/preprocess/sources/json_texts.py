@@ -1,4 +1,7 @@
-"""JSON as texts: lines of it, an array, or values one after the other; in order and in bounded memory."""
+"""JSON as texts: lines of it, an array, or values one after the other.
+
+They are read in order and in bounded memory.
+"""
 
 import io
 import json
@@ -22,7 +25,8 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 LINE_END = ord("\n")
-# By msgspec: it is not JSON with such a text, not UTF-8, or the field's name has a quote, a backslash or a control character.
+# Errors of msgspec: it is not JSON with such a text, not UTF-8, or the field's name has a quote, a
+# backslash or a control character.
 REFUSED = (msgspec.DecodeError, ValueError, RecursionError)
 # Numbers are no text, and Python refuses to convert one of thousands of digits.
 DECODER = json.JSONDecoder(parse_int=lambda _: 0)
@@ -30,42 +34,67 @@ DECODER = json.JSONDecoder(parse_int=lambda _: 0)
 
 def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
     """An array of records, one record, or one after the other; decoded value by value."""
-    decode = DECODER.raw_decode
     text = io.TextIOWrapper(stream, encoding="utf-8")
-    buffer, position, number, characters, depth, ended = "", 0, 0, texts.BLOCK, 0, False
+    buffer = ""
+    position = 0  # in the buffer
+    number = 0  # of values so far
+    characters = texts.BLOCK  # to read at once
+    depth = 0
+    ended = False
     try:
         while True:
-            while position < len(buffer) and (separator := buffer[position]) in " \t\r\n,[]":
-                depth += (separator == "[") - (separator == "]")
+            while position < len(buffer) and buffer[position] in " \t\r\n,[]":
+                if buffer[position] == "[":
+                    depth += 1
+                elif buffer[position] == "]":
+                    depth -= 1
                 position += 1
             try:
-                if position == len(buffer):
-                    raise ValueError
-                value, end = decode(buffer, position)
-                if end == len(buffer) and not ended and not isinstance(value, dict | str):
-                    raise ValueError  # a number may continue
+                decoded = _value_at(buffer, position, ended)
             except RecursionError:
                 raise Unreadable(f"is nested too deeply after its value {number}") from None
-            except ValueError:
-                buffer, position = buffer[position:], 0
+            if decoded is None:
+                buffer = buffer[position:]
+                position = 0
                 if ended and not buffer and depth == 0:
                     return
                 if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
-                    raise Unreadable(f"is not JSON after its value {number}") from None
-                ended = not (more := text.read(characters))
-                buffer, characters = buffer + more, max(texts.BLOCK, len(buffer))
+                    raise Unreadable(f"is not JSON after its value {number}")
+                more = text.read(characters)
+                ended = not more
+                characters = max(texts.BLOCK, len(buffer))
+                buffer += more
                 continue
-            number, position, characters = number + 1, end, texts.BLOCK
+            value, position = decoded
+            number += 1
+            characters = texts.BLOCK
             yield text_of(value, text_column, f"value {number}")
     except UnicodeDecodeError as error:
         raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+
+
+def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None:
+    """The value at this position and where it ends; None: no whole one is there.
+
+    Args:
+        ended: no text follows the buffer.
+    """
+    if position == len(buffer):
+        return None
+    try:
+        value, end = DECODER.raw_decode(buffer, position)
+    except ValueError:
+        return None
+    may_continue = not ended and end == len(buffer) and not isinstance(value, dict | str)
+    return None if may_continue else (value, end)  # a number may continue
 
 
 def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) -> Iterator[Batch]:
     """The records of lines of JSON, about a megabyte of lines at a time.
 
     Args:
-        span: only the lines that begin in these bytes of a seekable stream; two spans that meet share no line and lose none.
+        span: only the lines that begin in these bytes of a seekable stream; two spans that meet
+            share no line and lose none.
     """
     first, last = span or (0, None)
     if first:
@@ -73,9 +102,8 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
         _skip_line(stream)
         first = stream.tell()
     elif last is not None:
-        first = min(
-            stream.tell(), last - 1
-        )  # a byte order mark was read, with which the first line begins
+        # A byte order mark was read, with which the first line begins.
+        first = min(stream.tell(), last - 1)
     number = 0  # of lines from `first` on
     for block in _whole_lines(stream, first, last):
         if isinstance(block, int):
@@ -85,10 +113,11 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
             continue
         records = _parsed_together(block, text_column)
         if records is None:
-            named = enumerate(block.split(b"\n"), number + 1)
-            each = ((line, partial(_line, stream, first, place)) for place, line in named)
+            lines = enumerate(block.split(b"\n"), number + 1)
             yield from in_batches(
-                _parsed(line, text_column, name) for line, name in each if line.strip()
+                _parsed(line, text_column, partial(_line, stream, first, line_number))
+                for line_number, line in lines
+                if line.strip()
             )
             number += block.count(b"\n") + 1
             continue
@@ -100,7 +129,7 @@ def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) ->
 
 
 def _skip_line(stream: IO[bytes]) -> int:
-    """Reads past the end of a line; returns how many bytes that are."""
+    """Read past the end of a line; the result is how many bytes that are."""
     skipped = 0
     while line := stream.readline(texts.BLOCK):
         skipped += len(line)
@@ -110,10 +139,13 @@ def _skip_line(stream: IO[bytes]) -> int:
 
 
 def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
-    """Lines that begin before byte `last`, about a megabyte at a time, without the last one's end; a number for a line that is too long.
+    """Lines that begin before byte `last`, about a megabyte at a time.
 
     Args:
         place: byte at which the stream stands.
+
+    Yields:
+        lines without the last one's end; or a number for a line that is too long.
     """
     while last is None or place < last:
         data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
@@ -135,12 +167,19 @@ def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[by
 
 
 def _line(stream: IO[bytes], first: int, number: int) -> str:
-    """Names a line for a message: the `number`th of those from byte `first` on."""
+    """The name of a line for a message.
+
+    Args:
+        first: byte from which lines are counted.
+        number: of the line, from there on.
+    """
     if first:
-        place, left = stream.tell(), first
+        place = stream.tell()
+        left = first
         stream.seek(0)
         while left and (data := stream.read(min(left, texts.BLOCK))):
-            number, left = number + data.count(b"\n"), left - len(data)
+            number += data.count(b"\n")
+            left -= len(data)
         stream.seek(place)
     return f"line {number}"
 
@@ -148,20 +187,24 @@ def _line(stream: IO[bytes], first: int, number: int) -> str:
 def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
     """The texts of lines each of which is an object with text; None where one is not.
 
-    The decoder takes white space between values for a line's end, and a line's end within a value for white space. No JSON value has
-    "}", a line's end and "{" one after the other: where each line begins and ends like that, each has an object or several.
+    The decoder takes white space between values for a line's end, and a line's end within a value
+    for white space. No JSON value has "}", a line's end and "{" one after the other: where each
+    line begins and ends like that, each has an object or several.
     """
     if not (block.startswith(b"{") and block.endswith(b"}")):
         return None
     characters = np.frombuffer(block, np.uint8)  # bytes.count takes several times as long
     ends = np.flatnonzero(characters == LINE_END)
-    if not ((characters[ends - 1] == ord("}")) & (characters[ends + 1] == ord("{"))).all():
+    is_between_objects = (characters[ends - 1] == ord("}")) & (characters[ends + 1] == ord("{"))
+    if not is_between_objects.all():
         return None
     try:
         records = [record.text for record in _decoder(text_column).decode_lines(block)]
     except REFUSED:
         return None
-    return records if len(records) == len(ends) + 1 and set(map(type, records)) == {str} else None
+    if len(records) != len(ends) + 1 or set(map(type, records)) != {str}:
+        return None
+    return records
 
 
 @lru_cache(maxsize=8)
@@ -171,9 +214,13 @@ def _decoder(text_column: str) -> Any:
 
 
 def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:
-    """The text of one line: by the faster parser, or, where that refuses it, as the standard one sees it."""
+    """The text of one line.
+
+    It is what the faster parser gives, or, where that refuses it, the standard one.
+    """
     try:
-        if isinstance(text := _decoder(text_column).decode(line).text, str):
+        text = _decoder(text_column).decode(line).text
+        if isinstance(text, str):
             return text
     except REFUSED:
         pass

@@ -1,7 +1,9 @@
-"""Texts with something hidden in filler and a question for it at the end, after Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2).
+"""Texts with something hidden in filler and a question for it at the end.
 
-They are made, not read: the same settings give the same texts, for training (data.source: passkey) and for `evaluate --passkey`.
-The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several keys, variables, a value that changes.
+They follow Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2). They are made, not read: the
+same settings give the same texts, for training (data.source: passkey) and for `evaluate --passkey`.
+The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several
+keys, variables, a value that changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +33,8 @@ class Hidden:
     Attributes:
         statement: has the answer.
         others: what else is hidden.
-        is_last: the others are before it; else on both sides, so that its place does not give it away.
+        is_last: the others are before it; else on both sides, so that its place does not give it
+            away.
     """
 
     statement: str
@@ -53,26 +56,41 @@ def facts(random: Random) -> Hidden:
         f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)
     ]
     asked = others.pop(random.randrange(len(others)))
-    name, answer = asked.split()[4], asked.split()[-1].rstrip(".")
+    words = asked.split()
+    name = words[4]
     return Hidden(
-        asked, f" What is the number of the {name}? It is", answer, tuple(others), is_last=False
+        statement=asked,
+        question=f" What is the number of the {name}? It is",
+        answer=words[-1].rstrip("."),
+        others=tuple(others),
+        is_last=False,
     )
 
 
 def overwritten(random: Random) -> Hidden:
     """A number that is replaced by another; the later one is asked for."""
-    old, new = new_key(random), new_key(random)
-    statement = f" The pass key has changed. The pass key is now {new}."
-    return Hidden(statement, " What is the pass key now? It is", new, (f" The pass key is {old}.",))
+    old = new_key(random)
+    new = new_key(random)
+    return Hidden(
+        statement=f" The pass key has changed. The pass key is now {new}.",
+        question=" What is the pass key now? It is",
+        answer=new,
+        others=(f" The pass key is {old}.",),
+    )
 
 
 def variables(random: Random) -> Hidden:
     """A number through two assignments."""
-    key, (first, second, third) = new_key(random), random.sample(NAMES, 3)
-    chain = (
-        f" The {first} is {key}. The {second} equals the {first}. The {third} equals the {second}."
+    key = new_key(random)
+    first, second, third = random.sample(NAMES, 3)
+    return Hidden(
+        statement=(
+            f" The {first} is {key}. The {second} equals the {first}."
+            f" The {third} equals the {second}."
+        ),
+        question=f" What is the {third}? It is",
+        answer=key,
     )
-    return Hidden(chain, f" What is the {third}? It is", key)
 
 
 FORMS: dict[str, Callable[[Random], Hidden]] = {
@@ -88,12 +106,24 @@ def random_words(random: Random) -> str:
     return f" {' '.join(random.choices(WORDS, k=len(WORDS)))}."
 
 
-def cut_anywhere(filler: str, count: int, random: Random, prose: Sequence[str] = ()) -> list[str]:
-    """`count` consecutive words, each after a space, from a random one on, of filler that is repeated (`FILLER`), random, or prose."""
+def cut_anywhere(
+    filler: str,
+    count: int,
+    random: Random,
+    prose: Sequence[str] = (),
+) -> list[str]:
+    """Consecutive words, from a random one on, each after a space.
+
+    Args:
+        filler: repeated (`FILLER`), random, or files (`prose`).
+        count: how many words.
+        prose: words of other text.
+    """
     if filler == "files":
         first = random.randrange(len(prose))
         return [f" {prose[number % len(prose)]}" for number in range(first, first + count)]
-    first, words = random.randrange(len(WORDS)), list[str]()
+    first = random.randrange(len(WORDS))
+    words = list[str]()
     while len(words) < first + count:
         words += (FILLER if filler == "repeated" else random_words(random)).split()
     return [f" {word}" for word in words[first : first + count]]
@@ -103,13 +133,15 @@ def cut_anywhere(filler: str, count: int, random: Random, prose: Sequence[str] =
 class PasskeyTexts:
     """`documents` texts; each draws how much filler it has, what it hides, and the places of that.
 
-    In half of the texts any place is as likely; in the other half the place's distance from the question is log-uniform, so that
-    numbers close to the question are learned, too. Places are between any two words, so a number is anywhere in its segment.
+    In half of the texts any place is as likely; in the other half the place's distance from the
+    question is log-uniform, so that numbers close to the question are learned, too. Places are
+    between any two words, so a number is anywhere in its segment.
 
     Attributes:
         repetitions: most repetitions of the filler.
         form: of `FORMS`.
-        filler: repeated (`FILLER`), random (its words in random order), or files (consecutive words of other text).
+        filler: repeated (`FILLER`), random (its words in random order), or files (consecutive words
+            of other text).
     """
 
     documents: int
@@ -121,7 +153,11 @@ class PasskeyTexts:
         return self.within(())
 
     def within(self, prose: Sequence[str]) -> Iterator[str]:
-        """The texts; `prose`: words of the text that filler `files` is cut from, at least one."""
+        """The texts, one by one.
+
+        Args:
+            prose: words of the text that filler `files` is cut from, at least one.
+        """
         random = Random(0)
         for _ in range(self.documents):
             hidden = FORMS[self.form](random)

@@ -1,4 +1,7 @@
-"""Which files patterns name, each once and in order, and what they are called: relative, so that it is the same everywhere."""
+"""Files that patterns name, each once and in order, and their names.
+
+A name is relative, so that it is the same everywhere.
+"""
 # Of thousands of files; the functions of Path take several times as long:
 # ruff: noqa: PTH110, PTH113, PTH114, PTH118
 
@@ -16,7 +19,8 @@ from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_o
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 from infini_llama.tasks.storage.files import OF_SYSTEMS
 
-# Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character tables, which are data.
+# Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character
+# tables, which are data.
 SKIPPED_STDLIB = {
     "site-packages",
     "dist-packages",
@@ -26,11 +30,13 @@ SKIPPED_STDLIB = {
     "idle_test",
     "encodings",
 }
+# Files of `datasets`, beside the data.
 SKIPPED_RECORDS = {
     "state.json",
     "dataset_info.json",
     "dataset_dict.json",
-}  # of `datasets`, beside the data
+}
+# Folders that a home folder has.
 WRITTEN = (
     "units",
     "datasets",
@@ -39,7 +45,7 @@ WRITTEN = (
     "engine-checks",
     "compile-cache",
     "prefect",
-)  # what a home folder has
+)
 
 
 class RealPaths:
@@ -60,30 +66,31 @@ class RealPaths:
 
 
 class NotText:
-    """Files in folders of text that are not read: those of this program, and those whose names say that they are no text.
+    """Files in folders of text that are not read.
 
-    What lies below the home folder is this program's. A pattern that begins there names text of the user's; then only what the program
-    has written is left out.
+    These are those of this program, and those whose names say that they are no text.
+
+    What lies below the home folder is this program's. A pattern that begins there names text of the
+    user's; then only what the program has written is left out.
 
     Args:
         places: further files, folders and URLs of a run, and what each of them is.
 
     Attributes:
         own: the place of each file of this program that was left out.
-        others: how many files with other endings, or of no split of a dataset's folder, there are, by their ending ("hidden": those whose
-            name begins with a dot).
+        others: how many files with other endings, or of no split of a dataset's folder, there are,
+            by their ending ("hidden": those whose name begins with a dot).
     """
 
     def __init__(self, home: Path, places: Mapping[str, str] | None = None) -> None:
         self.below_home = f"below {home} (runtime.home)"
         folders = [home / name for name in WRITTEN]
-        for folder in (
-            home / "datasets",
-            home / "runs",
-        ):  # where one run was moved, and a link left in its place
+        # Where one run was moved, and a link left in its place.
+        for folder in (home / "datasets", home / "runs"):
             folders += [path for path in folder.glob("*") if path.is_symlink()]
         named = {str(folder): self.below_home for folder in folders}
-        named |= {place: f"{place} ({kind})" for place, kind in (places or {}).items()}
+        for place, kind in (places or {}).items():
+            named[place] = f"{place} ({kind})"
         self.written = {
             place.rstrip("/") if is_remote(place) else os.path.realpath(place): name
             for place, name in named.items()
@@ -93,23 +100,24 @@ class NotText:
         self.others = Counter[str]()
 
     def place_of(self, real: str | RemoteFile, begin: str) -> str | None:
-        """The place of this program that a file or folder belongs to, in words; None: it may be text.
+        """The place of this program that a file or folder belongs to, in words.
+
+        None: it may be text.
 
         Args:
             real: its path, see `RealPaths`.
             begin: the same of the file or folder where the pattern begins.
         """
         path = real.url if isinstance(real, RemoteFile) else real
-        if (
-            name := next(
-                (name for place, name in self.written.items() if _is_in(path, place)), None
-            )
-        ) is not None:
-            return name
-        return self.below_home if _is_in(path, self.home) and not _is_in(begin, self.home) else None
+        for place, name in self.written.items():
+            if _is_in(path, place):
+                return name
+        if _is_in(path, self.home) and not _is_in(begin, self.home):
+            return self.below_home
+        return None
 
     def count_other(self, name: str) -> None:
-        """Counts a file that is no text by the ending of its name."""
+        """Count a file that is no text by the ending of its name."""
         if not _is_added(name):
             ending = shown_path(Path(name).suffix.lower()) or "no ending"
             self.others["hidden" if name.startswith(".") else ending] += 1
@@ -132,7 +140,10 @@ def python_stdlib() -> Iterator[tuple[Path, str]]:
 
 
 def matching_files(
-    patterns: list[str], key: str, form: str, not_text: NotText
+    patterns: list[str],
+    key: str,
+    form: str,
+    not_text: NotText,
 ) -> Iterator[tuple[Path | RemoteFile, str]]:
     """Every file that a pattern matches, and its name.
 
@@ -144,71 +155,85 @@ def matching_files(
     Raises:
         DataError: a pattern matches none or names what is no file, or a folder cannot be read.
     """
-    seen, real = set[str | RemoteFile](), RealPaths()
+    seen = set[str | RemoteFile]()
+    real = RealPaths()
     for pattern in patterns:
         if is_remote(pattern):
-            begin, (folder, files) = "", _remote(pattern, key, form, not_text)
+            begin = ""
+            folder, files = _remote(pattern, key, form, not_text)
         else:
             local = str(expanded(pattern))
             if Path(local).exists() and not (Path(local).is_file() or Path(local).is_dir()):
                 raise DataError(
-                    f"{key}: '{pattern}' is a pipe, device or socket; write its text to a file, and name that."
+                    f"{key}: '{pattern}' is a pipe, device or socket; "
+                    "write its text to a file, and name that."
                 )
             begin = os.path.realpath(_begin(local))
             folder, files = _local(local, key, form, not_text)
         if not files:
-            searched = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
-            where = (
-                f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)"
-                if folder
-                else searched
-            )
-            raise DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
+            raise _nothing_matches(pattern, key, folder)
         named = [(path, name, real.of(path)) for path, name in files]
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
         if None not in own.values():
             places = " and ".join(sorted({str(name) for name in own.values()}))
             raise DataError(
-                f"{key}: '{shown_url(pattern)}' matches only files of this program, which are no text: {places}; name text that lies "
-                "elsewhere."
+                f"{key}: '{shown_url(pattern)}' matches only files of this program, "
+                f"which are no text: {places}; name text that lies elsewhere."
             )
         for path, name, place in named:
             if place in seen:
                 continue
             seen.add(place)
-            if (of := own[place]) is None:
+            own_place = own[place]
+            if own_place is None:
                 yield path, name
             else:
-                not_text.own[place] = of
+                not_text.own[place] = own_place
+
+
+def _nothing_matches(pattern: str, key: str, is_folder: bool) -> DataError:
+    where = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
+    if is_folder:
+        where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)"
+    return DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
 
 
 def _begin(pattern: str) -> Path:
-    """Beginning of a pattern on this machine: the file or folder of this name, also one whose name has brackets, or its fixed part."""
+    """Beginning of a pattern on this machine.
+
+    It is the file or folder of this name, also one whose name has brackets, or its fixed part.
+    """
     return Path(pattern) if Path(pattern).exists() else _fixed_part(pattern)
 
 
 def _local(
-    pattern: str, key: str, form: str, not_text: NotText
+    pattern: str,
+    key: str,
+    form: str,
+    not_text: NotText,
 ) -> tuple[bool, list[tuple[Path, str]]]:
+    """Whether the pattern names a folder, and each file that it matches, with its name."""
     begin = _begin(pattern)
-    literal, folder = begin.is_file(), begin.is_dir() and begin == Path(pattern)
-    root = begin.parent if literal else begin
-    below = (
-        _known_below(root, form, key, not_text)
-        if folder
-        else sorted(_expanded(pattern, key, not_text))
-    )
+    is_folder = begin.is_dir() and begin == Path(pattern)
+    if begin.is_file():
+        root = begin.parent
+        paths = [pattern]
+    elif is_folder:
+        root = begin
+        paths = _known_below(root, form, key, not_text)
+    else:
+        root = begin
+        paths = sorted(_expanded(pattern, key, not_text))
     base = os.path.join(root, "")
-    return folder, [
-        (
-            Path(path),
+    files = list[tuple[Path, str]]()
+    for path in filter(_is_file, paths):
+        name = (
             path.removeprefix(base)
             if path.startswith(base)
-            else Path(path).relative_to(root).as_posix(),
+            else Path(path).relative_to(root).as_posix()
         )
-        for path in ([pattern] if literal else below)
-        if _is_file(path)
-    ]
+        files.append((Path(path), name))
+    return is_folder, files
 
 
 def _is_file(path: str) -> bool:
@@ -217,8 +242,12 @@ def _is_file(path: str) -> bool:
 
 
 def _remote(
-    pattern: str, key: str, form: str, not_text: NotText
+    pattern: str,
+    key: str,
+    form: str,
+    not_text: NotText,
 ) -> tuple[bool, list[tuple[RemoteFile, str]]]:
+    """Whether the pattern names a remote folder, and each file that it matches, with its name."""
     try:
         folder, files = matching(pattern)
     except ConfigError as error:
@@ -227,17 +256,23 @@ def _remote(
         raise DataError(
             f"{key}: '{shown_url(pattern)}' cannot be listed ({error.strerror})."
         ) from None
-    kept = []
-    for file in files:
-        if not folder or _is_text(name := file[1].rpartition("/")[2], form):
-            kept.append(file)
+    if not folder:
+        return folder, files
+    kept = list[tuple[RemoteFile, str]]()
+    for file, path in files:
+        name = path.rpartition("/")[2]
+        if _is_text(name, form):
+            kept.append((file, path))
         else:
             not_text.count_other(name)
     return folder, kept
 
 
 def _is_text(name: str, form: str) -> bool:
-    """Whether a file of this name in a folder is read: its ending is known (or all formats are given), and `datasets` did not add it."""
+    """Whether a file of this name in a folder is read.
+
+    Its ending is known (or all formats are given), and `datasets` did not add it.
+    """
     return not _is_added(name) and (form != "auto" or format_of(name) is not None)
 
 
@@ -247,20 +282,29 @@ def _is_added(name: str) -> bool:
 
 
 def _known_below(root: Path, form: str, key: str, not_text: NotText) -> list[str]:
-    """Every file below it whose ending is known (all where their format is given), except hidden ones and what `datasets` adds."""
-    texts = []
+    """Every file below it whose ending is known (all where their format is given).
+
+    Hidden ones and what `datasets` adds are left out.
+    """
+    texts = list[str]()
     for folder, names, is_own in _folders(str(root), key, not_text):
         earlier = _earlier_shards(folder, names)
-        for name in filter(lambda name: _is_file(os.path.join(folder, name)), names):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not _is_file(path):
+                continue
             if not name.startswith(".") and _is_text(name, form) and name not in earlier:
-                texts.append(os.path.join(folder, name))
+                texts.append(path)
             elif not is_own:
                 not_text.count_other(name)
     return sorted(texts)
 
 
 def _earlier_shards(folder: str, names: list[str]) -> set[str]:
-    """Shards that `datasets` wrote into the folder before, when there were more or fewer: its state.json names those of today."""
+    """Shards that `datasets` wrote into the folder before, when there were more or fewer.
+
+    Its state.json names those of today.
+    """
     if "state.json" not in names:
         return set()
     try:
@@ -274,7 +318,8 @@ def _earlier_shards(folder: str, names: list[str]) -> set[str]:
 def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     """The files that the pattern matches.
 
-    `glob.glob` follows links that lead in circles again and again, and does not report folders that it cannot read.
+    `glob.glob` follows links that lead in circles again and again, and does not report folders that
+    it cannot read.
     """
     parts = Path(pattern).parts
     if "**" not in parts:
@@ -287,16 +332,21 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
         if Path(base).is_dir()
         for folder, _, _ in _folders(base, key, not_text)
     ]
-    return {
-        path
-        for folder in folders
-        for path in _expanded(str(Path(glob.escape(folder), below)), key, not_text)
-    }
+    files = set[str]()
+    for folder in folders:
+        pattern_below = str(Path(glob.escape(folder), below))
+        files |= _expanded(pattern_below, key, not_text)
+    return files
 
 
 def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list[str], bool]]:
-    """The folder and those below it, each once whatever links lead to it, with the names of their files, and whether they are this
-    program's. Left out are those that are hidden or the system's: a disk of one's own has lost+found, which is closed to users.
+    """The folder and those below it, each once whatever links lead to it.
+
+    Left out are those that are hidden or the system's: a disk of one's own has lost+found, which is
+    closed to users.
+
+    Yields:
+        a folder, the names of its files, and whether it is this program's.
     """
     begin = os.path.realpath(root)
 
@@ -319,9 +369,12 @@ def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list
 
 
 def _fixed_part(pattern: str) -> Path:
-    """The folder before the first wildcard: names are relative to it, so that they do not depend on where the text lies."""
+    """The folder before the first wildcard.
+
+    Names are relative to it, so that they do not depend on where the text lies.
+    """
     parts = Path(pattern).parts
-    fixed = next(
-        (number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1
-    )
-    return Path(*parts[:fixed])
+    for number, part in enumerate(parts):
+        if glob.has_magic(part):
+            return Path(*parts[:number])
+    return Path(*parts[:-1])

@@ -1,4 +1,7 @@
-"""Text that is not on this machine: any place that fsspec supports, read by ranges, each of which is tried several times."""
+"""Text that is not on this machine: any place that fsspec supports.
+
+It is read by ranges, each of which is tried several times.
+"""
 
 import errno
 import ftplib
@@ -17,21 +20,26 @@ from infini_llama.configs.errors import ConfigError, PipelineError, shown_url, w
 from infini_llama.tasks.preprocess.sources.texts import Stamp
 
 T = TypeVar("T")
-TRIES, PAUSE = 5, 0.5  # of one request; seconds before the second, doubled for each further one
+TRIES = 5  # of one request
+PAUSE = 0.5  # seconds before the second try, doubled for each further one
 SILENT = 60.0  # seconds without a byte after which an HTTP connection is given up
 BLOCK = 2**22  # bytes of one request of a file that is read in order
 # Names of what stands for the bytes of a file, where it is known.
 CONTENT = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5")
 # Errors of a filesystem that connects when it is opened; they may pass.
 TRANSIENT = (ConnectionError, TimeoutError, EOFError, socket.gaierror, ftplib.error_temp)
-# Errors of a filesystem that takes the URL and cannot do what is requested of it. No subclasses: an answer that was cut short is no JSON.
+# Errors of a filesystem that takes the URL and cannot do what is requested of it. No subclasses: an
+# answer that was cut short is no JSON.
 NOT_TAKEN = (ValueError, NotImplementedError)
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file by its URL; it includes the facts of a listing, so that no worker requests them again."""
+    """One file by its URL.
+
+    It includes the facts of a listing, so that no worker requests them again.
+    """
 
     url: str
     size: int | None = field(default=None, compare=False)  # None: the server does not state it
@@ -55,13 +63,21 @@ class RemoteFile:
             PipelineError: it is not reached, however often it is tried.
             OSError: it is not there, or may not be read.
         """
-        return io.BufferedReader(Ranges(self), BLOCK) if self.size is not None else self.copied()
+        if self.size is None:
+            return self.copied()
+        return io.BufferedReader(Ranges(self), BLOCK)
 
     def copied(self) -> IO[bytes]:
         """The whole file, on this machine's disk for as long as it is open."""
         files, path = filesystem(self.url)
         whole = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
-        tried(self.url, lambda: (whole.seek(0), whole.truncate(), files.get_file(path, whole)))
+
+        def download() -> None:
+            whole.seek(0)
+            whole.truncate()
+            files.get_file(path, whole)
+
+        tried(self.url, download)
         whole.seek(0)
         return whole
 
@@ -71,10 +87,13 @@ class Ranges(io.RawIOBase):
 
     def __init__(self, file: RemoteFile) -> None:
         assert file.size is not None
-        self._remote, self._size, self._place = file, file.size, 0
+        self._remote = file
+        self._size = file.size
+        self._place = 0
         files, path = filesystem(file.url)
         self._file: IO[bytes] = tried(
-            file.url, lambda: files.open(path, "rb", cache_type="none", size=file.size)
+            file.url,
+            lambda: files.open(path, "rb", cache_type="none", size=file.size),
         )
 
     def readable(self) -> bool:
@@ -89,7 +108,8 @@ class Ranges(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        first, last = self._place, min(self._place + len(buffer), self._size)
+        first = self._place
+        last = min(first + len(buffer), self._size)
         if first >= last:
             return 0
         data = tried(self._remote.url, lambda: self._range(first, last))
@@ -115,11 +135,15 @@ def is_remote(pattern: str) -> bool:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The filesystem of a URL and the path in it; credentials are those of the environment, or in the URL.
+    """The filesystem of a URL and the path in it.
+
+    Credentials are those of the environment, or in the URL.
 
     Raises:
-        ConfigError: the protocol is unknown, its package is not installed, or the URL is not one of its.
-        PipelineError: the filesystem connects at once, and its server is not reached, however often it is tried.
+        ConfigError: the protocol is unknown, its package is not installed, or the URL is not one of
+            its.
+        PipelineError: the filesystem connects at once, and its server is not reached, however often
+            it is tried.
     """
     import fsspec  # heavy, and needed for remote text alone
 
@@ -127,9 +151,8 @@ def filesystem(url: str) -> tuple[Any, str]:
     if url.startswith("http"):
         import aiohttp
 
-        settings["client_kwargs"] = {
-            "timeout": aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)
-        }
+        timeout = aiohttp.ClientTimeout(sock_connect=SILENT, sock_read=SILENT)
+        settings["client_kwargs"] = {"timeout": timeout}
 
     def opened() -> tuple[Any, str]:
         try:
@@ -146,7 +169,8 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def _not_taken(url: str, fault: Exception) -> ConfigError:
     return ConfigError(
-        f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); correct the URL, or install what its filesystem needs."
+        f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); "
+        "correct the URL, or install what its filesystem needs."
     )
 
 
@@ -157,7 +181,7 @@ def _require_host(url: str) -> None:
 
 
 def tried(url: str, request: Callable[[], T]) -> T:
-    """request(), repeated while it fails for a reason that may pass.
+    """The result of `request`, which is repeated while it fails for a reason that may pass.
 
     Raises:
         FileNotFoundError, PermissionError: the server's answer for the file.
@@ -173,20 +197,22 @@ def tried(url: str, request: Callable[[], T]) -> T:
         except Exception as error:  # every filesystem of fsspec has errors of its own
             if type(error) in NOT_TAKEN:
                 raise _not_taken(url, error) from None
-            fault = (
-                error.__cause__
-                if isinstance(error, FileNotFoundError) and error.__cause__
-                else error
-            )
+            fault = error
+            if isinstance(error, FileNotFoundError) and error.__cause__:
+                fault = error.__cause__
             status = _status(fault)
             is_missing = isinstance(fault, FileNotFoundError | StopIteration)  # the latter from FTP
             if status in (404, 410) or (is_missing and status is None):
                 raise FileNotFoundError(
-                    errno.ENOENT, "there is no such file", shown_url(url)
+                    errno.ENOENT,
+                    "there is no such file",
+                    shown_url(url),
                 ) from None
             if status in (401, 403) or isinstance(fault, PermissionError):
                 raise PermissionError(
-                    errno.EACCES, "the server refuses access; check the credentials", shown_url(url)
+                    errno.EACCES,
+                    "the server refuses access; check the credentials",
+                    shown_url(url),
                 ) from None
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
@@ -197,7 +223,10 @@ def tried(url: str, request: Callable[[], T]) -> T:
 
 
 def _status(fault: BaseException) -> int | None:
-    """The HTTP status that an error carries: of aiohttp, botocore (a mapping) or huggingface_hub (a response)."""
+    """The HTTP status that an error carries.
+
+    The error is one of aiohttp, botocore (a mapping) or huggingface_hub (a response).
+    """
     response = getattr(fault, "response", fault)
     if isinstance(response, dict):
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -205,23 +234,26 @@ def _status(fault: BaseException) -> int | None:
 
 
 def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
-    """Whether the pattern names a folder, and each file that it matches, with its path below the pattern's fixed part.
+    """Whether the pattern names a folder, and each file that it matches.
 
-    As on a disk, * and ** match no name that begins with a dot.
+    With each file comes its path below the pattern's fixed part. As on a disk, * and ** match no
+    name that begins with a dot.
 
     Raises:
         PipelineError: the listing fails, however often it is tried.
         PermissionError: it is refused.
     """
     files, path = filesystem(pattern)
-    # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one server, its name.
-    written = next(
-        (form for form in (pattern, pattern.rstrip("/"), f"{pattern}/") if form.endswith(path)),
-        None,
-    )
-    begin = None if written is None else written.removesuffix(path)
+    # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one
+    # server, its name.
+    begin: str | None = None
+    for form in (pattern, pattern.rstrip("/"), f"{pattern}/"):
+        if form.endswith(path):
+            begin = form.removesuffix(path)
+            break
     files.invalidate_cache()
-    is_http, path = pattern.startswith("http"), path.rstrip("/")
+    is_http = pattern.startswith("http")
+    path = path.rstrip("/")
     magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
 
     def unless_missing(call: Callable[..., Any], place: str, **settings: Any) -> Any:
@@ -232,19 +264,16 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
 
     if magic:
         root = path[: magic.start()].rpartition("/")[0]
-        return False, _described(
-            files, begin, unless_missing(files.glob, path, detail=True), root, path, is_http
-        )
-    if (
-        pattern.endswith("/")
-        or (info := unless_missing(files.info, path)).get("type") == "directory"
-    ):
-        return True, _described(
-            files, begin, unless_missing(files.find, path, detail=True), path, f"{path}/**", is_http
-        )
-    return False, _described(
-        files, begin, {path: info} if info else {}, path.rpartition("/")[0], path, is_http=False
-    )
+        entries = unless_missing(files.glob, path, detail=True)
+        return False, _described(files, begin, entries, root, path, is_http)
+    is_folder = pattern.endswith("/")
+    info = {} if is_folder else unless_missing(files.info, path)
+    if is_folder or info.get("type") == "directory":
+        entries = unless_missing(files.find, path, detail=True)
+        return True, _described(files, begin, entries, path, f"{path}/**", is_http)
+    entries = {path: info} if info else {}
+    root = path.rpartition("/")[0]
+    return False, _described(files, begin, entries, root, path, is_http=False)
 
 
 def _described(
@@ -255,13 +284,20 @@ def _described(
     pattern: str,
     is_http: bool,
 ) -> list[tuple[RemoteFile, str]]:
+    """The files among the entries of a listing, each with its path below `root`.
+
+    Args:
+        begin: what the paths of the entries lack of their URLs; None: the filesystem adds it.
+        pattern: names a hidden file only if it has a part that begins with a dot.
+        is_http: the entries are those of a page of links, without facts of the files.
+    """
     described: list[tuple[RemoteFile, str]] = []
     for path, listed in sorted(entries.items()):
-        name = (path.split("?")[0] if "://" in path else path).removeprefix(root).lstrip("/")
+        place = path.split("?")[0] if "://" in path else path
+        name = place.removeprefix(root).lstrip("/")
         hidden = "/." not in pattern and any(part.startswith(".") for part in name.split("/"))
         if listed.get("type") != "file" or path.endswith("/") or hidden:
             continue
-        # A listing by HTTP is a page of links without facts of the files.
         info = tried(path, lambda path=path: files.info(path)) if is_http else listed
         content = tuple(str(info[key]) for key in CONTENT if info.get(key))
         size = None if info.get("partial") is False else info.get("size")

@@ -40,7 +40,9 @@ FILLER_CHARACTERS = 8 * 2**20  # of text that texts with something hidden are cu
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file, one split of a Hugging Face dataset, or texts that are made: its place here and its name everywhere.
+    """One file, one split of a Hugging Face dataset, or texts that are made.
+
+    It has a place here, and a name that is the same everywhere.
 
     Attributes:
         filler: files with the text around what `made` hides.
@@ -76,7 +78,9 @@ class TextFile:
         return read(self.path, self.text_column, self.format, span)
 
     def _filler_words(self) -> list[str]:
-        words, left = list[str](), FILLER_CHARACTERS
+        """Words of the filler files, from their beginning on."""
+        words = list[str]()
+        left = FILLER_CHARACTERS
         for file in self.filler:
             try:
                 for text in file.texts():
@@ -109,26 +113,29 @@ class TextFile:
             raise Unreadable(f"cannot be read ({error.strerror})") from None
 
     def spans(self, most: int) -> list[Span] | None:
-        """Ranges of about `most` bytes that it can be read in, found without reading it; None: it is read from its beginning."""
+        """Ranges of about `most` bytes that it can be read in, found without reading it.
+
+        None: it is read from its beginning.
+        """
         if self.made:
             return None
-        return (
-            hub.spans(self.dataset, most)
-            if self.dataset
-            else formats.spans(self.path, self.size(), self.format, most)
-        )
+        if self.dataset:
+            return hub.spans(self.dataset, most)
+        return formats.spans(self.path, self.size(), self.format, most)
 
     @property
     def is_read_by_python(self) -> bool:
         """Whether most of its reading is done by Python itself, which threads do not speed up."""
-        return (
-            bool(self.dataset or self.made)
-            or formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
-        )
+        if self.dataset or self.made:
+            return True
+        return formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
 
     @property
     def has_times(self) -> bool:
-        """Whether it is a file on a disk, whose `stamp` has its times: modified, and the inode changed."""
+        """Whether it is a file on a disk.
+
+        The `stamp` of such a file has its times: modified, and the inode changed.
+        """
         return not self.made and not self.dataset and isinstance(self.path, Path)
 
     def size(self) -> int:
@@ -141,19 +148,25 @@ class TextFile:
             return 0
 
     def reader_key(self) -> list[str | int]:
-        """How it is read: while it is the same, equal bytes are equal texts."""
+        """The version and settings by which it is read.
+
+        While they are the same, equal bytes are equal texts.
+        """
         return [] if self.made or self.dataset else formats.reader_key(self.path, self.format)
 
     def stamp(self) -> Stamp | None:
-        """Of a file on a disk its size, times and inode; None where nothing is known."""
+        """Values that stay the same while its text does; None where nothing is known.
+
+        Those of a file on a disk are its size, times and inode.
+        """
         if self.made:
             stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
-            is_known = all(stamp is not None for *_, stamp in stamps)
-            return (MADE_VERSION, *astuple(self.made), *stamps) if is_known else None
+            if any(stamp is None for *_, stamp in stamps):
+                return None
+            return (MADE_VERSION, *astuple(self.made), *stamps)
         if self.dataset:
-            return (
-                (self.dataset.revision,) if COMMIT.fullmatch(self.dataset.revision or "") else None
-            )
+            is_commit = COMMIT.fullmatch(self.dataset.revision or "")
+            return (self.dataset.revision,) if is_commit else None
         if isinstance(self.path, RemoteFile):
             return self.path.stamp
         try:
@@ -164,7 +177,10 @@ class TextFile:
 
 
 def sections(data: DataConfig) -> dict[str, TextConfig]:
-    """The sections that name text: `data` itself, or each of data.sources by its name, in the order of names."""
+    """The sections that name text.
+
+    It is `data` itself, or each of data.sources by its name, in the order of names.
+    """
     return {source.name: source for source in _by_name(data)} or {"": data}
 
 
@@ -173,84 +189,110 @@ def _by_name(data: DataConfig) -> list[SourceConfig]:
 
 
 def files_of(
-    section: TextConfig, name: str = "", not_text: NotText | None = None
+    section: TextConfig,
+    name: str = "",
+    not_text: NotText | None = None,
 ) -> tuple[list[TextFile], list[TextFile]]:
-    """The files that a section names, `data` or one of data.sources, each file once: (training, the user's own validation).
+    """The files that a section names, `data` or one of data.sources, each file once.
 
     Args:
         name: of the section in data.sources; "" for `data` itself.
         not_text: counts the files that are left out; None: those of the default home.
 
+    Returns:
+        training files, and the user's own validation files.
+
     Raises:
         ConfigError: a folder has no revisions, and one of save_to_disk no configurations.
         DataError: nothing matches.
     """
-    column, place, form = (
-        section.text_column,
-        f"data.sources.{name}" if name else "data",
-        section.format,
-    )
+    place = f"data.sources.{name}" if name else "data"
     not_text = not_text or NotText(default_home())
 
     def text_files(paths: Iterable[tuple[Path | RemoteFile, str]], key: str) -> list[TextFile]:
-        return [TextFile(path, portable(name), column, key, format=form) for path, name in paths]
+        return [
+            TextFile(path, portable(name), section.text_column, key, format=section.format)
+            for path, name in paths
+        ]
 
     def matching(patterns: list[str], key: str) -> list[TextFile]:
-        return text_files(matching_files(patterns, key, form, not_text), key)
+        return text_files(matching_files(patterns, key, section.format, not_text), key)
 
-    if section.source == "huggingface":
-        splits = [
-            section.dataset_split,
-            *([section.validation_split] if section.validation_split else []),
-        ]
-        if section.revision is not None and expanded(section.dataset).is_dir():
-            raise ConfigError(
-                f"{place}.revision={section.revision} is for a dataset of the Hub, but {section.dataset} is a folder; remove it."
+    match section.source:
+        case "huggingface":
+            splits = _hub_splits(section, place)
+            for file in hub.unread_files(section.dataset, section.dataset_config):
+                not_text.count_other(file)
+            return splits[:1], splits[1:]
+        case "passkey":
+            made = PasskeyTexts(**section.passkey.model_dump())
+            filler = list[TextFile]()
+            if made.filler == "files":
+                filler = matching(section.files, f"{place}.files")
+            texts = TextFile(
+                Path("passkey"),
+                "passkey",
+                section.text_column,
+                f"{place}.passkey",
+                made=made,
+                filler=tuple(sorted(filler, key=lambda file: file.name)),
             )
-        if section.dataset_config is not None and hub.is_saved(expanded(section.dataset)):
-            raise ConfigError(
-                f"{place}.dataset_config={section.dataset_config} is for a dataset with several configurations, but {section.dataset} is "
-                "a folder of save_to_disk, which has none; remove it."
-            )
-        revision = commit_of(section.dataset, section.revision)
-        named = [
-            TextFile(
-                Path(section.dataset),
-                split,
-                column,
-                f"{place}.dataset",
-                HubSplit(
-                    section.dataset, section.dataset_config, split, revision, section.streaming
-                ),
-            )
-            for split in splits
-        ]
-        for file in hub.unread_files(section.dataset, section.dataset_config):
-            not_text.count_other(file)
-        return named[:1], named[1:]
-    if section.source == "passkey":
-        made, filler = PasskeyTexts(**section.passkey.model_dump()), tuple[TextFile, ...]()
-        if made.filler == "files":
-            filler = tuple(
-                sorted(matching(section.files, f"{place}.files"), key=lambda file: file.name)
-            )
-        return [
-            TextFile(
-                Path("passkey"), "passkey", column, f"{place}.passkey", made=made, filler=filler
-            )
-        ], []
-    stdlib = section.source == "python-stdlib"
-    training = (
-        text_files(python_stdlib(), f"{place}.files")
-        if stdlib
-        else matching(section.files, f"{place}.files")
-    )
+            return [texts], []
+        case "python-stdlib":
+            training = text_files(python_stdlib(), f"{place}.files")
+        case _:
+            training = matching(section.files, f"{place}.files")
     held_out = matching(section.validation_files, f"{place}.validation_files")
     if not held_out:
         return training, held_out
     real = RealPaths()
     validation = {real.of(file.path) for file in held_out}
     return [file for file in training if real.of(file.path) not in validation], held_out
+
+
+def _hub_splits(section: TextConfig, place: str) -> list[TextFile]:
+    """The training split of a dataset, and its validation split if the section names one.
+
+    Args:
+        place: key of the section.
+
+    Raises:
+        ConfigError: see `files_of`.
+    """
+    if section.revision is not None and expanded(section.dataset).is_dir():
+        raise ConfigError(
+            f"{place}.revision={section.revision} is for a dataset of the Hub, "
+            f"but {section.dataset} is a folder; remove it."
+        )
+    if section.dataset_config is not None and hub.is_saved(expanded(section.dataset)):
+        raise ConfigError(
+            f"{place}.dataset_config={section.dataset_config} is for a dataset with several "
+            f"configurations, but {section.dataset} is a folder of save_to_disk, which has none; "
+            "remove it."
+        )
+    revision = commit_of(section.dataset, section.revision)
+    names = [section.dataset_split]
+    if section.validation_split:
+        names.append(section.validation_split)
+    splits = list[TextFile]()
+    for name in names:
+        split = HubSplit(
+            path=section.dataset,
+            configuration=section.dataset_config,
+            split=name,
+            revision=revision,
+            streaming=section.streaming,
+        )
+        splits.append(
+            TextFile(
+                path=Path(section.dataset),
+                name=name,
+                text_column=section.text_column,
+                key=f"{place}.dataset",
+                dataset=split,
+            )
+        )
+    return splits
 
 
 def describe(data: DataConfig) -> Provenance:
@@ -270,7 +312,9 @@ def _provenance(text: TextConfig) -> Provenance:
     match text.source:
         case "python-stdlib":
             provenance = Provenance(
-                source=text.source, python=platform.python_version(), license="PSF-2.0"
+                source=text.source,
+                python=platform.python_version(),
+                license="PSF-2.0",
             )
         case "huggingface":
             provenance = Provenance(
@@ -285,12 +329,19 @@ def _provenance(text: TextConfig) -> Provenance:
         case "passkey":
             made = text.passkey.model_dump(include={"documents", "repetitions"})
             made |= text.passkey.model_dump(include={"form", "filler"}, exclude_defaults=True)
-            made |= {"files": tuple(text.files)} if text.passkey.filler == "files" else {}
+            if text.passkey.filler == "files":
+                made["files"] = tuple(text.files)
             provenance = Provenance(
-                source=text.source, **made, license="none: made by this program"
+                source=text.source,
+                **made,
+                license="none: made by this program",
             )
         case _:
             provenance = Provenance(
-                source=text.source, files=tuple(text.files), license="not stated"
+                source=text.source,
+                files=tuple(text.files),
+                license="not stated",
             )
-    return provenance if text.loss_on == "all" else changed(provenance, loss_on=text.loss_on)
+    if text.loss_on == "all":
+        return provenance
+    return changed(provenance, loss_on=text.loss_on)

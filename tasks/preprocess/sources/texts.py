@@ -1,4 +1,7 @@
-"""The result of reading a file: texts in order, and what is wrong with some; a text that is too long is several."""
+"""The result of reading a file: texts in order, and what is wrong with some.
+
+A text that is too long is several.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +11,8 @@ from typing import Any, TypeVar
 from infini_llama.configs.errors import escaped
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
-LONGEST_UNBROKEN = (
-    4 * 2**20
-)  # characters without whitespace: `tokenizers` takes 145 bytes of memory for each
+# Characters without whitespace: `tokenizers` takes 145 bytes of memory for each.
+LONGEST_UNBROKEN = 4 * 2**20
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
 BATCH_BYTES = 2_000_000  # of text that is tokenized at once
@@ -25,7 +27,10 @@ class Unreadable(Exception):
 
 
 class Refused(Exception):
-    """The file is not bad, and yet its text is not here: it is not skipped. The message completes '<file> …'."""
+    """The file is not bad, and yet its text is not here: it is not skipped.
+
+    The message completes '<file> …'.
+    """
 
 
 @dataclass(frozen=True)
@@ -37,24 +42,29 @@ class Fault:
 
 TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
-Span = tuple[
-    int, int
-]  # of bytes, row groups, record batches or rows: the first, and the one after the last
+# A range of bytes, row groups, record batches or rows: the first, and the one after the last.
+Span = tuple[int, int]
 Stamp = tuple[Any, ...]  # values that stay the same while the text of a file does
-PER_RECORD = (
-    BLOCK // 1024
-)  # bytes that a record counts in a batch beside its text, so that short ones fill it
+# Bytes that a record counts in a batch beside its text, so that short ones fill it.
+PER_RECORD = BLOCK // 1024
 
 
 def are_short(texts: Iterable[str]) -> bool:
-    """Whether each of these texts is one document by its number of characters, whatever they are."""
+    """Whether each text is one document by its number of characters, whatever they are."""
     return max(map(len, texts), default=0) <= min(LONGEST_DOCUMENT // 4, LONGEST_UNBROKEN)
 
 
 def documents_of(text: str) -> Iterator[str | Fault]:
-    """The text, or several where it is longer than a document may be; a Fault for one that no tokenizer can take in parts."""
+    """The text, or several where it is longer than a document may be.
+
+    A Fault stands for one that no tokenizer can take in parts.
+    """
     size = len(text) if text.isascii() else len(text) * 4  # bytes at most
-    if size <= LONGEST_DOCUMENT or len(data := text.encode()) <= LONGEST_DOCUMENT:
+    if size <= LONGEST_DOCUMENT:
+        yield _refuse_unbroken(text)
+        return
+    data = text.encode()
+    if len(data) <= LONGEST_DOCUMENT:
         yield _refuse_unbroken(text)
         return
     while data:
@@ -64,14 +74,18 @@ def documents_of(text: str) -> Iterator[str | Fault]:
 
 
 def _refuse_unbroken(text: str) -> str | Fault:
-    """The text, or a Fault where more than LONGEST_UNBROKEN characters have no whitespace between them."""
-    window = LONGEST_UNBROKEN // 2  # so many without whitespace would fill one of these
-    parts = range(0, len(text) - window + 1, window) if len(text) > LONGEST_UNBROKEN else ()
+    """The text, or a Fault where more than LONGEST_UNBROKEN of its characters have no whitespace.
+
+    So many characters would fill one of the windows that are looked at first: splitting takes a
+    hundred bytes per word.
+    """
+    if len(text) <= LONGEST_UNBROKEN:
+        return text
+    window = LONGEST_UNBROKEN // 2
     is_unbroken = any(
-        text.find(" ", part, part + window) < 0 > text.find("\n", part, part + window)
-        for part in parts
+        text.find(" ", first, first + window) < 0 and text.find("\n", first, first + window) < 0
+        for first in range(0, len(text) - window + 1, window)
     )
-    # Splitting takes a hundred bytes per word.
     if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_UNBROKEN:
         return Fault(
             f"has a text with more than {LONGEST_UNBROKEN:,} characters without whitespace"
@@ -80,9 +94,13 @@ def _refuse_unbroken(text: str) -> str | Fault:
 
 
 def cut(data: bytes) -> int:
-    """The place at which a text that is too long ends: after the last line that fits, or else between two characters."""
-    if (line := data.rfind(b"\n", 0, LONGEST_DOCUMENT)) >= 0:
-        return line + 1
+    """The place at which a text that is too long ends.
+
+    It is after the last line that fits, or else between two characters.
+    """
+    line_end = data.rfind(b"\n", 0, LONGEST_DOCUMENT)
+    if line_end >= 0:
+        return line_end + 1
     end = LONGEST_DOCUMENT
     while end > LONGEST_DOCUMENT - 4 and data[end] & 0xC0 == 0x80:
         end -= 1
@@ -90,7 +108,10 @@ def cut(data: bytes) -> int:
 
 
 def in_batches(records: TextRecords) -> Iterator[Batch]:
-    """The same records, about a megabyte at a time; a text that is too long for one document is several."""
+    """The same records, about a megabyte at a time.
+
+    A text that is too long for one document is several.
+    """
 
     def size(document: str | Fault) -> int:
         return PER_RECORD + (len(document) if isinstance(document, str) else 0)
@@ -107,13 +128,15 @@ def text_of(value: Any, text_column: str, place: str) -> str | Fault:
         if text_column not in value:
             fields = ", ".join(islice(value, FIELDS_NAMED)) or "none"
             return Fault(
-                f"has no field '{text_column}' in {place} (it has {escaped(fields)}); name the one with the text in data.text_column"
+                f"has no field '{text_column}' in {place} (it has {escaped(fields)}); "
+                "name the one with the text in data.text_column"
             )
         value = value[text_column]
     return as_text("" if value is None else value, place)
 
 
 def as_text(value: Any, place: str) -> str | Fault:
+    """The value, or a Fault where it is no text, or no Unicode text."""
     if not isinstance(value, str):
         return Fault(f"has {type(value).__name__} instead of text in {place}")
     if not value.isascii():
@@ -125,7 +148,9 @@ def as_text(value: Any, place: str) -> str | Fault:
 
 
 def batches(
-    items: Iterable[T], size: Callable[[T], int], most: int = BATCH_BYTES
+    items: Iterable[T],
+    size: Callable[[T], int],
+    most: int = BATCH_BYTES,
 ) -> Iterator[list[T]]:
     """Texts, or what stands for them, of about `most` bytes in all at a time; none is cut.
 
@@ -139,6 +164,7 @@ def batches(
         together += size(item)
         if together >= most:
             yield batch
-            batch, together = [], 0
+            batch = []
+            together = 0
     if batch:
         yield batch
