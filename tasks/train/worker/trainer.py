@@ -31,7 +31,11 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
     StepTimes,
     Update,
 )
-from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation, validation_set
+from infini_llama.tasks.train.worker.callbacks.evaluation import (
+    Evaluation,
+    ValidationSet,
+    validation_set,
+)
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
 from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samples, samples_in_time
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
@@ -57,16 +61,18 @@ log = logging.getLogger("infini_llama.worker")
 
 
 class StopRequest:
-    """SIGTERM (also as SIGHUP) and SIGUSR1 only set a flag; the ranks agree on it and save at the next step boundary."""
+    """Flag that SIGTERM (also as SIGHUP) and SIGUSR1 set; they do nothing else.
+
+    The ranks agree on it and save at the next step boundary.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._set)
         hangup_as_termination()
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C reaches the supervisor, which then sends SIGTERM
+        # Ctrl-C reaches the supervisor, which then sends SIGTERM.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _set(self, number: int, frame: object) -> None:
         self.requested = True
@@ -76,18 +82,25 @@ class Trainer:
     """One rank of an attempt at a run.
 
     Attributes:
-        state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint contains.
+        state: how far the run is; with the tensors of `strategy` it is everything that a checkpoint
+            contains.
         strategy: model and optimizer, spread over the ranks.
         data: the global batches of the run.
-        callbacks: called between the steps, in this order; a step itself uses `policy` for the loss scale and for spikes.
+        callbacks: called between the steps, in this order; a step itself uses `policy` for the loss
+            scale and for spikes.
         checkpointer: saves and loads all of these.
     """
 
     def __init__(
         self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat
     ) -> None:
-        train, plan, run = attempt.config.train, attempt.plan, RunFolder(attempt.run_dir)
-        self.attempt, self.ranks, self.stop, self.heartbeat = attempt, ranks, stop, heartbeat
+        train = attempt.config.train
+        plan = attempt.plan
+        run = RunFolder(attempt.run_dir)
+        self.attempt = attempt
+        self.ranks = ranks
+        self.stop = stop
+        self.heartbeat = heartbeat
         self.state = TrainState(
             world_size=ranks.world_size,
             model=attempt.model.to_dict(),
@@ -102,16 +115,7 @@ class Trainer:
             model, train, plan.precision, attempt.micro_batch_size, ranks
         )
 
-        self.batches = TrainBatches(
-            curriculum_stages_of(attempt),
-            train.seed,
-            train.global_batch_size,
-            attempt.micro_batch_size,
-            ranks.data_rank,
-            ranks.data_world_size,
-            train.document_masking,
-            attempt.lineage.skipped_samples,
-        )
+        self.batches = _train_batches(attempt, ranks)
         self.data = Prefetch(
             self.batches, ranks.device, self._following, train.dataloader_num_workers
         )
@@ -120,14 +124,7 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        token_bytes = read_token_bytes(attempt.dataset_path)
-        held_out = TokenReader(
-            attempt.dataset_path,
-            attempt.dataset.row_table,
-            "validation",
-            verify_on_read=attempt.verify_on_read,
-        )
-        validation = validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
+        validation = _validation_set(attempt)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat.ledger)
         evaluation = Evaluation(
@@ -178,26 +175,31 @@ class Trainer:
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
-        state, train = self.state, self.attempt.config.train
+        state = self.state
+        train = self.attempt.config.train
         started = time.perf_counter()
         self.heartbeat.beat("data", state.step)
-        self.step_samples = state.samples = next_sample(
-            state.samples, self.attempt.lineage.skipped_samples
-        )
-        # Everything random in a step depends on seed, step and rank alone, so no generator's state is saved.
+        state.samples = next_sample(state.samples, self.attempt.lineage.skipped_samples)
+        self.step_samples = state.samples
+        # Everything random in a step depends on seed, step and rank alone, so no generator's state
+        # is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
         rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
-        learned = (initial := self.attempt.lineage.init_from) is not None and initial.memory
-        self._set_write_jitter(
-            write_jitter(
-                self.attempt.model.memory_write_jitter, self.attempt.max_steps, state.step, learned
-            )
+        initial = self.attempt.lineage.init_from
+        learned = initial is not None and initial.memory
+        jitter = write_jitter(
+            self.attempt.model.memory_write_jitter,
+            self.attempt.max_steps,
+            state.step,
+            learned,
         )
+        self._set_write_jitter(jitter)
         batch = self.data.batch_at(state.samples)
         data_time = time.perf_counter() - started
 
         self.heartbeat.beat("compute")
-        scale, samples = self.policy.scaler.current, state.samples
+        scale = self.policy.scaler.current
+        samples = state.samples
         update = optimizer_step(
             self.strategy,
             batch,
@@ -220,22 +222,27 @@ class Trainer:
         )
 
     def _run_discarded_pass(self) -> None:
-        """Run one forward and backward pass and discard it, and with train.compile the comparison with eager execution.
+        """Run one forward and backward pass and discard it.
 
-        DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum gradients in another order than the
-        uninterrupted one. All of this comes before the checkpoint is loaded: every attempt compares with the same initial weights, and
-        DeepSpeed, which discards gradients by an update of rate 0 and zeroes the moments after it, would lose what was loaded.
+        With train.compile the comparison with eager execution runs, too.
+
+        DDP rebuilds its buckets after the first iteration; a resumed run would otherwise sum
+        gradients in another order than the uninterrupted one. All of this comes before the
+        checkpoint is loaded: every attempt compares with the same initial weights, and DeepSpeed,
+        which discards gradients by an update of rate 0 and zeroes the moments after it, would lose
+        what was loaded.
         """
-        train, strategy = self.attempt.config.train, self.strategy
+        train = self.attempt.config.train
+        strategy = self.strategy
         samples, number = self.batches.first_with_targets()
 
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
             self._set_write_jitter(1.0)  # compiled code draws other factors than eager code
-            first = list(self.batches.micro_batches(samples, self.ranks.device))[
-                number : number + 1
-            ]
-            return strategy.accumulate(first, max(1, self.batches.targets(samples))).item()
+            device = self.ranks.device
+            first = list(self.batches.micro_batches(samples, device))[number : number + 1]
+            targets = max(1, self.batches.targets(samples))
+            return strategy.accumulate(first, targets).item()
 
         first_batch()
         strategy.discard_gradients()
@@ -251,27 +258,34 @@ class Trainer:
         self.heartbeat.beat("start")
 
     def _write_result(self) -> None:
-        """Write result.json on the first rank: hashes of the state, and texts by the model. A collective call."""
-        attempt, step, tensors = self.attempt, self.state.step, self.strategy.tensors()
-        weights, moments = state_hash(tensors, "model."), state_hash(tensors, "optimizer.")
+        """Write result.json on the first rank. A collective call.
+
+        It has hashes of the state, and texts by the model.
+        """
+        attempt = self.attempt
+        step = self.state.step
+        tensors = self.strategy.tensors()
+        weights = state_hash(tensors, "model.")
+        moments = state_hash(tensors, "optimizer.")
         model = self.strategy.to_plain_model()
         if model is not None:
-            run, samples = RunFolder(attempt.run_dir), tuple[str, ...]()
+            run = RunFolder(attempt.run_dir)
+            samples = tuple[str, ...]()
             with best_effort(WHAT, ADVICE, repeated=True):
                 samples = tuple(
                     sample.text for sample in samples_in_time(model, attempt, self.ranks.device)
                 )
+            stopped_early = None
+            if step < attempt.max_steps:
+                stopped_early = attempt.config.train.early_stopping_patience
+            path = checkpoints.checkpoint_path(run.checkpoints, step)
             result = TrainingResult(
                 steps=step,
-                stopped_early=attempt.config.train.early_stopping_patience
-                if step < attempt.max_steps
-                else None,
+                stopped_early=stopped_early,
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 weights_sha256=weights,
                 optimizer_sha256=moments,
-                checkpoint_digest=checkpoints.verify(
-                    checkpoints.checkpoint_path(run.checkpoints, step), False
-                ).digest,
+                checkpoint_digest=checkpoints.verify(path, False).digest,
                 samples=samples,
             )
             run.write(run.result, result)
@@ -289,11 +303,38 @@ class Trainer:
         )
 
 
+def _train_batches(attempt: AttemptPlan, ranks: Ranks) -> TrainBatches:
+    """The global batches of a run, of which this rank takes its slices."""
+    train = attempt.config.train
+    return TrainBatches(
+        curriculum_stages_of(attempt),
+        train.seed,
+        train.global_batch_size,
+        attempt.micro_batch_size,
+        ranks.data_rank,
+        ranks.data_world_size,
+        train.document_masking,
+        attempt.lineage.skipped_samples,
+    )
+
+
+def _validation_set(attempt: AttemptPlan) -> ValidationSet:
+    """The held-out rows of a run's dataset that its evaluations measure."""
+    token_bytes = read_token_bytes(attempt.dataset_path)
+    held_out = TokenReader(
+        attempt.dataset_path,
+        attempt.dataset.row_table,
+        "validation",
+        verify_on_read=attempt.verify_on_read,
+    )
+    train = attempt.config.train
+    return validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
+
+
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Seed of the generators during one step on one rank."""
-    return int.from_bytes(
-        hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest(), "little"
-    )
+    digest = hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
 
 
 def optimizer_step(
@@ -306,10 +347,12 @@ def optimizer_step(
 ) -> Update:
     """Forward, backward, clip, one all-reduce of the scalars, update.
 
-    This waits for a GPU only after the gradients are clipped, first for the loss, then for the norm; never between micro-batches.
+    This waits for a GPU only after the gradients are clipped, first for the loss, then for the
+    norm; never between micro-batches.
 
-    An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the summed loss and the reduced
-    gradients are the same on all. A batch without targets, whose number all ranks know, is not computed and changes nothing.
+    An update that is not finite, or whose loss `is_spike`, is skipped on every rank alike: the
+    summed loss and the reduced gradients are the same on all. A batch without targets, whose number
+    all ranks know, is not computed and changes nothing.
     """
     if not batch.targets:
         _, stop = ranks.sum(0.0, float(stop_requested()))
@@ -328,11 +371,15 @@ def optimizer_step(
 def tokens_without_logits(
     model: Llama, micro_batches: Sequence[Batch], context: Context | None
 ) -> int:
-    """Tokens of this rank's micro-batches, or with a `context` of its part of them, that the loss leaves out."""
+    """Tokens of this rank's micro-batches that the loss leaves out.
+
+    With a `context` those of its part of the micro-batches.
+    """
     left_out = 0
     for _, labels, *_ in micro_batches:
         if context is not None:
             labels = context.part(labels, model.config.segment_length)
         chosen = tokens_with_logits(labels.flatten(), model.loss_chunk)
-        left_out += 0 if chosen is None else labels.numel() - len(chosen)
+        if chosen is not None:
+            left_out += labels.numel() - len(chosen)
     return left_out

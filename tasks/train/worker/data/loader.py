@@ -23,9 +23,8 @@ from infini_llama.tasks.train.worker.data.order import (
     weighted_sources,
 )
 
-Batch = tuple[
-    torch.Tensor, ...
-]  # what the model's loss takes: inputs, labels, and documents where they are kept apart
+# Arguments of the model's loss: inputs, labels, and documents where they are kept apart.
+Batch = tuple[torch.Tensor, ...]
 
 
 def to_batch(
@@ -38,30 +37,34 @@ def to_batch(
 
     Args:
         targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
-        documents: int32 [b, L], the document of each input, which becomes the batch's third part. None: there is none.
+        documents: int32 [b, L], the document of each input, which becomes the batch's third part.
+            None: there is none.
     """
     rows = to_device(tokens, device)
+    inputs = rows[:, :-1]
     labels = rows[:, 1:]
     if targets is not None:
         labels = labels.masked_fill(~to_device(targets, device), IGNORE_INDEX)
-    return (
-        (rows[:, :-1], labels)
-        if documents is None
-        else (rows[:, :-1], labels, to_device(documents, device))
-    )
+    if documents is None:
+        return inputs, labels
+    return inputs, labels, to_device(documents, device)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on `device`, copied to a GPU from pinned memory while the GPU computes."""
+    """The array as a tensor on `device`, copied to a GPU from pinned memory while it computes."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
 
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """The samples of a run from number `first` on, each of them `rows_per_sample` rows that follow each other in the table's own order.
+    """The samples of a run from number `first` on.
 
-    A rollback moves the stage to later samples, not their rows: those of samples that it leaves out are not used again.
+    Each of them is `rows_per_sample` rows that follow each other in the table's own order. A
+    rollback moves the stage to later samples, not their rows: those of samples that it leaves out
+    are not used again.
     """
 
     reader: TokenReader
@@ -70,11 +73,15 @@ class CurriculumStage:
     sources: tuple[WeightedSource, ...]  # () where they have no weights
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
-        """Row numbers [count * rows_per_sample] of the samples numbered sample … sample+count-1 of the whole run."""
-        first, count = (sample - self.first) * self.rows_per_sample, count * self.rows_per_sample
+        """Row numbers [count * rows_per_sample] of consecutive samples.
+
+        These are the samples numbered sample … sample+count-1 of the whole run.
+        """
+        first = (sample - self.first) * self.rows_per_sample
+        number = count * self.rows_per_sample
         if self.sources:
-            return mixed_rows(first, count, self.sources, seed)
-        return rows_of_samples(first, count, len(self.reader), seed)
+            return mixed_rows(first, number, self.sources, seed)
+        return rows_of_samples(first, number, len(self.reader), seed)
 
 
 def curriculum_stages(
@@ -85,20 +92,18 @@ def curriculum_stages(
     """The samples of a run, in order.
 
     Args:
-        shorter: rows of other lengths for the beginning of the run, each with the first sample that is no longer of them, ascending.
-            Their length divides the reader's; a sample is as many of them as it has tokens.
-        weights: of the dataset's sources; without, every row of all of them is seen once an epoch.
+        shorter: rows of other lengths for the beginning of the run, each with the first sample that
+            is no longer of them, ascending. Their length divides the reader's; a sample is as many
+            of them as it has tokens.
+        weights: of the dataset's sources; without, every row of all of them is seen once per epoch.
     """
-    readers, firsts = (
-        [*(table for table, _ in shorter), reader],
-        [0, *(until for _, until in shorter)],
-    )
+    readers = [*(table for table, _ in shorter), reader]
+    firsts = [0, *(until for _, until in shorter)]
     stages: list[CurriculumStage] = []
     for table, first in zip(readers, firsts, strict=True):
         sources = weighted_sources(table.sources, weights) if weights else ()
-        stages.append(
-            CurriculumStage(table, first, reader.sequence_length // table.sequence_length, sources)
-        )
+        rows_per_sample = reader.sequence_length // table.sequence_length
+        stages.append(CurriculumStage(table, first, rows_per_sample, sources))
     return stages
 
 
@@ -118,9 +123,10 @@ def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
 
 
 class TrainBatches:
-    """The global batch of a step is a function of the samples consumed before it; rank r takes its r-th slice.
+    """The global batches of a run: rank r takes the r-th slice of each.
 
-    Hence another number of ranks sees the same global batches, and resuming costs nothing.
+    The global batch of a step is a function of the samples consumed before it. Hence another number
+    of ranks sees the same global batches, and resuming costs nothing.
 
     Args:
         rank, world_size: of the groups of ranks that have rows of their own.
@@ -140,8 +146,11 @@ class TrainBatches:
         skipped: Sequence[SampleRange] = (),
     ) -> None:
         self.skipped = skipped
-        self.stages, self.seed, self.isolate = stages, seed, isolate
-        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.stages = stages
+        self.seed = seed
+        self.isolate = isolate
+        self.global_batch = global_batch
+        self.micro_batch = micro_batch
         self.per_rank = global_batch // world_size
         self.rank = rank
 
@@ -152,43 +161,57 @@ class TrainBatches:
     def stage(self, samples_consumed: int) -> CurriculumStage:
         """The stage of the step that follows `samples_consumed` samples."""
         used = samples_used(samples_consumed, self.skipped)
-        return self.stages[bisect_right(self.stages, used, key=lambda stage: stage.first) - 1]
+        begun = bisect_right(self.stages, used, key=lambda stage: stage.first)
+        return self.stages[begun - 1]
 
     def rows(self, samples_consumed: int) -> np.ndarray:
-        """Row numbers [global_batch * rows a sample] of the step that follows `samples_consumed` samples."""
+        """Row numbers [global_batch * rows per sample] of a step.
+
+        It is the step that follows `samples_consumed` samples.
+        """
         return self.stage(samples_consumed).rows(samples_consumed, self.global_batch, self.seed)
 
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
         stage = self.stage(samples_consumed)
-        reader, size = stage.reader, stage.rows_per_sample
-        own_rows = self.rows(samples_consumed)[
-            self.rank * self.per_rank * size : (self.rank + 1) * self.per_rank * size
-        ]
-        for start in range(0, len(own_rows), self.micro_batch * size):
-            rows = own_rows[start : start + self.micro_batch * size]
+        reader = stage.reader
+        rows_per_rank = self.per_rank * stage.rows_per_sample
+        rows_per_batch = self.micro_batch * stage.rows_per_sample
+        first = self.rank * rows_per_rank
+        own_rows = self.rows(samples_consumed)[first : first + rows_per_rank]
+        for start in range(0, len(own_rows), rows_per_batch):
+            rows = own_rows[start : start + rows_per_batch]
             documents = reader.documents(rows) if self.isolate else None
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 
     def targets(self, samples_consumed: int) -> int:
-        """Labels that count in that step, over all ranks: each rank computes the rows of all, without communication."""
-        return self.stage(samples_consumed).reader.count_targets(self.rows(samples_consumed))
+        """Labels that count in that step, over all ranks.
+
+        Each rank computes the rows of all, without communication.
+        """
+        reader = self.stage(samples_consumed).reader
+        return reader.count_targets(self.rows(samples_consumed))
 
     def first_with_targets(self) -> tuple[int, int]:
-        """The first micro-batch of which a label counts on any rank: samples consumed before its step, and its number in the step.
+        """The first micro-batch of which a label counts on any rank.
 
-        (0, 0) where none does in the first epoch. The same on all ranks, since each rank knows the rows of all.
+        Returns:
+            samples consumed before its step, and its number in the step; (0, 0) where no label
+            counts in the first epoch. The same on all ranks, since each rank knows the rows of all.
         """
         for samples in count(0, self.global_batch):
             stage = self.stage(samples)
             if samples and samples * stage.rows_per_sample >= len(stage.reader):
                 break
-            if stage.reader.count_targets(rows := self.rows(samples)):
-                of_ranks = rows.reshape(-1, self.per_rank * stage.rows_per_sample)
-                length = self.micro_batch * stage.rows_per_sample
-                for number, start in enumerate(range(0, of_ranks.shape[1], length)):
-                    if stage.reader.count_targets(of_ranks[:, start : start + length].ravel()):
-                        return samples, number
+            rows = self.rows(samples)
+            if not stage.reader.count_targets(rows):
+                continue
+            of_ranks = rows.reshape(-1, self.per_rank * stage.rows_per_sample)
+            length = self.micro_batch * stage.rows_per_sample
+            for number, start in enumerate(range(0, of_ranks.shape[1], length)):
+                micro_batch = of_ranks[:, start : start + length]
+                if stage.reader.count_targets(micro_batch.ravel()):
+                    return samples, number
         return 0, 0
 
     def input_tokens(self, samples_consumed: int) -> int:
@@ -207,12 +230,13 @@ class GlobalBatch(NamedTuple):
 class Prefetch:
     """Global batches by the samples consumed before them.
 
-    Threads build them in CPU memory, pinned if training is on a GPU; the training thread copies them to the device. An
-    exception in a thread is raised at the step whose batch it is.
+    Threads build them in CPU memory, pinned if training is on a GPU; the training thread copies
+    them to the device. An exception in a thread is raised at the step whose batch it is.
 
     Args:
         following: samples consumed before the next step, from those before a step.
-        workers: threads, and steps built ahead; 0: each batch is built when it is requested, on the device itself.
+        workers: threads, and steps built ahead; 0: each batch is built when it is requested, on the
+            device itself.
     """
 
     def __init__(
@@ -222,35 +246,33 @@ class Prefetch:
         following: Callable[[int], int],
         workers: int,
     ) -> None:
-        self.batches, self.device, self.following, self.workers = (
-            batches,
-            device,
-            following,
-            workers,
-        )
+        self.batches = batches
+        self.device = device
+        self.following = following
+        self.workers = workers
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
         self.ahead: dict[int, Future[GlobalBatch]] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """The batch of the step that follows `samples` samples, on the device."""
         if self.threads is None:
-            return GlobalBatch(
-                list(self.batches.micro_batches(samples, self.device)),
-                self.batches.targets(samples),
-            )
+            micro_batches = list(self.batches.micro_batches(samples, self.device))
+            return GlobalBatch(micro_batches, self.batches.targets(samples))
         needed = [samples]
         while len(needed) <= self.workers:
             needed.append(self.following(needed[-1]))
+        ahead: dict[int, Future[GlobalBatch]] = {}
+        for first in needed:
+            future = self.ahead.get(first)
+            if future is None:
+                future = self.threads.submit(self._build, first)
+            ahead[first] = future
         # A batch built for a position that is never reached is dropped.
-        self.ahead = {
-            first: self.ahead.get(first) or self.threads.submit(self._build, first)
-            for first in needed
-        }
+        self.ahead = ahead
         built = self.ahead.pop(samples).result()
-        on_device = [
-            tuple(part.to(self.device, non_blocking=True) for part in batch)
-            for batch in built.micro_batches
-        ]
+        on_device: list[Batch] = []
+        for batch in built.micro_batches:
+            on_device.append(tuple(part.to(self.device, non_blocking=True) for part in batch))
         return GlobalBatch(on_device, built.targets)
 
     def _build(self, samples: int) -> GlobalBatch:

@@ -1,6 +1,7 @@
-"""The order of samples: a pure function of (seed, epoch, position), so that seeking costs nothing and no rank keeps state.
+"""The order of samples: a pure function of (seed, epoch, position).
 
-One permutation per epoch; with weights of sources, one for each source, which are mixed.
+Hence seeking costs nothing and no rank keeps state. One permutation per epoch; with weights of
+sources, one for each source, which are mixed.
 """
 
 import hashlib
@@ -25,7 +26,10 @@ def _round_keys(seed: int, epoch: int) -> list[int]:
 
 
 def _mix(values: np.ndarray, key: int) -> np.ndarray:
-    """splitmix64's finalizer: every output bit depends on every input bit (Steele, Lea and Flood 2014)."""
+    """splitmix64's finalizer: every output bit depends on every input bit.
+
+    Steele, Lea and Flood 2014.
+    """
     mixed = values + np.uint64(key)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -35,8 +39,9 @@ def _mix(values: np.ndarray, key: int) -> np.ndarray:
 def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
     """Image of `positions` under a pseudo-random permutation of range(size).
 
-    A balanced Feistel network over the next even power of two, with cycle walking for images beyond `size`
-    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). O(1) memory and O(1) seek, unlike a shuffled list.
+    A balanced Feistel network over the next even power of two, with cycle walking for images beyond
+    `size` (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). O(1) memory and O(1)
+    seek, unlike a shuffled list.
 
     Args:
         positions: int64 [n], each in [0, size).
@@ -46,24 +51,31 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
         int64 [n], distinct for distinct positions.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    half = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
     keys = _round_keys(seed, epoch)
     result = positions.astype(np.uint64)
     pending = np.arange(len(result))
     with np.errstate(over="ignore"):
         while len(pending):
             values = result[pending]
-            left, right = values >> half, values & mask
+            left = values >> half
+            right = values & mask
             for key in keys:
                 left, right = right, left ^ (_mix(right, key) & mask)
             result[pending] = (left << half) | right
-            pending = pending[result[pending] >= np.uint64(size)]
+            is_beyond = result[pending] >= np.uint64(size)
+            pending = pending[is_beyond]
     return result.astype(np.int64)
 
 
 def rows_of_samples(first: int, count: int, size: int, seed: int) -> np.ndarray:
-    """Rows of the samples numbered first, first+1, …, first+count-1 of the whole run; epochs follow each other without a gap."""
-    return _rows_of(np.arange(first, first + count, dtype=np.int64), size, seed)
+    """Rows of the samples numbered first, first+1, …, first+count-1 of the whole run.
+
+    Epochs follow each other without a gap.
+    """
+    samples = np.arange(first, first + count, dtype=np.int64)
+    return _rows_of(samples, size, seed)
 
 
 def _rows_of(samples: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -77,7 +89,11 @@ def _rows_of(samples: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def next_sample(samples: int, skipped: Sequence[SampleRange]) -> int:
-    """The first sample from number `samples` on that is in none of the ranges that a rollback has left out."""
+    """The first sample from number `samples` on that no rollback has left out.
+
+    Args:
+        skipped: the ranges that rollbacks have left out.
+    """
     for span in sorted(skipped, key=lambda span: span.first):
         if span.first <= samples < span.end:
             samples = span.end
@@ -85,8 +101,12 @@ def next_sample(samples: int, skipped: Sequence[SampleRange]) -> int:
 
 
 def samples_used(samples: int, skipped: Sequence[SampleRange]) -> int:
-    """How many of the samples before number `samples` are in none of the ranges, which may overlap."""
-    used, counted = 0, 0
+    """Number of samples before number `samples` that are in none of the ranges.
+
+    The ranges may overlap.
+    """
+    used = 0
+    counted = 0
     for span in sorted(skipped, key=lambda span: span.first):
         used += max(0, min(span.first, samples) - counted)
         counted = max(counted, span.end)
@@ -114,16 +134,16 @@ def weighted_sources(
     if {source.name for source in sources} != weights.keys():
         names = ", ".join(source.name for source in sources) or "one without a name"
         raise ConfigError(
-            f"data.sources gives weights to {', '.join(weights)}; the dataset's sources are {names}."
+            f"data.sources gives weights to {', '.join(weights)}; "
+            f"the dataset's sources are {names}."
         )
     exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     weighted: list[WeightedSource] = []
     first = 0
     for source in sources:
-        weighted.append(
-            WeightedSource(source.name, first, source.rows, int(exact[source.name] * scale))
-        )
+        weight = int(exact[source.name] * scale)
+        weighted.append(WeightedSource(source.name, first, source.rows, weight))
         first += source.rows
     return tuple(weighted)
 
@@ -131,47 +151,50 @@ def weighted_sources(
 def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: int) -> np.ndarray:
     """Rows, int64 [count], of the samples numbered first … first+count-1 of the whole run.
 
-    Of the first n samples floor(n w/W) are of the first source, evenly spread (Bresenham 1965), and of the m others
-    floor(m w/W) of the second, where W is what weights are left, and so on: exact at each multiple of the sum of the weights,
-    and anywhere to fewer samples than there are sources; nothing drifts. The k-th sample of a source is row k mod its rows of
-    the permutation for the source's own epoch k div its rows: each source is gone through wholly before it begins anew, in
-    another order, sooner for a larger weight, and whatever the other sources do.
+    Of the first n samples floor(n w/W) are of the first source, evenly spread (Bresenham 1965), and
+    of the m others floor(m w/W) of the second, where W is what weights are left, and so on: exact
+    at each multiple of the sum of the weights, and anywhere to fewer samples than there are
+    sources; nothing drifts. The k-th sample of a source is row k mod its rows of the permutation
+    for the source's own epoch k div its rows: each source is gone through wholly before it begins
+    anew, in another order, sooner for a larger weight, and whatever the other sources do.
     """
     rows = np.empty(count, dtype=np.int64)
-    places, begin, left = np.arange(count), first, sum(source.weight for source in sources)
+    places = np.arange(count)
+    begin = first
+    left = sum(source.weight for source in sources)
     for source in sources:
-        # floor((begin + j) w/W), from what is left of begin w so that the products stay small
+        # floor((begin + j) w/W), from what is left of begin w so that the products stay small.
         before, remainder = divmod(begin * source.weight, left)
-        small = (len(places) + 1) * source.weight + left < 2**63
-        steps = np.arange(len(places) + 1, dtype=np.int64 if small else object)
+        fits_int64 = (len(places) + 1) * source.weight + left < 2**63
+        steps = np.arange(len(places) + 1, dtype=np.int64 if fits_int64 else object)
         counts = ((remainder + steps * source.weight) // left).astype(np.int64)
         chosen = np.diff(counts) == 1
         numbers = before + counts[:-1][chosen]
-        rows[places[chosen]] = source.first + _rows_of(
-            numbers, source.rows, _derived(seed, source.name)
-        )
-        places, begin, left = places[~chosen], begin - before, left - source.weight
+        seed_of_source = _derived(seed, source.name)
+        own_rows = _rows_of(numbers, source.rows, seed_of_source)
+        rows[places[chosen]] = source.first + own_rows
+        places = places[~chosen]
+        begin -= before
+        left -= source.weight
     return rows
 
 
 def representative_rows(reader: TokenReader, number: int) -> np.ndarray:
-    """`number` rows of a split, int64, drawn from all of it, since its first ones may be of one file, topic or language.
+    """`number` rows of a split, int64, that represent all of it.
 
-    Of several sources there are of each in the share that it has of all rows. More rows begin with the fewer ones.
+    They are drawn from all of it, since its first rows may be of one file, topic or language. Of
+    several sources there are of each in the share that it has of all rows. More rows begin with the
+    fewer ones.
     """
     if not reader.sources:
         return rows_of_samples(0, number, len(reader), seed=0)
     sources = [source for source in reader.sources if source.rows]
-    return mixed_rows(
-        0,
-        number,
-        weighted_sources(sources, {source.name: source.rows for source in sources}),
-        seed=0,
-    )
+    shares = {source.name: source.rows for source in sources}
+    weighted = weighted_sources(sources, shares)
+    return mixed_rows(0, number, weighted, seed=0)
 
 
 def _derived(seed: int, name: str) -> int:
     """A seed of its own for each source, by name: adding one changes no other's order."""
-    return int.from_bytes(
-        hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little"
-    )
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
