@@ -1,1 +1,4 @@
-"""Run directories on disk: layout, checkpoints, records, garbage collection. Only `load` and `generation` import torch."""
+"""Run directories on disk: layout, checkpoints, records, garbage collection.
+
+Only `load` and `generation` import torch.
+"""

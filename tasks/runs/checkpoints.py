@@ -1,4 +1,7 @@
-"""The checkpoints of a run as folders: which are committed, which is newest, best or damaged. Needs no torch."""
+"""The checkpoints of a run as folders: which are committed, which is newest, best or damaged.
+
+Needs no torch.
+"""
 
 import errno
 import logging
@@ -36,7 +39,8 @@ class Checkpoint(NamedTuple):
     """A committed checkpoint, as its manifest describes it.
 
     Attributes:
-        validation_loss: measured at its step, nats per token; None: not measured there, or not finite.
+        validation_loss: measured at its step, nats per token; None: not measured there, or not
+            finite.
     """
 
     path: Path
@@ -72,11 +76,19 @@ def verify(path: Path, checksums: bool) -> Checkpoint:
     step = manifest.content.get("step", -1)
     if NAME.fullmatch(path.name) and step != step_of(path):
         raise Damaged(f"{path} holds the checkpoint of step {step}, not of the step in its name.")
-    return Checkpoint(path, step, manifest.content.get("validation_loss"), manifest.digest)
+    return Checkpoint(
+        path,
+        step,
+        manifest.content.get("validation_loss"),
+        manifest.digest,
+    )
 
 
 def committed(folder: Path) -> list[Checkpoint]:
-    """Checkpoints with a valid manifest and every file at its size, newest first; contents are not read."""
+    """Checkpoints with a valid manifest and every file at its size, newest first.
+
+    The contents of the files are not read.
+    """
     return [entry for entry in _examined(folder) if isinstance(entry, Checkpoint)]
 
 
@@ -113,27 +125,38 @@ def read_state(checkpoint: Path) -> TrainState:
         raise Damaged(f"{checkpoint / STATE_FILE}: {first_fault(fault)}.") from None
 
 
-def newest_with_damaged_moved_aside(folder: Path, until: int | None = None) -> Path | None:
-    """The newest checkpoint, up to step `until`, whose every checksum holds; damaged ones are moved aside, if they may be, with a warning.
+def newest_with_damaged_moved_aside(
+    folder: Path,
+    until: int | None = None,
+) -> Path | None:
+    """The newest checkpoint, up to step `until`, whose every checksum holds.
+
+    Damaged ones are moved aside, if they may be, with a warning.
 
     Raises:
-        OtherVersion: a newer one was written by another version of this program; it is left as it is.
+        OtherVersion: a newer one was written by another version of this program; it is left as it
+            is.
     """
     damaged = set[Path]()
-    # Listed anew each time: where one was pruned while it was read, there is a newer one.
-    while paths := [
-        path
-        for path in named(folder)
-        if path not in damaged and (until is None or step_of(path) <= until)
-    ]:
+    while True:
+        # Listed anew each time: where one was pruned while it was read, there is a newer one.
+        paths = [
+            path
+            for path in named(folder)
+            if path not in damaged and (until is None or step_of(path) <= until)
+        ]
+        if not paths:
+            return None
         if _verify_or_move_aside(paths[0]):
             return paths[0]
         damaged.add(paths[0])
-    return None
 
 
 def _verify_or_move_aside(path: Path) -> bool:
-    """Whether every checksum holds; else it is moved aside, unless it was pruned meanwhile, is another user's or on a read-only disk."""
+    """Whether every checksum holds; otherwise the checkpoint is moved aside.
+
+    It is not moved if it was pruned meanwhile, is another user's or is on a read-only disk.
+    """
     try:
         verify(path, checksums=True)
     except OtherVersion:
@@ -164,15 +187,23 @@ def lowest_loss(folder: Path) -> float:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Path | None:
-    """The checkpoint with the lowest validation loss; the earlier one of two equals. None where none was measured."""
+    """The checkpoint with the lowest validation loss; None where none was measured.
+
+    Of two equals, it is the earlier one.
+    """
     losses = [(loss, step, path) for path, step, loss, _ in checkpoints if loss is not None]
     return min(losses)[2] if losses else None
 
 
-def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None) -> None:
-    """Moves the pointers `latest` and `best`, then removes all but the `keep` newest checkpoints and the best one.
+def point_and_prune(
+    folder: Path,
+    keep: int,
+    permanent_every: int | None = None,
+) -> None:
+    """Move the pointers, then remove all but the `keep` newest checkpoints and the best one.
 
-    Checkpoints of every `permanent_every`-th step are never removed, and not among the `keep`.
+    The pointers are `latest` and `best`. Checkpoints of every `permanent_every`-th step are never
+    removed, and not among the `keep`.
     """
     point(folder)
     for path in superseded(folder, keep, permanent_every):
@@ -180,19 +211,28 @@ def point_and_prune(folder: Path, keep: int, permanent_every: int | None = None)
 
 
 def point(folder: Path) -> None:
-    """Makes the pointers `latest` and `best` name the checkpoints that are so now; one that would name none is removed."""
+    """Make the pointers `latest` and `best` name the checkpoints that are so now.
+
+    A pointer that would name none is removed.
+    """
     checkpoints = committed(folder)
-    for name, path in zip(
-        POINTERS, (checkpoints[0].path if checkpoints else None, best_of(checkpoints)), strict=True
-    ):
+    latest = checkpoints[0].path if checkpoints else None
+    for name, path in zip(POINTERS, (latest, best_of(checkpoints)), strict=True):
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
             remove_pointer(folder, name)
 
 
-def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> list[Path]:
-    """Committed checkpoints beyond the `keep` newest, without the best one and those of every `permanent_every`-th step."""
+def superseded(
+    folder: Path,
+    keep: int,
+    permanent_every: int | None = None,
+) -> list[Path]:
+    """Committed checkpoints beyond the `keep` newest.
+
+    The best one and those of every `permanent_every`-th step are not among them.
+    """
     checkpoints = committed(folder)
     passing = [
         path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every
@@ -200,40 +240,57 @@ def superseded(folder: Path, keep: int, permanent_every: int | None = None) -> l
     return [path for path in passing[keep:] if path != best_of(checkpoints)]
 
 
-def choose_and_abandon_newer(folder: Path, resume: str, resumed_before: str | None) -> Path | None:
-    """The checkpoint to start from under the rule `runtime.resume`, verified; None is a fresh start.
+def choose_and_abandon_newer(
+    folder: Path,
+    resume: str,
+    resumed_before: str | None,
+) -> Path | None:
+    """The checkpoint to start from under the rule `runtime.resume`, verified; None: a fresh start.
 
-    A PATH is followed until the run has saved a valid checkpoint of its own after that (`resumed_before`: the PATH that was followed), so
-    that the same command continues after a crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
+    A PATH is followed until the run has saved a valid checkpoint of its own after that
+    (`resumed_before`: the PATH that was followed), so that the same command continues after a
+    crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
     """
     if resume == "never":
         return refuse_any(folder)
     if resume not in RULES:
         if resume == resumed_before:
+            carried_on = newest_with_damaged_moved_aside(folder)
             is_own = Path(resume).parent.resolve() == folder.resolve()
-            if (carried_on := newest_with_damaged_moved_aside(folder)) or (
-                is_own and not Path(resume).exists()
-            ):  # a rollback went before it
+            # A rollback went before a PATH of this run that is gone.
+            if carried_on or (is_own and not Path(resume).exists()):
                 return carried_on
         return _explicit(folder, Path(resume))
-    damaged = set[Path]()
-    while resume == "best" and (
-        chosen := best_of([each for each in committed(folder) if each.path not in damaged])
-    ):
-        if _verify_or_move_aside(chosen):
+    if resume == "best":
+        chosen = _best_whole(folder)
+        if chosen is not None:
             abandon_newer(folder, step_of(chosen))
             return chosen
-        damaged.add(chosen)
     chosen = newest_with_damaged_moved_aside(folder)
     if chosen is None and resume == "must":
         raise ConfigError(
-            f"runtime.resume=must, but {folder} has no valid checkpoint; use runtime.resume=auto to start from step 0."
+            f"runtime.resume=must, but {folder} has no valid checkpoint; use runtime.resume=auto "
+            "to start from step 0."
         )
     return chosen
 
 
+def _best_whole(folder: Path) -> Path | None:
+    """The best checkpoint whose every checksum holds; damaged ones are moved aside."""
+    damaged = set[Path]()
+    while True:
+        chosen = best_of([each for each in committed(folder) if each.path not in damaged])
+        if chosen is None or _verify_or_move_aside(chosen):
+            return chosen
+        damaged.add(chosen)
+
+
 def refuse_any(folder: Path) -> None:
-    """For `runtime.resume=never`: a folder without checkpoints, or a ConfigError."""
+    """Refuse a folder that has checkpoints, for `runtime.resume=never`.
+
+    Raises:
+        ConfigError: it has some.
+    """
     if committed(folder):
         raise ConfigError(
             f"runtime.resume=never, but {folder} has checkpoints; choose another runtime.name, or "
@@ -242,28 +299,31 @@ def refuse_any(folder: Path) -> None:
 
 
 def _explicit(folder: Path, path: Path) -> Path:
-    path = (
-        path.parent.resolve() / path.name
-    )  # not further: a checkpoint that was moved has a link in its place
+    # Not further: a checkpoint that was moved has a link in its place.
+    path = path.parent.resolve() / path.name
     if path.name in POINTERS and path.is_symlink():
         path = path.parent / path.readlink()
     if not path.is_dir():
         raise ConfigError(
-            f"runtime.resume={path} is not a folder; give auto, must, never, best or a checkpoint's path."
+            f"runtime.resume={path} is not a folder; give auto, must, never, best or a "
+            "checkpoint's path."
         )
     step = verify(path, checksums=True).step
     if path.parent == folder.resolve():
         abandon_newer(folder, step)
     elif committed(folder):
         raise ConfigError(
-            f"runtime.resume={path} belongs to another run, but {folder} has checkpoints of its own; choose another "
-            "runtime.name."
+            f"runtime.resume={path} belongs to another run, but {folder} has checkpoints of its "
+            "own; choose another runtime.name."
         )
     return path
 
 
 def abandon_newer(folder: Path, step: int) -> None:
-    """Moves the checkpoints of later steps to `abandoned/`, also damaged ones: the run will write others of their names."""
+    """Move the checkpoints of later steps to `abandoned/`, also damaged ones.
+
+    The run will write others of their names.
+    """
     newer = [path for path in named(folder) if step_of(path) > step]
     for path in newer:
         abandoned = folder / "abandoned"
@@ -275,7 +335,10 @@ def abandon_newer(folder: Path, step: int) -> None:
         target = next(target for target in targets if not target.exists())
         path.rename(target)
         log.warning(
-            "checkpoint %s was moved to %s: the run returns to step %d.", path.name, target, step
+            "checkpoint %s was moved to %s: the run returns to step %d.",
+            path.name,
+            target,
+            step,
         )
     if newer:
         point(folder)

@@ -1,7 +1,10 @@
-"""Becomes another command that the kernel signals when its parent dies: exec_wrapper.py SIGNAL PARENT_PID COMMAND...
+"""Becomes another command that the kernel signals when its parent dies.
 
-`preexec_fn` could do the same but is unsafe beside threads; this runs in a fresh, single-threaded interpreter and then
-replaces itself, so that the command keeps the process id that its parent knows. Linux only; elsewhere it just starts the command.
+Usage: exec_wrapper.py SIGNAL PARENT_PID COMMAND...
+
+`preexec_fn` could do the same but is unsafe beside threads; this runs in a fresh, single-threaded
+interpreter and then replaces itself, so that the command keeps the process id that its parent
+knows. Linux only; elsewhere it just starts the command.
 """
 
 import ctypes
@@ -15,21 +18,26 @@ LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the comma
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send this process a signal when its parent dies, which has the process ID `parent`; end now if it has died.
+    """Have the kernel send this process a signal when its parent dies; end now if it has died.
 
     Linux only; elsewhere the process may outlive its parent.
+
+    Args:
+        number: of the signal.
+        parent: process ID of the parent.
     """
-    if (
-        sys.platform == "linux"
-        and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0
-    ):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if sys.platform == "linux":
+        failed = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if failed:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the line above could take effect
         os._exit(PARENT_IS_GONE)
 
 
 def main() -> None:
-    signal_name, parent, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    signal_name = sys.argv[1]
+    parent = int(sys.argv[2])
+    command = sys.argv[3:]
     die_with_parent(signal.Signals[signal_name], parent)
     os.environ[LAUNCHER] = str(os.getpid())
     os.execvp(command[0], command)

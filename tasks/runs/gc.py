@@ -1,7 +1,10 @@
-"""Garbage of killed builds, rollbacks and old checkpoints: listed first, removed on demand, never what a run resumes from.
+"""Garbage of killed builds, rollbacks and old checkpoints.
 
-Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock is free is unused. Every preparation of
-text holds `units.lock` shared, and a unit is deleted under it alone: so no preparation runs meanwhile.
+It is listed first and removed on demand; what a run resumes from is never removed.
+
+Whoever writes into a dataset or a run holds its lock, so what has a temporary name while the lock
+is free is unused. Every preparation of text holds `units.lock` shared, and a unit is deleted under
+it alone: so no preparation runs meanwhile.
 """
 
 import logging
@@ -22,11 +25,12 @@ from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
-TEMPORARY = re.compile(
-    r"\..+\.\d+-[0-9a-f]{8}\.tmp"
-)  # names given by infini_llama.tasks.storage.artifacts
+# Names given by infini_llama.tasks.storage.artifacts.
+TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 DAMAGED = re.compile(r".+\.damaged-\d+")
-OF_NO_RUN, OLDER, ABANDONED = "dataset of no run", "older checkpoint", "abandoned by a rollback"
+OF_NO_RUN = "dataset of no run"
+OLDER = "older checkpoint"
+ABANDONED = "abandoned by a rollback"
 MAY_BE_NEEDED = (OF_NO_RUN, OLDER, ABANDONED)  # by a run whose lineage is damaged
 log = logging.getLogger("infini_llama.gc")
 
@@ -37,7 +41,8 @@ class Rules:
 
     Attributes:
         older_than: seconds since anything was last done to it; nothing younger is deleted.
-        keep_checkpoints: of each run the newest so many, beside the best and the permanent ones; None: all.
+        keep_checkpoints: of each run the newest so many, beside the best and the permanent ones;
+            None: all.
         unused_datasets: whether datasets that no run of this home was trained on are deleted.
     """
 
@@ -48,7 +53,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or folder that can be deleted; a process that works on its dataset or run holds `lock`, or prepares text."""
+    """A file or folder that can be deleted.
+
+    A process that works on its dataset or run holds `lock`, or prepares text.
+    """
 
     path: Path
     kind: str
@@ -58,7 +66,8 @@ class Leftover:
 def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     """Everything that these rules allow to delete, whether or not a process uses it now.
 
-    The needs of a run with a damaged lineage.json are unknown: its files are kept, and every dataset and checkpoint of the home.
+    The needs of a run with a damaged lineage.json are unknown: its files are kept, and every
+    dataset and checkpoint of the home.
     """
     lineages, damaged = _lineages(home)
     needed = {
@@ -87,7 +96,8 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
     damaged: dict[Path, str] = {}
     for path in run_folders(home):
         try:
-            if (lineage := RunFolder(path).read_lineage()) is not None:
+            lineage = RunFolder(path).read_lineage()
+            if lineage is not None:
                 lineages[path] = lineage
         except (Damaged, OSError) as fault:  # it may be another user's
             damaged[path] = str(fault)
@@ -96,30 +106,28 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
 
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
     datasets = home / "datasets"
-    tables = [
-        path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()
-    ]  # `latest` is one
-    places = [datasets, *tables]
-    for path in (path for place in places for path in sorted(place.glob("*"))):
-        owner = path if path.parent == datasets else path.parent.parent
-        lock = home / "locks" / f"dataset-{_key(owner.name)}.lock"
-        if TEMPORARY.fullmatch(path.name):
-            yield Leftover(path, "temporary", lock)
-        elif DAMAGED.fullmatch(path.name):
-            yield Leftover(path, "damaged, moved aside", lock)
-        elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
-            yield Leftover(path, OF_NO_RUN, lock)
+    # A link is `latest`.
+    tables = [path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()]
+    for place in (datasets, *tables):
+        for path in sorted(place.glob("*")):
+            owner = path if path.parent == datasets else path.parent.parent
+            lock = home / "locks" / f"dataset-{_key(owner.name)}.lock"
+            if TEMPORARY.fullmatch(path.name):
+                yield Leftover(path, "temporary", lock)
+            elif DAMAGED.fullmatch(path.name):
+                yield Leftover(path, "damaged, moved aside", lock)
+            elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
+                yield Leftover(path, OF_NO_RUN, lock)
 
 
 def _of_units(home: Path) -> Iterator[Leftover]:
-    """What preparations reuse and no dataset uses: units, and reports on text and tokenizers. Their times are those of their last use.
+    """Files that preparations reuse and no dataset uses: units, and reports on text and tokenizers.
 
-    A unit that a dataset has stays, so that the dataset can be repaired. The dataset links to its files, or has copies of them on another
-    disk.
+    Their times are those of their last use. A unit that a dataset has stays, so that the dataset
+    can be repaired. The dataset links to its files, or has copies of them on another disk.
     """
-    readable = (
-        path for path in sorted((home / "locks").glob("prepare-*.lock")) if os.access(path, os.R_OK)
-    )
+    preparations = sorted((home / "locks").glob("prepare-*.lock"))
+    readable = (path for path in preparations if os.access(path, os.R_OK))
     in_use = (path for path in readable if lock_holder(path) is not None)
     lock = next(in_use, home / "locks" / "units.lock")
     of_datasets = {
@@ -141,7 +149,10 @@ def _is_linked(unit: Path) -> bool:
 
 
 def _streams(folder: Path, kind: str) -> set[str]:
-    """Checksums of the token streams of a unit or a dataset; none where its manifest is damaged or cannot be read."""
+    """Checksums of the token streams of a unit or a dataset.
+
+    There are none where its manifest is damaged or cannot be read.
+    """
     with suppress(Damaged, OSError):
         files = read_manifest(folder, kind).files
         return {entry.checksum for name, entry in files.items() if name.endswith(".arrow")}
@@ -158,33 +169,37 @@ def _unused(path: Path, used: set[Path]) -> bool:
 
 
 def _key(name: str) -> str:
-    """The key in the name of a dataset, or of what belongs to one: <name>-<12 hexadecimal digits>."""
+    """The key in the name of a dataset, or of what belongs to one.
+
+    Such a name is <name>-<12 hexadecimal digits>.
+    """
     match = re.search(r"-([0-9a-f]{12})(?![0-9a-f])", name)
     return match[1] if match else "unknown"
 
 
 def _of_run(run: RunFolder, rules: Rules) -> Iterator[Leftover]:
-    checkpoints, lock = run.checkpoints, run.lock
-    for path in (path for place in (run.path, checkpoints) for path in sorted(place.glob("*"))):
-        if TEMPORARY.fullmatch(path.name):
-            yield Leftover(path, "temporary", lock)
-        elif DAMAGED.fullmatch(path.name):
-            yield Leftover(path, "damaged, moved aside", lock)
-    for path in sorted((checkpoints / "abandoned").glob("*")):
-        yield Leftover(path, ABANDONED, lock)
+    for place in (run.path, run.checkpoints):
+        for path in sorted(place.glob("*")):
+            if TEMPORARY.fullmatch(path.name):
+                yield Leftover(path, "temporary", run.lock)
+            elif DAMAGED.fullmatch(path.name):
+                yield Leftover(path, "damaged, moved aside", run.lock)
+    for path in sorted((run.checkpoints / "abandoned").glob("*")):
+        yield Leftover(path, ABANDONED, run.lock)
     if rules.keep_checkpoints is not None:
         permanent = run.require_lineage().train.save_permanent_every
-        for path in superseded(checkpoints, rules.keep_checkpoints, permanent):
-            yield Leftover(path, OLDER, lock)
+        for path in superseded(run.checkpoints, rules.keep_checkpoints, permanent):
+            yield Leftover(path, OLDER, run.lock)
 
 
 def _older(path: Path, moment: float) -> bool:
-    """Whether it is there, and nothing was done to it since that moment."""
+    """Whether the path is there, and nothing was done to it since that moment."""
     try:
         status = path.lstat()
     except FileNotFoundError:  # pruned, or a temporary file that has served
         return False
-    return max(status.st_mtime, status.st_ctime) <= moment  # a rename changes the latter alone
+    # A rename changes the latter alone.
+    return max(status.st_mtime, status.st_ctime) <= moment
 
 
 class FoundFile(Record):
@@ -212,10 +227,14 @@ class Collected(Record):
 
 
 def collect(home: Path, rules: Rules, yes: bool) -> Collected:
-    """Lists what can be deleted and, with `yes`, deletes it; files that a running process uses are kept."""
+    """List what can be deleted and, with `yes`, delete it.
+
+    Files that a running process uses are kept.
+    """
     for run, fault in _lineages(home)[1].items():
         log.warning(
-            "%s The files of run %s are kept, and datasets, older and abandoned checkpoints of all runs.",
+            "%s The files of run %s are kept, and datasets, older and abandoned checkpoints of all "
+            "runs.",
             fault,
             run.name,
         )
@@ -229,7 +248,8 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
         by_lock[leftover.lock].append(leftover)
     kept = dict[Leftover, str]()
     for lock, of_lock in by_lock.items():
-        if (user := _user_of(lock)) is not None:
+        user = _user_of(lock)
+        if user is not None:
             kept |= dict.fromkeys(of_lock, user)
         elif yes:
             kept |= _remove(home, rules, lock, of_lock)
@@ -244,34 +264,44 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
     latest = home / "datasets" / "latest"
     if yes and latest.is_symlink() and not latest.exists():
         latest.unlink()
-    total = sum(file.bytes for file in files)
-    return Collected(removed=yes, bytes=total, files=tuple(files), in_use=tuple(in_use))
-
-
-def _user_of(lock: Path) -> str | None:
-    """Who holds the lock, or that it cannot be taken: the file may be another user's, or on a disk that is only read."""
-    existing = next(path for path in (lock, *lock.parents) if path.exists())
-    return (
-        lock_holder(lock)
-        if os.access(existing, os.W_OK)
-        else f"the file system ({existing} cannot be written)"
+    return Collected(
+        removed=yes,
+        bytes=sum(file.bytes for file in files),
+        files=tuple(files),
+        in_use=tuple(in_use),
     )
 
 
-def _remove(home: Path, rules: Rules, lock: Path, of_lock: list[Leftover]) -> dict[Leftover, str]:
-    """Deletes what has this lock under it, as far as it still can be; returns what is kept, with who holds the lock, or why."""
+def _user_of(lock: Path) -> str | None:
+    """The holder of the lock, or that it cannot be taken.
+
+    The file may be another user's, or on a disk that is only read.
+    """
+    existing = next(path for path in (lock, *lock.parents) if path.exists())
+    if os.access(existing, os.W_OK):
+        return lock_holder(lock)
+    return f"the file system ({existing} cannot be written)"
+
+
+def _remove(
+    home: Path,
+    rules: Rules,
+    lock: Path,
+    of_lock: list[Leftover],
+) -> dict[Leftover, str]:
+    """Delete what has this lock under it, as far as it still can be.
+
+    Returns:
+        what is kept, with who holds the lock, or why.
+    """
+    kept = dict[Leftover, str]()
     try:
         with Lock(lock):
-            still = set(
-                leftovers(home, rules)
-            )  # not for each file: all of the home is gone through
-            kept = {
-                leftover: "what became of it meanwhile"
-                for leftover in of_lock
-                if leftover not in still
-            }
+            # Not for each file: all of the home is gone through.
+            still = set(leftovers(home, rules))
             for leftover in of_lock:
-                if leftover not in kept and (fault := _delete(leftover)):
+                fault = _delete(leftover) if leftover in still else "what became of it meanwhile"
+                if fault:
                     kept[leftover] = fault
             return kept
     except Busy:
@@ -281,7 +311,7 @@ def _remove(home: Path, rules: Rules, lock: Path, of_lock: list[Leftover]) -> di
 
 
 def _delete(leftover: Leftover) -> str | None:
-    """Deletes it; returns otherwise why it cannot be deleted."""
+    """Delete a file or folder; return why it cannot be deleted, or None."""
     try:
         if not leftover.path.is_dir() or leftover.path.is_symlink():
             leftover.path.unlink(missing_ok=True)
@@ -289,9 +319,8 @@ def _delete(leftover: Leftover) -> str | None:
             shutil.rmtree(leftover.path)
         else:
             remove(leftover.path)
-    except (
-        OSError
-    ) as fault:  # it is another user's, or NFS keeps a file of it that another process reads
+    except OSError as fault:
+        # It is another user's, or NFS keeps a file of it that another process reads.
         return f"the file system ({fault.strerror})"
     log.info("removed %s", leftover.path)
     return None

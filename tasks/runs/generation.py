@@ -22,9 +22,15 @@ log = logging.getLogger("infini_llama.generate")
 
 
 def generate(
-    run: TrainedRun, prompts: list[str], max_new_tokens: int = 128, sampling: Sampling = GREEDY
+    run: TrainedRun,
+    prompts: list[str],
+    max_new_tokens: int = 128,
+    sampling: Sampling = GREEDY,
 ) -> list[str]:
-    """Continue each prompt with the model of `run`, as loaded by `load_run`; the texts come without their prompts."""
+    """Continue each prompt with the model of `run`, as loaded by `load_run`.
+
+    The texts come without their prompts.
+    """
     run_dir = run.checkpoint.parents[1]
     writer = Writer(run.model, run.tokenizer, prompts, end_tokens_of(run_dir))
     warn_beyond_trained_length(run_dir, writer, max_new_tokens)
@@ -33,15 +39,24 @@ def generate(
     return writer.texts
 
 
-def warn_beyond_trained_length(run_dir: Path, writer: "Writer", max_new_tokens: int) -> None:
-    """Log one line if full attention may read more tokens than in training; other attention reads no more at once than its segment."""
-    initial, config = RunFolder(run_dir).require_lineage().init_from, writer.model.config
+def warn_beyond_trained_length(
+    run_dir: Path,
+    writer: "Writer",
+    max_new_tokens: int,
+) -> None:
+    """Log one line if full attention may read more tokens than in training.
+
+    Other attention reads no more at once than its segment.
+    """
+    initial = RunFolder(run_dir).require_lineage().init_from
+    config = writer.model.config
     trained = max(config.max_position_embeddings, initial.max_position_embeddings if initial else 0)
     longest = max(map(len, writer.prompts), default=0)
     if config.attention == "softmax" and longest + max_new_tokens > trained:
         log.warning(
-            "the prompt's %d tokens and up to %d new ones are more than the %d that the model was trained on; text beyond them may be "
-            "poor. Use a shorter prompt or a smaller --max-new-tokens.",
+            "the prompt's %d tokens and up to %d new ones are more than the %d that the model was "
+            "trained on; text beyond them may be poor. Use a shorter prompt or a smaller "
+            "--max-new-tokens.",
             longest,
             max_new_tokens,
             trained,
@@ -49,18 +64,22 @@ def warn_beyond_trained_length(run_dir: Path, writer: "Writer", max_new_tokens: 
 
 
 class Continuation:
-    """The text of tokens that continue a prompt, as they come: the decoding of prompt and tokens together, without the prompt's part.
+    """The text of tokens that continue a prompt, as they come.
 
-    A character that the prompt ends with stays one, whatever bytes follow it. `tokenizers`' own DecodeStream knows no prompt, and raises
-    at bytes that are no UTF-8.
+    It is the decoding of prompt and tokens together, without the prompt's part. A character that
+    the prompt ends with stays one, whatever bytes follow it. `tokenizers`' own DecodeStream knows
+    no prompt, and raises at bytes that are no UTF-8.
 
     Attributes:
         final: the text's beginning, which no later token changes.
-        open: the rest, which one may change: a part of a character, or byte tokens, of which one can invalidate those before it.
+        open: the rest, which one may change: a part of a character, or byte tokens, of which one
+            can invalidate those before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
-        self.tokenizer, self.final, self.open = tokenizer, "", ""
+        self.tokenizer = tokenizer
+        self.final = ""
+        self.open = ""
         self.special = {
             number
             for number, token in tokenizer.get_added_tokens_decoder().items()
@@ -70,7 +89,7 @@ class Continuation:
         self._follow([token for token in prompt if self._has_text(token)])
 
     def add(self, token: int) -> None:
-        """The next token. Special ones have no text."""
+        """Add the next token. Special ones have no text."""
         if not self._has_text(token):
             return
         self.tokens.append(token)
@@ -78,25 +97,31 @@ class Continuation:
         before = next(filter(text.startswith, self.before), self.before[0])
         self.open = text[len(before) :]
         if self.is_local and not self._is_byte(token) and not self.open.endswith(BROKEN):
-            self.final, self.open = self.final + self.open, ""
+            self.final += self.open
+            self.open = ""
             self._follow(self.tokens)
 
     def _follow(self, tokens: list[int]) -> None:
-        """Continue after these tokens; those that matter for the text of others are kept, with their own text."""
-        trailing = next(
-            (n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens)
-        )
+        """Continue after these tokens.
+
+        Those that matter for the text of others are kept, with their own text.
+        """
+        trailing = 0
+        while trailing < len(tokens) and self._is_byte(tokens[-1 - trailing]):
+            trailing += 1
         kept = min(trailing + 1, len(tokens)) if self.is_local else len(tokens)
-        while kept < len(tokens) and not self._decode(
-            tokens[-kept:]
-        ):  # a decoder may still strip what follows
+        # A decoder may still strip what follows.
+        while kept < len(tokens) and not self._decode(tokens[-kept:]):
             kept += 1
         self.tokens = tokens[len(tokens) - kept :]
-        # The first one is what the text becomes where an invalid byte follows the byte tokens at its end.
+        whole = self._decode(self.tokens)
+        if not trailing:
+            self.before = (whole,)
+            return
+        # The first one is what the text becomes where an invalid byte follows the byte tokens at
+        # its end.
         broken = self._decode(self.tokens[: kept - trailing]) + BROKEN * trailing
-        self.before = (
-            (broken, self._decode(self.tokens)) if trailing else (self._decode(self.tokens),)
-        )
+        self.before = (broken, whole)
 
     def _has_text(self, token: int) -> bool:
         return token not in self.special and self.tokenizer.id_to_token(token) is not None
@@ -111,11 +136,15 @@ class Continuation:
 
 
 def _is_local(tokenizer: Tokenizer) -> bool:
-    """Whether tokens decode to the same text whatever follows them, but for parts of characters and byte tokens at their end."""
+    """Whether tokens decode to the same text whatever follows them.
+
+    Parts of characters and byte tokens at their end may still change.
+    """
     fused = False
-    for step in _steps(
-        json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {"type": "Sequence"}
-    ):
+    decoder = {"type": "Sequence"}
+    if tokenizer.decoder:
+        decoder = json.loads(tokenizer.decoder.__getstate__())
+    for step in _steps(decoder):
         match step:
             case {"type": "Fuse" | "ByteLevel"}:
                 fused = True
@@ -148,8 +177,10 @@ class Writer:
     """The texts of several prompts, growing token by token.
 
     Attributes:
-        texts: what was written so far for each prompt, without the prompt, and without a stop string or what follows it.
-        tokens: the new tokens of each, the one that ended it included unless it is one of `end_tokens`.
+        texts: what was written so far for each prompt, without the prompt, and without a stop
+            string or what follows it.
+        tokens: the new tokens of each, the one that ended it included unless it is one of
+            `end_tokens`.
 
     Args:
         end_tokens: IDs that end a text; an empty prompt is the first of them.
@@ -163,42 +194,48 @@ class Writer:
         end_tokens: Sequence[int],
         stops: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.tokenizer, self.end_tokens, self.stops = (
-            model,
-            tokenizer,
-            end_tokens,
-            stops,
-        )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.end_tokens = end_tokens
+        self.stops = stops
         with tokenizer_faults():
             self.prompts = [
                 tokenizer.encode(prompt, add_special_tokens=False).ids or [end_tokens[0]]
                 for prompt in prompts
             ]
-        self.texts, self.tokens = [""] * len(prompts), [list[int]() for _ in prompts]
+        self.texts = [""] * len(prompts)
+        self.tokens = [list[int]() for _ in prompts]
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
         self._ended: set[int] = set()  # rows that met a stop string
 
     def write(
-        self, max_new_tokens: int, sampling: Sampling, seconds: float = math.inf
+        self,
+        max_new_tokens: int,
+        sampling: Sampling,
+        seconds: float = math.inf,
     ) -> Iterator[tuple[int, str]]:
-        """Pairs of a prompt's number and the next piece of its text, as soon as no later token can change it or make it a stop string.
+        """Pairs of a prompt's number and the next piece of its text.
+
+        A piece comes as soon as no later token can change it or make it a stop string.
 
         Args:
             seconds: after which no further token is begun.
         """
-        shown, until = [0] * len(self.texts), time.monotonic() + seconds
+        shown = [0] * len(self.texts)
+        until = time.monotonic() + seconds
         size = self.tokenizer.get_vocab_size()
-        for step in generate_batch(
-            self.model, self.prompts, max_new_tokens, sampling, self._take, size
-        ):
+        steps = generate_batch(
+            self.model,
+            self.prompts,
+            max_new_tokens,
+            sampling,
+            self._take,
+            size,
+        )
+        for step in steps:
             for row, token in enumerate(step):
                 if token is not None:
-                    final = self._continuations[row].final
-                    certain = (
-                        len(self.texts[row])
-                        if row in self._ended
-                        else len(final) - self._open_end(final)
-                    )
+                    certain = self._certain_length(row)
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
@@ -208,8 +245,15 @@ class Writer:
             if len(text) > shown[row]:
                 yield row, text[shown[row] :]
 
+    def _certain_length(self, row: int) -> int:
+        """Characters of a text that no later token can change or make a stop string."""
+        if row in self._ended:
+            return len(self.texts[row])
+        final = self._continuations[row].final
+        return len(final) - self._open_end(final)
+
     def _take(self, row: int, token: int) -> bool:
-        """Adds a token to its text; returns whether the text ends with it."""
+        """Add a token to its text; return whether the text ends with it."""
         if token in self.end_tokens:
             return True
         self.tokens[row].append(token)
@@ -219,14 +263,18 @@ class Writer:
         text = continuation.final + continuation.open
         # Only a stop string that the new piece is part of can be new.
         places = [text.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
-        self.texts[row] = text[: min((place for place in places if place >= 0), default=len(text))]
-        if any(place >= 0 for place in places):
+        found = [place for place in places if place >= 0]
+        self.texts[row] = text[: min(found, default=len(text))]
+        if found:
             self._ended.add(row)
         return row in self._ended
 
     def _open_end(self, text: str) -> int:
         """Characters at the end of the text that may turn out to begin a stop string."""
         lengths = (
-            n for stop in self.stops for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])
+            length
+            for stop in self.stops
+            for length in range(len(stop) - 1, 0, -1)
+            if text.endswith(stop[:length])
         )
         return max(lengths, default=0)

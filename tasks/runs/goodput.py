@@ -1,4 +1,7 @@
-"""The use of a run's time, over all its attempts: what trained the model, what prepared for it, and what was lost."""
+"""The use of a run's time, over all its attempts.
+
+Time trained the model, prepared for it, or was lost.
+"""
 
 import json
 import logging
@@ -32,10 +35,8 @@ PHASE_OF = {
     "ending": "finish",
 }
 PARTS = (*PHASE_OF, "lost_work", "down")
-FOR_THE_NEXT_STEP = (
-    "data",
-    "compute",
-)  # in these phases a rank works on the step after the one it names
+# In these phases a rank works on the step after the one it names.
+FOR_THE_NEXT_STEP = ("data", "compute")
 LEDGER = "time.jsonl"
 CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")
@@ -49,9 +50,11 @@ class _LedgerLine(Record):
 
 @dataclass(frozen=True)
 class _Attempt:
-    """When an attempt started and ended, from which step, and its ledger's lines.
+    """An attempt: when it started and ended, from which step, and its ledger's lines.
 
-    complete: it ended as intended; recorded_until: the time of its last line.
+    Attributes:
+        recorded_until: the time of its last line.
+        complete: it ended as intended.
     """
 
     start: float
@@ -62,7 +65,11 @@ class _Attempt:
     complete: bool
 
 
-def goodput(run: RunFolder, from_step: int | None = None, now: float | None = None) -> Goodput:
+def goodput(
+    run: RunFolder,
+    from_step: int | None = None,
+    now: float | None = None,
+) -> Goodput:
     """The use of the time since the first attempt.
 
     Args:
@@ -76,33 +83,53 @@ def goodput(run: RunFolder, from_step: int | None = None, now: float | None = No
         _attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)
     ]
     begun = [attempt for attempt in measured if attempt is not None]
-    later = [attempt.from_step for attempt in begun[1:]] + (
-        [] if from_step is None else [from_step]
-    )
+    later = [attempt.from_step for attempt in begun[1:]]
+    if from_step is not None:
+        later.append(from_step)
     for number, attempt in enumerate(begun):
-        kept = min(later[number:], default=None)
-        for line in attempt.lines:
-            for part, phase in PHASE_OF.items():
-                reached = line.step + (phase in FOR_THE_NEXT_STEP)
-                lost = kept is not None and reached > kept and part not in ("start_up", "compile")
-                spent["lost_work" if lost else part] += line.phases.get(phase, 0.0)
-        spent["ending" if attempt.complete else "lost_work"] += attempt.end - attempt.recorded_until
-    starts = [attempt.start for attempt in begun] + ([] if now is None else [now])
+        _add_attempt(spent, attempt, kept=min(later[number:], default=None))
+    starts = [attempt.start for attempt in begun]
+    if now is not None:
+        starts.append(now)
     spent["down"] = sum(
         max(0.0, after - attempt.end) for attempt, after in zip(begun, starts[1:], strict=False)
     )
     end = now if now is not None else max((attempt.end for attempt in begun), default=0.0)
+    elapsed = end - starts[0] if starts else 0.0
     # The sum is larger where the clock went back between two attempts.
-    return _of_parts(spent, max(sum(spent.values()), end - starts[0] if starts else 0.0))
+    return _of_parts(spent, max(sum(spent.values()), elapsed))
+
+
+def _add_attempt(
+    spent: dict[str, float],
+    attempt: _Attempt,
+    kept: int | None,
+) -> None:
+    """Add the time of an attempt to its parts.
+
+    Args:
+        kept: the last of its steps that no later attempt repeated; None: there is no later one.
+    """
+    for line in attempt.lines:
+        for part, phase in PHASE_OF.items():
+            reached = line.step
+            if phase in FOR_THE_NEXT_STEP:
+                reached += 1
+            lost = kept is not None and reached > kept and part not in ("start_up", "compile")
+            spent["lost_work" if lost else part] += line.phases.get(phase, 0.0)
+    spent["ending" if attempt.complete else "lost_work"] += attempt.end - attempt.recorded_until
 
 
 def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
-    return Goodput.model_validate(
-        spent | {"wall": wall, "share": spent["training"] / wall if wall else 0.0}
-    )
+    share = spent["training"] / wall if wall else 0.0
+    return Goodput.model_validate(spent | {"wall": wall, "share": share})
 
 
-def _attempt(folder: Path, record: AttemptRecord | None, run_id: str) -> _Attempt | None:
+def _attempt(
+    folder: Path,
+    record: AttemptRecord | None,
+    run_id: str,
+) -> _Attempt | None:
     """One attempt; None for one that never started, or that cannot be counted."""
     try:
         begun = read_attempt_plan(folder, run_id)
@@ -117,7 +144,8 @@ def _attempt(folder: Path, record: AttemptRecord | None, run_id: str) -> _Attemp
     complete = record is not None and record.kind in ("done", "preempted")
     # A ledger has no gap, and its last line is of the step at which the attempt ended.
     counted = sum(sum(line.phases.values()) for line in lines)
-    # A resumed one that finds nothing left to train has a line for its start only, before it knows its step.
+    # A resumed one that finds nothing left to train has a line for its start only, before it knows
+    # its step.
     reached = max(begun.from_step, lines[-1].step if lines else 0)
     ended_at = record.step if record is not None and complete else None
     if abs(recorded_until - start - counted) > CLOCK_SECONDS or reached < (ended_at or 0):
@@ -126,12 +154,14 @@ def _attempt(folder: Path, record: AttemptRecord | None, run_id: str) -> _Attemp
 
 
 class Ledger:
-    """Written by the first rank: for each step the seconds in every phase, without a gap.
+    """The ledger of an attempt, written by the first rank.
+
+    It has for each step the seconds in every phase, without a gap.
 
     Args:
         path: of the attempt's ledger, in logs/attempt-NN of the run.
-        started: when the attempt started, by both clocks of its supervisor; the monotonic one is the same for all processes of a
-            machine, and means nothing on another.
+        started: when the attempt started, by both clocks of its supervisor; the monotonic one is
+            the same for all processes of a machine, and means nothing on another.
         before: of the attempts before this one.
     """
 
@@ -141,20 +171,21 @@ class Ledger:
         if started.machine != this_machine():
             monotonic = time.monotonic() - max(0.0, time.time() - started.wall)
             started = changed(started, monotonic=monotonic)
-        self.started, self.before = started, before
+        self.started = started
+        self.before = before
         self.last = started.monotonic
         self.phases: dict[str, float] = {}
         self.totals = dict.fromkeys(PHASE_OF.values(), 0.0)
 
     def leave(self, phase: str) -> None:
-        """Counts the time since the last call to `phase`."""
+        """Count the time since the last call to `phase`."""
         now = time.monotonic()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self.last
         self.totals[phase] += now - self.last
         self.last = now
 
     def close_step(self, step: int) -> None:
-        """Writes down what was counted since the last call, while `step` steps were complete."""
+        """Write down what was counted since the last call, while `step` steps were complete."""
         wall = self.started.wall + self.last - self.started.monotonic
         fields = json.dumps({"step": step, "time": wall, "phases": self.phases})
         self.file.write(with_checksum(fields, self.run_id) + "\n")

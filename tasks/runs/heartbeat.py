@@ -17,11 +17,16 @@ LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
 BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
 PUBLISH_SECONDS = 1.0
 UNKNOWN = 30  # times runtime.hang_timeout that a phase may take whose duration is not known
-STACKS = "write-stacks"  # file in the attempt's folder: every rank of another machine writes its stacks into its log
+# File in the attempt's folder: every rank of another machine writes its stacks into its log.
+STACKS = "write-stacks"
 
 
 class HeartbeatRecord(NamedTuple):
-    """A rank's newest heartbeat: it works in `phase` after `step` completed steps. time: by the clock of its own machine."""
+    """A rank's newest heartbeat: it works in `phase` after `step` completed steps.
+
+    Attributes:
+        time: by the clock of its own machine.
+    """
 
     step: int
     phase: str
@@ -33,32 +38,38 @@ def heartbeat_path(attempt_dir: Path, rank: int) -> Path:
 
 
 class Heartbeat:
-    """Overwrites one line of a file: step, phase and the system's monotonic clock (seconds, the same for all processes of a machine).
+    """A rank's heartbeat: one line of a file, which each beat overwrites.
 
-    A `ledger` counts the time of each phase.
+    The line has step, phase and the system's monotonic clock (seconds, the same for all processes
+    of a machine). A `ledger` counts the time of each phase.
     """
 
-    def __init__(self, attempt_dir: Path, rank: int, ledger: Ledger | None = None) -> None:
-        self.file = os.open(
-            heartbeat_path(attempt_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+    def __init__(
+        self,
+        attempt_dir: Path,
+        rank: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        path = heartbeat_path(attempt_dir, rank)
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.attempt_dir = attempt_dir
         self.step: int = 0
-        self.phase, self.ledger = "start", ledger
-        self.sample_rows: Callable[[], list[int]] | None = (
-            None  # row numbers of the step, for a failure's record
-        )
+        self.phase = "start"
+        self.ledger = ledger
+        # Row numbers of the step, for a failure's record.
+        self.sample_rows: Callable[[], list[int]] | None = None
         self.beat("start")
 
     def publish(self) -> None:
-        """Have a thread write the file through to the other machines of a network filesystem, once per second.
+        """Have a thread write the file through to the other machines of a network filesystem.
 
-        A counter after the line shows them that the process runs.
+        It does so once per second. A counter after the line shows them that the process runs.
         """
         threading.Thread(target=self._publish, name="heartbeat", daemon=True).start()
 
     def _publish(self) -> None:
-        count, dumped = 0, False
+        count = 0
+        dumped = False
         while True:
             count += 1
             with suppress(OSError):  # the filesystem does not answer just now
@@ -70,7 +81,12 @@ class Heartbeat:
             time.sleep(PUBLISH_SECONDS)
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Record that this rank enters `phase` of the step after `step` completed ones (default: as before)."""
+        """Record that this rank enters `phase` of the step after `step` completed ones.
+
+        Args:
+            phase: one of PHASES.
+            step: None: as before.
+        """
         if self.ledger is not None:
             self.ledger.leave(self.phase)
             if step is not None and (step != self.step or phase == "finish"):
@@ -78,13 +94,12 @@ class Heartbeat:
         if step is not None:
             self.step = step
         self.phase = phase
-        os.pwrite(
-            self.file, LINE.format(step=self.step, phase=phase, time=time.monotonic()).encode(), 0
-        )
+        line = LINE.format(step=self.step, phase=phase, time=time.monotonic())
+        os.pwrite(self.file, line.encode(), 0)
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
-        """`phase` in the block, and after it the phase before."""
+        """Enter `phase` for the block, and after it the phase before."""
         before = self.phase
         self.beat(phase)
         try:
@@ -103,7 +118,7 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
 
 
 def read_count(path: Path) -> int:
-    """How often a rank on another machine has published its heartbeat."""
+    """Number of times that a rank on another machine has published its heartbeat."""
     try:
         return int(path.read_text(encoding="utf-8").split()[3])
     except (OSError, ValueError, IndexError):

@@ -15,7 +15,7 @@ from infini_llama.tasks.storage.tensors import load_tensors, model_tensors
 
 
 class TrainedRun(NamedTuple):
-    """A model in evaluation mode, its tokenizer, and the checkpoint folder that it was loaded from."""
+    """A model in evaluation mode, its tokenizer, and the checkpoint folder that it came from."""
 
     model: Llama
     tokenizer: Tokenizer
@@ -26,7 +26,8 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
     """Load a trained model and its tokenizer; every checksum is verified.
 
     Args:
-        run_dir: the folder of a run, or the name of one in the home folder (INFINI_LLAMA_HOME, else ./workspace).
+        run_dir: the folder of a run, or the name of one in the home folder (INFINI_LLAMA_HOME, else
+            ./workspace).
         checkpoint: latest, best, or the name of a folder in checkpoints/.
 
     Raises:
@@ -34,14 +35,20 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
         DataError: checkpoint or tokenizer is damaged.
     """
     run_dir = Path(run_dir)
-    if not run_dir.is_dir() and (named := default_home() / "runs" / run_dir).is_dir():
-        run_dir = named
+    if not run_dir.is_dir():
+        named = default_home() / "runs" / run_dir
+        if named.is_dir():
+            run_dir = named
     model, chosen = _load(run_dir, checkpoint)
     return TrainedRun(model.eval(), read_tokenizer(dataset_of(run_dir)), chosen)
 
 
 def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
-    """The model; where the training beside this one prunes the checkpoint meanwhile, that of the one that is now meant."""
+    """Load the model of a checkpoint, and return it with the checkpoint's folder.
+
+    Where the training beside this process prunes the checkpoint meanwhile, it is that of the one
+    that is now meant.
+    """
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
@@ -56,7 +63,10 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
 
 
 def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
-    """The folder of a run's checkpoint: latest (the newest whole one), best, or the one of this name.
+    """The folder of a run's checkpoint.
+
+    Args:
+        checkpoint: latest (the newest whole one), best, or the name of its folder.
 
     Raises:
         ConfigError: no such run or checkpoint.
@@ -71,7 +81,8 @@ def find_checkpoint(run_dir: Path, checkpoint: str) -> Path:
         chosen = folder / checkpoint
     if chosen is None or not chosen.is_dir() or chosen.parent != folder:
         raise ConfigError(
-            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or use one of those in {folder}."
+            f"run {run_dir.name} has no checkpoint '{checkpoint}'; train it first, or use one of "
+            f"those in {folder}."
         )
     return chosen
 
@@ -80,7 +91,8 @@ def dataset_of(run_dir: Path) -> Path:
     """The folder of the dataset that a run was trained on.
 
     Raises:
-        DataError: it was moved or removed, its manifest is damaged, or it is another dataset by now.
+        DataError: it was moved or removed, its manifest is damaged, or it is another dataset by
+            now.
     """
     bound = RunFolder(run_dir).require_lineage().dataset
     folder = RunFolder(run_dir).dataset(bound.path)
@@ -93,10 +105,10 @@ def dataset_of(run_dir: Path) -> Path:
 
 
 def end_of_text_of(run_dir: Path) -> int:
-    """Id of the token that ends a document, of the dataset that the run was trained on."""
+    """ID of the token that ends a document, of the dataset that the run was trained on."""
     return verified_manifest(dataset_of(run_dir)).content.eos_id
 
 
 def end_tokens_of(run_dir: Path) -> tuple[int, ...]:
-    """IDs of the tokens that end a text of the run's model; the first is that of `end_of_text_of`."""
+    """IDs of the tokens that end a text of the run's model; the first is `end_of_text_of`."""
     return RunFolder(run_dir).require_lineage().conversation.ends_with(end_of_text_of(run_dir))

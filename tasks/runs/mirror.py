@@ -1,11 +1,14 @@
-"""The mirror: a run and its dataset are copied beyond this machine while it trains, and come back to a machine that has neither.
+"""The mirror: a copy of a run and its dataset beyond this machine, made while the run trains.
 
-It is on any filesystem that fsspec knows. An object store has no rename, so there the manifest is the commit: it is copied last and
-deleted first, and a folder without one does not exist for a reader. A fetched artifact is used once every checksum of its manifest
-holds.
+The run comes back from it to a machine that has neither.
+
+It is on any filesystem that fsspec knows. An object store has no rename, so there the manifest is
+the commit: it is copied last and deleted first, and a folder without one does not exist for a
+reader. A fetched artifact is used once every checksum of its manifest holds.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import errno
 import json
 import logging
@@ -45,20 +48,23 @@ MOST_NAMES = 10  # of what is not copied
 class Mirror:
     """A place to which artifacts below `home` are copied under the same relative paths.
 
-    Where it cannot be reached, this and every method raises what its filesystem does; these errors have no class in common.
+    Where it cannot be reached, this and every method raises what its filesystem does; these errors
+    have no class in common.
 
     Args:
         url: as fsspec writes it, for example s3://bucket/project, memory://project or a path.
         home: the local counterpart.
 
     Raises:
-        ConfigError: the protocol is unknown, its package is not installed, or no bucket or folder is named.
+        ConfigError: the protocol is unknown, its package is not installed, or no bucket or folder
+            is named.
     """
 
     def __init__(self, url: str, home: Path) -> None:
         import fsspec
 
-        self.home, self.url = home, shown_url(url)
+        self.home = home
+        self.url = shown_url(url)
         try:
             place: tuple[Any, str] = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as fault:
@@ -74,32 +80,38 @@ class Mirror:
         return f"{self.root.rstrip('/')}/{path.relative_to(self.home).as_posix()}"
 
     def has(self, path: Path, of: Path | None = None) -> bool:
-        """Whether the artifact that is committed at `path` is kept whole, byte for byte the same manifest.
+        """Whether the mirror has the artifact at `path` whole, with the same manifest, bytewise.
 
         Args:
+            path: where the artifact is committed.
             of: where it has been moved to since.
         """
         place = f"{self.place(path)}/{MANIFEST}"
-        return (
-            self._exists(place)
-            and self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
-        )
+        if not self._exists(place):
+            return False
+        return self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
 
     def keep(self, path: Path, kind: str) -> int:
-        """Copies the artifact at `path`, manifest last; returns the bytes that were sent, 0 where it was kept before.
+        """Copy the artifact at `path`, manifest last.
+
+        Returns:
+            the bytes that were sent; 0 where it was kept before.
 
         Raises:
-            Damaged: its files do not have the sizes of its manifest; a copy of it would be worthless.
+            Damaged: its files do not have the sizes of its manifest; a copy of it would be
+                worthless.
             OSError: the mirror does not take it.
         """
         if self.has(path):
             return 0
         manifest = check(path, kind, checksums=False)
-        place, sent = self.place(path), 0
+        place = self.place(path)
+        sent = 0
         self._remove_file(f"{place}/{MANIFEST}")  # of an artifact of this name that was built anew
         for name, expected in manifest.files.items():
             self.keep_file(path / name)
-            if (size := self.files.size(f"{place}/{name}")) != expected.size:
+            size = self.files.size(f"{place}/{name}")
+            if size != expected.size:
                 raise OSError(
                     f"{place}/{name} has {size} bytes after it was copied, not {expected.size}"
                 )
@@ -108,13 +120,16 @@ class Mirror:
         return sent
 
     def keep_file(self, path: Path) -> None:
-        """Copies one file."""
+        """Copy one file."""
         place = self.place(path)
         self.files.makedirs(str(PurePosixPath(place).parent), exist_ok=True)
         self.files.put_file(str(path), place)
 
     def kept(self, folder: Path) -> list[Path]:
-        """The artifacts that are kept whole directly below `folder`, as the local paths they would have."""
+        """The artifacts that are kept whole directly below `folder`.
+
+        They are given as the local paths they would have.
+        """
         place = self.place(folder)
         self.files.invalidate_cache()
         if not self._exists(place):
@@ -126,10 +141,13 @@ class Mirror:
 
     def read(self, path: Path) -> bytes:
         """The bytes of one file that is kept; none where it is not."""
-        return self.files.cat_file(self.place(path)) if self._exists(self.place(path)) else b""
+        place = self.place(path)
+        return self.files.cat_file(place) if self._exists(place) else b""
 
     def restore(self, path: Path, kind: str) -> bool:
-        """Fetches the artifact to `path`, unless it is there, if the mirror has it; used only once every checksum holds.
+        """Fetch the artifact to `path`, unless it is there, if the mirror has it.
+
+        It is used only once every checksum holds.
 
         Returns:
             whether it is there now.
@@ -147,12 +165,14 @@ class Mirror:
                     self._fetch(path / name, folder / name)
                 check(folder, kind, checksums=True)
             except (Damaged, FileNotFoundError) as fault:
-                if kind == KIND and isinstance(
-                    fault, OtherVersion
-                ):  # without it, the run would begin again
+                # Without this checkpoint, the run would begin again.
+                if kind == KIND and isinstance(fault, OtherVersion):
                     raise
                 log.warning(
-                    "the copy of %s in %s is damaged and not used: %s", path.name, self.url, fault
+                    "the copy of %s in %s is damaged and not used: %s",
+                    path.name,
+                    self.url,
+                    fault,
                 )
                 return False
             publish(folder, path, manifest)
@@ -160,7 +180,7 @@ class Mirror:
         return True
 
     def restore_file(self, path: Path) -> bool:
-        """Fetches one file where it is kept, in place of any that is here."""
+        """Fetch one file where it is kept, in place of any that is here."""
         if not self._exists(self.place(path)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +192,7 @@ class Mirror:
         return True
 
     def delete(self, path: Path) -> None:
-        """Deletes a kept artifact, its manifest first."""
+        """Delete a kept artifact, its manifest first."""
         self._remove_file(f"{self.place(path)}/{MANIFEST}")
         self.files.rm(self.place(path), recursive=True)
 
@@ -182,9 +202,8 @@ class Mirror:
 
     def _exists(self, place: str) -> bool:
         try:
-            self.files.info(
-                place
-            )  # `exists` of most filesystems is False also where they cannot be reached
+            # `exists` of most filesystems is False also where they cannot be reached.
+            self.files.info(place)
         except OSError as fault:  # that of SMB has the number without the class
             if not isinstance(fault, FileNotFoundError) and fault.errno != errno.ENOENT:
                 raise
@@ -197,7 +216,9 @@ class Mirror:
 
 
 def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> None:
-    """Fetches the planned dataset where the mirror has it and home has not. `plan` may read the text; without a mirror it is not called.
+    """Fetch the planned dataset where the mirror has it and home has not.
+
+    `plan` may read the text; without a mirror it is not called.
 
     Raises:
         PipelineError: see `_asked`.
@@ -220,7 +241,7 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
 
 
 def restore_run(config: PipelineConfig) -> None:
-    """Fetches the run's records and its newest whole checkpoint where home has no such run.
+    """Fetch the run's records and its newest whole checkpoint where home has no such run.
 
     Raises:
         PipelineError: see `_asked`.
@@ -241,7 +262,9 @@ def restore_run(config: PipelineConfig) -> None:
 
 @contextmanager
 def _asked(config: PipelineConfig, url: str) -> Generator[None]:
-    """A block that fetches from the mirror. If that fails, a run that is here continues. Another one may be there, and does not begin.
+    """A block that fetches from the mirror.
+
+    If that fails, a run that is here continues. Another one may be there, and does not begin.
 
     Raises:
         ConfigError: the mirror refuses access, or would be below a file.
@@ -254,35 +277,33 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
     except Exception as fault:  # of any filesystem's making
         if no_space(fault):  # on this machine
             raise
-        name, words = (
-            config.runtime.name,
-            f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})",
-        )
+        name = config.runtime.name
+        words = f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
         if RunFolder.of(config.runtime).lineage.exists():
             log.warning("%s; run %s continues with what is on this machine.", words, name)
             return
-        kind = (
-            ConfigError
-            if isinstance(fault, (PermissionError, NotADirectoryError))
-            else PipelineError
-        )
+        is_refused = isinstance(fault, (PermissionError, NotADirectoryError))
+        kind = ConfigError if is_refused else PipelineError
         raise kind(
-            f"{words}. Run {name} is not on this machine, but may be there. Make the mirror readable and run the same command again, or "
-            "set storage.mirror=null to begin the run without it."
+            f"{words}. Run {name} is not on this machine, but may be there. Make the mirror "
+            "readable and run the same command again, or set storage.mirror=null to begin the run "
+            "without it."
         ) from None
 
 
 @contextmanager
 def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
-    """Inside, what is committed is copied in the background; leaving waits for the last copy.
+    """Copy what is committed in the background, inside the block; leaving waits for the last copy.
 
-    A mirror that does not answer never stops training: each new fault is logged as a warning, and a failed copy is tried again. What is
-    not copied in the end is logged, too.
+    A mirror that does not answer never stops training: each new fault is logged as a warning, and a
+    failed copy is tried again. What is not copied in the end is logged, too.
     """
-    if (url := config.storage.mirror) is None:
+    url = config.storage.mirror
+    if url is None:
         yield
         return
-    home, over = config.runtime.home.resolve(), threading.Event()
+    home = config.runtime.home.resolve()
+    over = threading.Event()
     of_dataset = _of_dataset(home / reference.path, reference.row_tables)
     copying = _Copying(url, home, RunFolder.of(config.runtime), of_dataset)
 
@@ -299,7 +320,12 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
             over.wait(LOOK_EVERY)
 
     # In the caller's context: by it, Prefect knows the run that a line of the log is of.
-    thread = threading.Thread(target=copy_context().run, args=(copy,), name="mirror", daemon=True)
+    thread = threading.Thread(
+        target=copy_context().run,
+        args=(copy,),
+        name="mirror",
+        daemon=True,
+    )
     thread.start()
     try:
         yield
@@ -309,21 +335,28 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
 
 
 class _Copying:
-    """Copies what is committed of a run and its dataset, and remembers what it has copied.
+    """The copying of what is committed of a run and its dataset, and what was copied so far.
 
     Raises:
-        ConfigError: the protocol is unknown. A mirror that cannot be reached is tried again each time.
+        ConfigError: the protocol is unknown. A mirror that cannot be reached is tried again each
+            time.
     """
 
     def __init__(
-        self, url: str, home: Path, run: RunFolder, of_dataset: list[tuple[Path, str]]
+        self,
+        url: str,
+        home: Path,
+        run: RunFolder,
+        of_dataset: list[tuple[Path, str]],
     ) -> None:
-        self.url, self.home, self.run, self.of_dataset = url, home, run, of_dataset
+        self.url = url
+        self.home = home
+        self.run = run
+        self.of_dataset = of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
-        self.answered: tuple[list[tuple[Path, int]], str] | None = (
-            None  # to what was committed here
-        )
+        # The mirror's answer to what was committed here.
+        self.answered: tuple[list[tuple[Path, int]], str] | None = None
         try:
             self.mirror: Mirror | None = Mirror(url, home)
         except ConfigError:
@@ -332,19 +365,27 @@ class _Copying:
             self.mirror = None
 
     def once(self, last: bool) -> str:
-        """Copies what the mirror lacks, the `last` time the records as well; returns what is to be said about it, "" if nothing.
+        """Copy what the mirror lacks, the `last` time the records as well.
 
-        The mirror is asked again once it has failed, or once something was committed or deleted here: a request may cost money.
+        The mirror is asked again once it has failed, or once something was committed or deleted
+        here: a request may cost money.
+
+        Returns:
+            what is to be said about it, "" if nothing.
         """
         try:
             committed = _committed(self.run)
             if self.answered and self.answered[0] == committed and not last:
                 return self.answered[1]
             self.mirror = self.mirror or Mirror(self.url, self.home)
-            self.answered = committed, self._copy(self.mirror, last)
-            return self.answered[1]
+            sentence = self._copy(self.mirror, last)
+            self.answered = (committed, sentence)
+            return sentence
         except Exception as fault:  # of any filesystem's making
-            failed = f"copying to storage.mirror={shown_url(self.url)} failed ({words_of(fault, self.url)})"
+            failed = (
+                f"copying to storage.mirror={shown_url(self.url)} failed "
+                f"({words_of(fault, self.url)})"
+            )
             return failed + (self._not_copied() if last else "; it will be retried.")
 
     def _copy(self, mirror: Mirror, last: bool) -> str:
@@ -354,8 +395,9 @@ class _Copying:
             self.copied.add(path)
         if _has_other_run(mirror, self.run):
             return (
-                f"the mirror has another run of the name {self.run.path.name}, with another {RUN_ID}; nothing of this one is copied. "
-                "Choose another runtime.name or storage.mirror, or remove the copy of the other one."
+                f"the mirror has another run of the name {self.run.path.name}, with another "
+                f"{RUN_ID}; nothing of this one is copied. Choose another runtime.name or "
+                "storage.mirror, or remove the copy of the other one."
             )
         ahead = _of_another(mirror, self.run)
         if not ahead:
@@ -369,9 +411,10 @@ class _Copying:
         if not ahead:
             return ""
         return (
-            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, but this machine continues from step "
-            f"{self.begun}; to use the mirror's copy, move {self.run.path} away. Nothing is copied to the mirror until this machine has "
-            "passed that step."
+            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, but "
+            f"this machine continues from step {self.begun}; to use the mirror's copy, move "
+            f"{self.run.path} away. Nothing is copied to the mirror until this machine has passed "
+            "that step."
         )
 
     def _not_copied(self) -> str:
@@ -381,22 +424,22 @@ class _Copying:
         names = [path.relative_to(self.home).as_posix() for path in paths]
         if self.run.path not in self.copied:
             names.append(f"the records of run {self.run.path.name}")
+        if not names:
+            return "."
         more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
         return (
-            f"; not copied: {', '.join(names[:MOST_NAMES] + more)}. Run the same command again to copy them."
-            if names
-            else "."
+            f"; not copied: {', '.join(names[:MOST_NAMES] + more)}. Run the same command again to "
+            "copy them."
         )
 
 
 def _of_dataset(
-    folder: Path, row_tables: Iterable[PlannedTable | RowTableRef]
+    folder: Path,
+    row_tables: Iterable[PlannedTable | RowTableRef],
 ) -> list[tuple[Path, str]]:
     """The artifacts of a dataset, with their kinds."""
-    return [
-        (folder, "dataset"),
-        *((folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables),
-    ]
+    tables = [(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables]
+    return [(folder, "dataset"), *tables]
 
 
 def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
@@ -410,7 +453,10 @@ def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
 
 
 def _committed(run: RunFolder) -> list[tuple[Path, int]]:
-    """The artifacts of a run, with the time at which each was committed, in nanoseconds; none that is deleted meanwhile."""
+    """The artifacts of a run, with the time at which each was committed, in nanoseconds.
+
+    There is none that is deleted meanwhile.
+    """
     found: list[tuple[Path, int]] = []
     for path, _ in _of_run(run):
         with suppress(FileNotFoundError):
@@ -423,44 +469,54 @@ def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
         return
     if kind == KIND:
         _records(mirror, run)
-    if sent := mirror.keep(path, kind):
+    sent = mirror.keep(path, kind)
+    if sent:
         log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
 
 
 def _records(mirror: Mirror, run: RunFolder) -> None:
-    """Copy the records. The metrics may be ahead of a checkpoint, never behind: they are cut when the run is resumed."""
+    """Copy the records.
+
+    The metrics may be ahead of a checkpoint, never behind: they are cut when the run is resumed.
+    """
     for record in filter(Path.exists, run.records):
         mirror.keep_file(record)
 
 
 def _has_other_run(mirror: Mirror, run: RunFolder) -> bool:
-    """Whether the mirror's copy of this name is of a run with another id. Without the records of either, it is taken for this run's."""
-    here, there = run.read_id(), ""
+    """Whether the mirror's copy of this name is of a run with another id.
+
+    Without the records of either, it is taken for this run's.
+    """
+    here = run.read_id()
+    there = ""
     with suppress(ValueError, AttributeError):  # not JSON, or no object
         there = json.loads(mirror.read(run.lineage)).get(RUN_ID, "")
     return bool(here and there) and here != there
 
 
 def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:
-    """The newest copy of a later step that this folder never had: another machine took the run further, and its copy is left whole."""
+    """The newest copy of a later step that this folder never had.
+
+    Another machine took the run further, and its copy is left whole.
+    """
     newest = checkpoints.latest_step(run.checkpoints)
     ahead = [path for path in mirror.kept(run.checkpoints) if checkpoints.step_of(path) > newest]
     return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
 
 
 def _delete_pruned(mirror: Mirror, run: RunFolder) -> None:
-    """Follows the pruning of this run's checkpoints, and its going back to an older one."""
+    """Follow the pruning of this run's checkpoints, and its going back to an older one."""
     committed = [checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)]
     newest = checkpoints.step_of(committed[0]) if committed else 0
     for path in mirror.kept(run.checkpoints):
-        if path not in committed and (
-            checkpoints.step_of(path) < newest or _abandoned(mirror, path)
-        ):
+        if path in committed:
+            continue
+        if checkpoints.step_of(path) < newest or _abandoned(mirror, path):
             mirror.delete(path)
 
 
 def _abandoned(mirror: Mirror, path: Path) -> bool:
     """Whether the copy of this checkpoint is of one that this run has gone back from."""
-    return any(
-        mirror.has(path, of=folder) for folder in (path.parent / "abandoned").glob(f"{path.name}*")
-    )
+    folders = (path.parent / "abandoned").glob(f"{path.name}*")
+    return any(mirror.has(path, of=folder) for folder in folders)

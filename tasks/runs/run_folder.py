@@ -82,8 +82,11 @@ class RunFolder:
 
     @property
     def records(self) -> tuple[Path, ...]:
-        """Files beside the checkpoints without which a run cannot go on or be reported on; the lineage is last."""
-        beside = (
+        """Files beside the checkpoints without which a run cannot go on or be reported on.
+
+        The lineage is last.
+        """
+        return (
             self.config,
             self.environment,
             self.compile,
@@ -91,8 +94,11 @@ class RunFolder:
             self.attempts,
             self.metrics,
             self.samples,
+            self.evaluations,
+            self.result,
+            self.summary,
+            self.lineage,
         )
-        return *beside, self.evaluations, self.result, self.summary, self.lineage
 
     @classmethod
     def of(cls, runtime: RuntimeConfig) -> "RunFolder":
@@ -100,29 +106,38 @@ class RunFolder:
         return cls(runtime.home.resolve() / "runs" / runtime.name)
 
     def read_id(self) -> str:
-        """The run's id: that of lineage.json, unless other records agree on another one; "" before the first. Reads three files."""
+        """The run's id: that of lineage.json, unless other records agree on another one.
+
+        It is "" before the first. Reads three files.
+        """
         plans = [path for path in map(attempt_plan_path, attempt_folders(self)) if path.exists()]
-        in_lineage, *others = map(_id_in, (self.lineage, *plans[-1:], self.environment))
+        in_lineage = _id_in(self.lineage)
+        others = [_id_in(path) for path in (*plans[-1:], self.environment)]
         others = [other for other in others if other]
         return in_lineage if in_lineage in others or not others else others[0]
 
     def dataset(self, path: str) -> Path:
         """The folder of a dataset whose path is relative to the run's home.
 
-        That is the home in which the run's folder lies by its name, also as a link; or, if that has no such dataset, since the folder was
-        moved and is named by its new place, the home that its config.yaml names.
+        That is the home in which the run's folder lies by its name, also as a link; or, if that has
+        no such dataset, since the folder was moved and is named by its new place, the home that its
+        config.yaml names.
         """
         homes = [self.path.absolute().parent.parent]
         with suppress(Damaged):
             runtime = (self.read_config() or {}).get("runtime")
-            if isinstance(runtime, dict) and isinstance(home := runtime.get("home"), str):
+            home = runtime.get("home") if isinstance(runtime, dict) else None
+            if isinstance(home, str):
                 homes.append(Path(home))
-        return next(
-            (folder for folder in (home / path for home in homes) if folder.is_dir()),
-            homes[0] / path,
-        )
+        folders = [home / path for home in homes]
+        return next((folder for folder in folders if folder.is_dir()), folders[0])
 
-    def read(self, kind: type[RecordType], path: Path, run_id: str = "") -> RecordType:
+    def read(
+        self,
+        kind: type[RecordType],
+        path: Path,
+        run_id: str = "",
+    ) -> RecordType:
         """The record in a file of this folder; one without an id may be of any run.
 
         Args:
@@ -131,15 +146,21 @@ class RunFolder:
         Raises:
             Damaged: there is none, it is not as it was written, or it is of another run.
         """
-        fields, run_id = read_fields(path), run_id or self.read_id()
-        if run_id and (stored := fields.get(RUN_ID, run_id)) != run_id:
+        fields = read_fields(path)
+        run_id = run_id or self.read_id()
+        stored = fields.get(RUN_ID, run_id)
+        if run_id and stored != run_id:
             raise Damaged(
-                f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is {run_id}."
+                f"{path} belongs to another run: its {RUN_ID} is {stored}, and this run's is "
+                f"{run_id}."
             )
         return as_record(kind, fields, path)
 
     def find(self, kind: type[RecordType], path: Path) -> RecordType | None:
-        """The same as `read`, of a file that training writes again: None without it, and with a warning where it is damaged."""
+        """The record in a file that training writes again.
+
+        It is the same as `read`, but None without the file, and with a warning where it is damaged.
+        """
         try:
             return self.read(kind, path) if os.path.lexists(path) else None
         except Damaged as fault:
@@ -151,7 +172,9 @@ class RunFolder:
         write_fields(path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json())
 
     def read_lineage(self) -> Lineage | None:
-        """lineage.json, None before the first attempt; if it is damaged or removed, the copy that the newest attempt was given.
+        """lineage.json, None before the first attempt.
+
+        If it is damaged or removed, it is the copy that the newest attempt was given.
 
         Raises:
             Damaged: there is no such copy, or there are checkpoints without any attempt.
@@ -171,8 +194,8 @@ class RunFolder:
                     log.warning("%s The copy in %s is used.", fault, attempt_plan_path(attempt_dir))
                     return copy
             raise Damaged(
-                f"{fault} It records what the run was trained on, and no attempt has a copy. Put the file back from a backup or a mirror, "
-                "or choose another runtime.name."
+                f"{fault} It records what the run was trained on, and no attempt has a copy. Put "
+                "the file back from a backup or a mirror, or choose another runtime.name."
             ) from None
 
     def require_lineage(self) -> Lineage:
@@ -182,20 +205,26 @@ class RunFolder:
             ConfigError: this is not the folder of a run.
             Damaged: as `read_lineage`.
         """
-        if (lineage := self.read_lineage()) is None:
+        lineage = self.read_lineage()
+        if lineage is None:
             raise ConfigError(
-                f"{self.path} is not a run folder (it has no lineage.json); give the path of runs/<name> in your "
-                "home folder."
+                f"{self.path} is not a run folder (it has no lineage.json); give the path of "
+                "runs/<name> in your home folder."
             )
         return lineage
 
     def write_config(self, config: JsonObject) -> None:
-        """Write config.yaml, for people and for comparisons of runs; its first line has the checksum of the run's id and the others."""
+        """Write config.yaml, for people and for comparisons of runs.
+
+        Its first line has the checksum of the run's id and the other lines.
+        """
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         write_atomic(self.config, f"# {_checksum(text, self.read_id())}\n{text}")
 
     def read_config(self) -> JsonObject | None:
-        """config.yaml, None without it; a file whose first line is not its checksum is used as it is.
+        """config.yaml, None without it.
+
+        A file whose first line is not its checksum is used as it is.
 
         Raises:
             Damaged: it is not as it was written, or not YAML.
@@ -209,8 +238,8 @@ class RunFolder:
             first, _, rest = text.partition("\n")
             if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.read_id())}":
                 raise Damaged(
-                    f"{self.config} does not match its own checksum, or is of another run. If you changed it on "
-                    "purpose, delete its first line; otherwise it is damaged."
+                    f"{self.config} does not match its own checksum, or is of another run. If you "
+                    "changed it on purpose, delete its first line; otherwise it is damaged."
                 )
             # through JSON, since YAML has dates and keys that are no text
             config: JsonValue = json.loads(json.dumps(yaml.safe_load(text), default=str))
@@ -243,7 +272,10 @@ def _checksum(text: str, run: str) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder, each once whatever links lead to it; what vanishes meanwhile counts nothing."""
+    """Bytes of a file, or of all files below a folder.
+
+    Each file counts once whatever links lead to it; what vanishes meanwhile counts nothing.
+    """
     if not path.is_dir():
         with suppress(FileNotFoundError):
             return path.stat().st_size
@@ -251,7 +283,8 @@ def size_of(path: Path) -> int:
     sizes: dict[tuple[int, int], int] = {}
     seen: set[str] = set()
     for root, folders, files in os.walk(path, followlinks=True):
-        if (real := os.path.realpath(root)) in seen:
+        real = os.path.realpath(root)
+        if real in seen:
             folders.clear()
             continue
         seen.add(real)
@@ -263,16 +296,17 @@ def size_of(path: Path) -> int:
 
 
 def remove_staging(run: RunFolder) -> None:
-    """Removes what a killed save left half-written; only called under the run's lock."""
+    """Remove what a killed save left half-written; only called under the run's lock."""
     for path in run.checkpoints.glob(".step-*"):
         log.info("removing %s, left by a save that did not finish", path.name)
         shutil.rmtree(path, ignore_errors=True)  # else it stays for `gc`
 
 
 def cut_metrics(run: RunFolder, step: int) -> None:
-    """Cuts metrics.jsonl and samples.jsonl back to `step`, so that the resumed run neither repeats nor skips a line.
+    """Cut metrics.jsonl and samples.jsonl back to `step`.
 
-    Lines that cannot be read are removed, with a warning.
+    The resumed run then neither repeats nor skips a line. Lines that cannot be read are removed,
+    with a warning.
     """
     _cut(run.metrics, METRICS_LINE, step, run.read_id())
     _cut(run.samples, SampleLine, step, run.read_id())
@@ -280,7 +314,9 @@ def cut_metrics(run: RunFolder, step: int) -> None:
 
 def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
     # The lines, not their records, which take several times the memory of the file.
-    kept, bad, is_whole = list[bytes](), list[int](), True
+    kept: list[bytes] = []
+    bad: list[int] = []
+    is_whole = True
     for number, line, record in scan(path, kind, run):
         if record is not None and record.step <= step:
             kept.append(line)
@@ -310,11 +346,13 @@ def read_attempts(run: RunFolder) -> list[AttemptRecord]:
 
 
 def attempt_folders(run: RunFolder) -> list[Path]:
-    """The folder of every attempt, oldest first: by number, since the hundredth's name sorts before the ninety-ninth's."""
-    folders = run.logs.glob("attempt-*")
-    return sorted(
-        (path for path in folders if re.fullmatch(r"attempt-[0-9]+", path.name)), key=number_of
-    )
+    """The folder of every attempt, oldest first.
+
+    They are sorted by number, since the hundredth's name sorts before the ninety-ninth's.
+    """
+    names = re.compile(r"attempt-[0-9]+")
+    folders = [path for path in run.logs.glob("attempt-*") if names.fullmatch(path.name)]
+    return sorted(folders, key=number_of)
 
 
 def number_of(attempt_dir: Path) -> int:
@@ -339,14 +377,16 @@ def attempt_plan_path(attempt_dir: Path) -> Path:
 
 
 def read_attempt_plan(attempt_dir: Path, run_id: str = "") -> AttemptPlan:
-    """The plan that the workers of an attempt are given. run_id: see `RunFolder.read`.
+    """The plan that the workers of an attempt are given.
+
+    Args:
+        run_id: see `RunFolder.read`.
 
     Raises:
         Damaged: there is no such file, or it is not as it was written.
     """
-    return RunFolder(attempt_dir.parents[1]).read(
-        AttemptPlan, attempt_plan_path(attempt_dir), run_id
-    )
+    run = RunFolder(attempt_dir.parents[1])
+    return run.read(AttemptPlan, attempt_plan_path(attempt_dir), run_id)
 
 
 def write_attempt_plan(attempt_dir: Path, attempt: AttemptPlan) -> None:

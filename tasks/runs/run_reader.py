@@ -1,4 +1,7 @@
-"""A run as its folder describes it, while it runs and afterwards, and the list of all runs; no tensor is read."""
+"""A run as its folder describes it, while it runs and afterwards, and the list of all runs.
+
+No tensor is read.
+"""
 
 import logging
 import math
@@ -71,7 +74,7 @@ class DatasetManifests:
 
 @dataclass(frozen=True)
 class RunReader:
-    """Reads the records of the run in folder `path`; each file once.
+    """The records of the run in folder `path`; each file is read once.
 
     Raises:
         ConfigError: on reading the lineage: it is the folder of no run.
@@ -100,15 +103,16 @@ class RunReader:
         except Damaged as fault:
             log.warning("%s The settings in lineage.json are used.", fault)
             config = None
-        return (
-            config
-            if config and "train" in config
-            else {"train": self.lineage.train.model_dump(mode="json")}
-        )
+        if config and "train" in config:
+            return config
+        return {"train": self.lineage.train.model_dump(mode="json")}
 
     @cached_property
     def metrics(self) -> list[MetricsLine]:
-        """Every readable line of metrics.jsonl; a warning names the steps and validations up to the newest checkpoint that it lacks."""
+        """Every readable line of metrics.jsonl.
+
+        A warning names the steps and validations up to the newest checkpoint that it lacks.
+        """
         lines = read_metrics(self.folder)
         trained = {line.step for line in lines if isinstance(line, TrainLine)}
         validated = {line.step for line in lines if isinstance(line, ValidationLine)}
@@ -118,7 +122,8 @@ class RunReader:
         expected = range(first, newest + 1)
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         for steps, train in self._trained_with:
-            if isinstance(interval := train.eval_steps, int):
+            interval = train.eval_steps
+            if isinstance(interval, int):
                 of_attempt = expected[max(0, steps.start - first) : max(0, steps.stop - first)]
                 due = {step for step in of_attempt if step % interval == 0}
                 what = f"validation (one every {interval} steps) of step"
@@ -127,9 +132,13 @@ class RunReader:
 
     @cached_property
     def _trained_with(self) -> list[tuple[range, TrainingConfig]]:
-        """The steps that each attempt trained, which no later one repeated, with its settings; none whose plan cannot be read."""
+        """The steps that each attempt trained, which no later one repeated, with its settings.
+
+        An attempt whose plan cannot be read is left out.
+        """
         parts: list[tuple[range, TrainingConfig]] = []
-        end, run_id = sys.maxsize, self.folder.read_id()
+        end = sys.maxsize
+        run_id = self.folder.read_id()
         for attempt_dir in reversed(attempt_folders(self.folder)):
             with suppress(OSError, Damaged):
                 plan = read_attempt_plan(attempt_dir, run_id)
@@ -147,12 +156,15 @@ class RunReader:
 
     @property
     def before_training(self) -> ValidationLine | None:
-        """Results of the weights before the first step, of a run that starts from those of a model."""
+        """Results of the weights before the first step, if the run starts from those of a model."""
         return next((line for line in self.validated if line.step == 0), None)
 
     @cached_property
     def attempts(self) -> list[AttemptRecord]:
-        """Those whose line can be read, with a warning where attempts that have ended have none."""
+        """The attempts whose line can be read.
+
+        There is a warning where attempts that have ended have none.
+        """
         recorded = read_attempts(self.folder)
         if self.result or lock_holder(self.folder.lock) is None:
             begun = set(map(number_of, attempt_folders(self.folder)))
@@ -172,7 +184,10 @@ class RunReader:
 
     @cached_property
     def result(self) -> TrainingResult | None:
-        """The result of the finished run; None where it has steps left, or its newest checkpoint is another one."""
+        """The result of the finished run.
+
+        It is None where the run has steps left, or its newest checkpoint is another one.
+        """
         result = self.folder.find(TrainingResult, self.folder.result)
         if result is None and self.folder.summary.exists() and not self.folder.result.exists():
             log.warning("%s is missing, although the run has a summary.", self.folder.result)
@@ -208,12 +223,11 @@ class RunReader:
         folder = self.folder.dataset(dataset.path)
         try:
             manifests = DatasetManifests(
-                read_dataset(folder), read_row_table(folder / ROW_TABLES / dataset.row_table)
+                tokens=read_dataset(folder),
+                rows=read_row_table(folder / ROW_TABLES / dataset.row_table),
             )
-            if (manifests.tokens.digest, manifests.rows.digest) != (
-                dataset.digest,
-                dataset.row_table_digest,
-            ):
+            digests = (manifests.tokens.digest, manifests.rows.digest)
+            if digests != (dataset.digest, dataset.row_table_digest):
                 raise Damaged(f"{folder} is not the dataset that the run was trained on.")
             return manifests
         except Damaged as fault:
@@ -223,7 +237,7 @@ class RunReader:
 
     @cached_property
     def checkpoints(self) -> list[CheckpointFacts]:
-        """The committed ones, newest first."""
+        """The facts of the committed checkpoints, newest first."""
         best = checkpoints.best_of(self.committed)
         return [
             CheckpointFacts(
@@ -243,7 +257,7 @@ class RunReader:
 
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
-        """Measurements of its model by `evaluate`, the oldest first."""
+        """Measurements of the run's model by `evaluate`, the oldest first."""
         lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.read_id())
         if self.folder.evaluations.exists() and not lines:  # it is made with its first line
             log.warning(
@@ -253,7 +267,7 @@ class RunReader:
 
     @property
     def missing_evaluations(self) -> list[JsonValue]:
-        """Kinds that evaluate.after_training lists and that are not there for the checkpoint of the finished run."""
+        """Kinds in evaluate.after_training that the finished run's checkpoint has no result of."""
         listed = dotted(self.config).get("evaluate.after_training")
         if not self.result or not isinstance(listed, list):
             return []
@@ -267,25 +281,25 @@ class RunReader:
 
     @cached_property
     def samples(self) -> list[SampleLine]:
-        """Texts by the model: those of samples.jsonl, with a warning where it lacks some, and, last, the finished model's."""
+        """Texts by the model: those of samples.jsonl, and, last, the finished model's.
+
+        There is a warning where samples.jsonl lacks some.
+        """
         written = read_lines(self.folder.samples, SampleLine, self.folder.read_id())
         # The texts of a finished attempt's last step are in the result.
         ends = {attempt.step for attempt in self.attempts if attempt.kind == "done"}
         validated = {line.step for line in self.validated if 0 < line.step < self.step}
+        present = {line.step for line in written}
         for steps, train in self._trained_with:
             if train.sample_prompts != []:
                 due = {step for step in validated if step in steps}
-                _warn_of_missing(
-                    self.folder.samples,
-                    "text of step",
-                    due - ends - {line.step for line in written},
-                )
+                _warn_of_missing(self.folder.samples, "text of step", due - ends - present)
         texts = self.result.samples if self.result else ()
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property
     def state(self) -> str:
-        """finished, running, or how the last attempt ended."""
+        """The word finished or running, or how the last attempt ended."""
         if self.result:
             return "finished"
         if lock_holder(self.folder.lock) is not None:
@@ -296,23 +310,18 @@ class RunReader:
         begun = max(map(number_of, attempt_folders(self.folder)), default=0)
         if last.attempt < begun:
             return "killed"
-        return (
-            "stopped"
-            if last.kind == "preempted"
-            else f"failed ({last.code})"
-            if last.code
-            else "to finish"
-        )
+        if last.kind == "preempted":
+            return "stopped"
+        return f"failed ({last.code})" if last.code else "to finish"
 
     @cached_property
     def results(self) -> RunResults:
-        """Its results so far, in numbers."""
+        """The run's results so far, in numbers."""
         last = self.validated[-1] if self.validated else None
+        train_losses = (line.loss for line in reversed(self.trained) if line.loss is not None)
+        losses = (line.loss for line in self.validated if line.loss is not None and line.step)
         step_seconds = sum(line.step_time for line in self.trained)
-        tokens = sum(line.targets or 0 for line in self.trained)
         read = sum(line.input_tokens for line in self.trained)
-        measured = [line for line in self.trained if line.mfu is not None]
-        seconds = sum(line.step_time for line in measured)
         files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
         return RunResults(
             run=self.name,
@@ -321,23 +330,16 @@ class RunReader:
             max_steps=self.max_steps,
             dataset=self.lineage.dataset.path,
             parameters=self.result.parameters if self.result else None,
-            tokens=tokens,
+            tokens=sum(line.targets or 0 for line in self.trained),
             input_tokens=read,
             steps_without_targets=sum(line.targets == 0 for line in self.trained),
-            train_loss=next(
-                (line.loss for line in reversed(self.trained) if line.loss is not None), None
-            ),
+            train_loss=next(train_losses, None),
             validation_loss=last.loss if last else None,
-            best_validation_loss=min(
-                (line.loss for line in self.validated if line.loss is not None and line.step),
-                default=None,
-            ),
+            best_validation_loss=min(losses, default=None),
             bits_per_byte=last.bits_per_byte if last else None,
             step_seconds=step_seconds,
             tokens_per_second=read / step_seconds if step_seconds else None,
-            mfu=sum((line.mfu or 0.0) * line.step_time for line in measured) / seconds
-            if seconds
-            else None,
+            mfu=self._mean_mfu(),
             goodput=self.goodput.share,
             seconds=self.goodput.wall,
             attempts=len(self.attempts),
@@ -345,22 +347,30 @@ class RunReader:
             bytes=size_of(self.path),
         )
 
+    def _mean_mfu(self) -> float | None:
+        """Mean MFU of the steps for which it was measured, weighted by their time."""
+        measured = [line for line in self.trained if line.mfu is not None]
+        seconds = sum(line.step_time for line in measured)
+        if not seconds:
+            return None
+        return sum((line.mfu or 0.0) * line.step_time for line in measured) / seconds
+
     @cached_property
     def summary(self) -> RunSummary | None:
         """The summary of a finished run."""
-        if (result := self.result) is None:
+        result = self.result
+        if result is None:
             return None
         results = self.results
         loss = results.validation_loss
+        content = self.dataset.tokens.content if self.dataset else None
         return RunSummary(
             **dict(result),
             run=self.name,
             train_loss=results.train_loss,
             validation_loss=loss,
             validation_bits_per_token=None if loss is None else loss / math.log(2),
-            unigram_entropy_bits=self.dataset.tokens.content.validation.unigram_entropy_bits
-            if self.dataset
-            else None,
+            unigram_entropy_bits=content.validation.unigram_entropy_bits if content else None,
             bits_per_byte=results.bits_per_byte,
             best_validation_loss=results.best_validation_loss,
             tokens=results.tokens,
@@ -398,17 +408,21 @@ class RunReader:
 
 
 def _warn_of_missing(path: Path, what: str, numbers: set[int]) -> None:
-    """Log a warning that names the first of the lines that a file of lines lacks: they are missing from curves, tables and totals."""
-    if numbers:
-        first = ", ".join(map(str, sorted(numbers)[:SHOWN]))
-        more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-        log.warning(
-            "%s has no %s %s%s: its process failed or was killed before it wrote it, or it is lost.",
-            path,
-            what,
-            first,
-            more,
-        )
+    """Log a warning that names the first of the lines that a file of lines lacks.
+
+    They are missing from curves, tables and totals.
+    """
+    if not numbers:
+        return
+    first = ", ".join(map(str, sorted(numbers)[:SHOWN]))
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    log.warning(
+        "%s has no %s %s%s: its process failed or was killed before it wrote it, or it is lost.",
+        path,
+        what,
+        first,
+        more,
+    )
 
 
 def list_runs(home: Path) -> list[RunResults]:

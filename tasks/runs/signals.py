@@ -9,12 +9,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-# A scheduler signals every process of a job, and the job's script passes its own signal on: that is one request.
+# A scheduler signals every process of a job, and the job's script passes its own signal on: that is
+# one request.
 ONE_REQUEST_SECONDS = 1.0
 
 
 def debounced(kind: type[BaseException]) -> Callable[[int, FrameType | None], None]:
-    """A signal handler that raises `kind`, and passes over what follows within a second, so that nothing breaks off the answer."""
+    """A signal handler that raises `kind`.
+
+    It passes over what follows within a second, so that nothing breaks off the answer.
+    """
     last = -math.inf
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -28,9 +32,10 @@ def debounced(kind: type[BaseException]) -> Callable[[int, FrameType | None], No
 
 
 def hangup_as_termination() -> None:
-    """Makes SIGHUP (a closed terminal, a lost connection) whatever SIGTERM is, now or later; `nohup` is left alone.
+    """Make SIGHUP whatever SIGTERM is, now or later; `nohup` is left alone.
 
-    Output that went to the closed terminal goes nowhere from then on: writing there is an error, which would hide the exit code.
+    A closed terminal and a lost connection send SIGHUP. Output that went to the closed terminal
+    goes nowhere from then on: writing there is an error, which would hide the exit code.
     """
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return
@@ -46,9 +51,11 @@ def hangup_as_termination() -> None:
 
 
 class DeferredSignals:
-    """A block in which requests to stop are only noted while they are held; the noted ones are handled at `release` and at its end.
+    """A block in which requests to stop are only noted while they are held.
 
-    Signals without a handler of Python's are left as they are: ignored ones are so for the processes that are started inside, too.
+    The noted ones are handled at `release` and at the block's end. Signals without a handler of
+    Python's are left as they are: ignored ones are so for the processes that are started inside,
+    too.
     """
 
     def __init__(self) -> None:
@@ -63,7 +70,10 @@ class DeferredSignals:
         self.release()
 
     def hold(self) -> None:
-        """Note signals from here on. Outside the main thread, which alone handles them, there are none to note."""
+        """Note signals from here on.
+
+        Outside the main thread, which alone handles them, there are none to note.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number not in self.handlers and callable(signal.getsignal(number)):

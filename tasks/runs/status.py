@@ -30,7 +30,8 @@ def write_status(
     """Replace a rank's status file.
 
     Args:
-        code: an ExitCode; step: last completed one.
+        code: an ExitCode.
+        step: last completed one.
     """
     status = RankStatus(
         rank=rank,
