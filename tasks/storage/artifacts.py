@@ -1,7 +1,8 @@
 """The one commit protocol for directories: units, datasets, row tables, checkpoints and exports.
 
-Stage under a temporary name beside the target, write the files, write the manifest last, sync everything, rename. A folder
-without a valid manifest does not exist for a reader; a folder with one was whole when it was committed.
+Stage under a temporary name beside the target, write the files, write the manifest last, sync
+everything, rename. A folder without a valid manifest does not exist for a reader; a folder with one
+was whole when it was committed.
 """
 
 import errno
@@ -36,13 +37,21 @@ MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
 EXPORT = "export"
 ROW_TABLES = "chunks"  # their kind, and their folder inside a dataset
-FORMAT_VERSIONS = {"unit": 4, "dataset": 2, ROW_TABLES: 1, "checkpoint": 3, EXPORT: 1}
-# The answers of filesystems without links: exFAT, network filesystems, folders that a virtual machine shares.
+FORMAT_VERSIONS = {
+    "unit": 4,
+    "dataset": 2,
+    ROW_TABLES: 1,
+    "checkpoint": 3,
+    EXPORT: 1,
+}
+# The answers of filesystems without links: exFAT, network filesystems, folders that a virtual
+# machine shares.
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # Answers for a file that may be whole.
 NOT_NOW = (errno.EACCES, errno.EPERM, *PASSING)
 READ_AT_ONCE = 2**21  # bytes
-USERS_CACHE = "cache-*.arrow"  # left by `datasets` beside the shards when a user maps over them; nothing here reads it
+# Left by `datasets` beside the shards when a user maps over them; nothing here reads it.
+USERS_CACHE = "cache-*.arrow"
 log = logging.getLogger("infini_llama.artifacts")
 Read = TypeVar("Read", bound=Manifest)
 
@@ -52,7 +61,10 @@ class Damaged(DataError):
 
 
 class OtherVersion(Damaged):
-    """An artifact is of a format version that this program does not read; for what can be built again, that is as if it were damaged."""
+    """An artifact is of a format version that this program does not read.
+
+    For what can be built again, that is as if it were damaged.
+    """
 
 
 def _serialized(manifest: Mapping[str, object]) -> bytes:
@@ -61,7 +73,12 @@ def _serialized(manifest: Mapping[str, object]) -> bytes:
 
 def checksum_of(value: Any) -> str:
     """Checksum of a JSON value, independent of key order and whitespace."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
     canonical = text.encode("utf-8", "surrogatepass")  # a file's name may be no UTF-8
     return "blake3:" + blake3(canonical).hexdigest()
 
@@ -74,9 +91,11 @@ def key_of(value: Any) -> str:
 def file_checksum(path: Path) -> str:
     """Checksum of a file's bytes, by several threads where it is large.
 
-    Read, not mapped: as fast, and a disk that fails raises OSError where a memory map ends the process by SIGBUS.
+    Read, not mapped: as fast, and a disk that fails raises OSError where a memory map ends the
+    process by SIGBUS.
     """
-    digest, buffer = blake3(max_threads=blake3.AUTO), memoryview(bytearray(READ_AT_ONCE))
+    digest = blake3(max_threads=blake3.AUTO)
+    buffer = memoryview(bytearray(READ_AT_ONCE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
@@ -94,7 +113,8 @@ def staging(target: Path) -> Path:
 def staged(target: Path) -> Iterator[Path]:
     """A folder from `staging`, deleted at the end of the block unless it was committed.
 
-    After a kill it stays. The next build removes that of a dataset or a row table; `gc` removes that of anything.
+    After a kill it stays. The next build removes that of a dataset or a row table; `gc` removes
+    that of anything.
     """
     folder = staging(target)
     try:
@@ -104,7 +124,10 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Every file and link of an artifact, relative to it, without those of the artifacts nested in it."""
+    """Every file and link of an artifact, relative to it.
+
+    Those of the artifacts nested in it are left out.
+    """
     relatives = []
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if Path(root, name).is_symlink()]
@@ -122,26 +145,26 @@ def commit(
     content: Mapping[str, object] | None = None,
     computed: Mapping[str, str] | None = None,
 ) -> AnyManifest:
-    """Turns the staged folder into the artifact `target`, all of it or nothing.
+    """Turn the staged folder into the artifact `target`, all of it or nothing.
 
     Args:
         staged_folder: a folder from `staging`, with every file written.
-        target: where a concurrent builder has committed the same bytes and content, theirs is kept and the staged one dropped;
-            anything else that has this name is moved aside.
+        target: where a concurrent builder has committed the same bytes and content, theirs is kept
+            and the staged one dropped; anything else that has this name is moved aside.
         kind: what the artifact is: a key of FORMAT_VERSIONS.
         meta: when, from what, by whom; not part of the digest.
         content: facts that the bytes determine; part of the digest.
-        computed: checksums by relative path, of files whose writers computed them on the way; the others are read for theirs.
+        computed: checksums by relative path, of files whose writers computed them on the way; the
+            others are read for theirs.
 
     Returns:
         the manifest; its digest proves bytes and content.
     """
     files = {}
     for relative in _files_below(staged_folder):
-        size = (staged_folder / relative).stat().st_size
-        checksum = (computed or {}).get(relative.as_posix()) or file_checksum(
-            staged_folder / relative
-        )
+        file = staged_folder / relative
+        size = file.stat().st_size
+        checksum = (computed or {}).get(relative.as_posix()) or file_checksum(file)
         files[relative.as_posix()] = FileEntry(size=size, checksum=checksum).to_json()
     fields = {
         "kind": kind,
@@ -149,23 +172,31 @@ def commit(
         "files": files,
         "content": content or {},
     }
+    digest = checksum_of(fields)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    fields |= {"digest": checksum_of(fields), "created": created, "meta": meta}
+    fields |= {
+        "digest": digest,
+        "created": created,
+        "meta": meta,
+    }
     fields[SELF_CHECKSUM] = checksum_of(fields)
     (staged_folder / MANIFEST).write_bytes(_serialized(fields))
     return publish(staged_folder, target, AnyManifest.model_validate(fields))
 
 
-def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyManifest:
-    """Gives a complete staged folder the name of its artifact, once all of it is on the disk.
+def publish(
+    staged_folder: Path,
+    target: Path,
+    manifest: AnyManifest,
+) -> AnyManifest:
+    """Give a complete staged folder the name of its artifact, once all of it is on the disk.
 
     Returns:
         the manifest of the artifact that has the name, see `commit`.
     """
     try:
-        rename_synced(
-            staged_folder, target
-        )  # onto an existing artifact, which is never empty, this fails
+        # Onto an existing artifact, which is never empty, this fails.
+        rename_synced(staged_folder, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
@@ -173,7 +204,8 @@ def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyMani
             existing = check(target, manifest.kind, checksums=True)
             fault = f"{target} has digest {existing.digest}, and {manifest.digest} was written."
         except Damaged as damaged:
-            existing, fault = None, str(damaged)
+            existing = None
+            fault = str(damaged)
         if existing is not None and existing.digest == manifest.digest:
             remove(staged_folder)
             return existing
@@ -183,7 +215,7 @@ def publish(staged_folder: Path, target: Path, manifest: AnyManifest) -> AnyMani
 
 
 def rename_synced(folder: Path, target: Path) -> None:
-    """Gives a folder another name in the same parent, once all of it is on the disk.
+    """Give a folder another name in the same parent, once all of it is on the disk.
 
     Raises:
         OSError: `target` is a file, or a folder that is not empty.
@@ -203,7 +235,8 @@ def read_manifest(path: Path, kind: str, key: str | None = None) -> AnyManifest:
         key: under which it must have been built; None: any.
 
     Raises:
-        Damaged: there is none, or it is not whole, of another kind or key, of an unknown format, or names files outside the folder.
+        Damaged: there is none, or it is not whole, of another kind or key, of an unknown format, or
+            names files outside the folder.
     """
     return _read(path, kind, key, AnyManifest)
 
@@ -223,7 +256,12 @@ def read_row_table(path: Path) -> RowTableManifest:
     return _read(path, ROW_TABLES, None, RowTableManifest)
 
 
-def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
+def _read(
+    path: Path,
+    kind: str,
+    key: str | None,
+    form: type[Read],
+) -> Read:
     file = path / MANIFEST
     if not os.path.lexists(file):
         raise Damaged(f"{path} has no {MANIFEST}, so it was never finished.")
@@ -234,23 +272,21 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
             raise Damaged(f"{path} is a {manifest.kind}, not a {kind}.")
         if manifest.format_version != FORMAT_VERSIONS[kind]:
             raise OtherVersion(
-                f"{path} has format version {manifest.format_version} of {kind}, and this program reads {FORMAT_VERSIONS[kind]}; "
-                "use the version of infini-llama that wrote it, or build it again."
+                f"{path} has format version {manifest.format_version} of {kind}, and this program "
+                f"reads {FORMAT_VERSIONS[kind]}; use the version of infini-llama that wrote it, or "
+                "build it again."
             )
-        if key is not None and (stored := manifest.meta.get("key")) != key:
+        stored = manifest.meta.get("key")
+        if key is not None and stored != key:
             raise Damaged(
                 f"{path} holds a {kind} with key {stored}; the key of this name is {key}."
             )
         for name in manifest.files:
-            if (
-                PurePosixPath(name).is_absolute()
-                or ".." in PurePosixPath(name).parts
-                or "\0" in name
-            ):
+            path_in_folder = PurePosixPath(name)
+            if path_in_folder.is_absolute() or ".." in path_in_folder.parts or "\0" in name:
                 raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
-        if manifest.digest != checksum_of(
-            {name: fields[name] for name in ("kind", "format_version", "files", "content")}
-        ):
+        digested = {name: fields[name] for name in ("kind", "format_version", "files", "content")}
+        if manifest.digest != checksum_of(digested):
             raise Damaged(
                 f"{file} has digest {manifest.digest}, which is not that of its files and content."
             )
@@ -260,22 +296,26 @@ def _read(path: Path, kind: str, key: str | None, form: type[Read]) -> Read:
 
 
 def _fields_of(file: Path) -> JsonObject:
-    """The fields of a manifest whose bytes match its own checksum; their types are not checked yet."""
+    """The fields of a manifest whose bytes match its own checksum.
+
+    Their types are not checked yet.
+    """
     with readable(file):
         text = file.read_bytes()
     try:
         fields = json.loads(text)
         if not isinstance(fields, dict) or SELF_CHECKSUM not in fields:
             raise Damaged(f"{file} is not a manifest.")
-        checksum = checksum_of(
-            {key: value for key, value in fields.items() if key != SELF_CHECKSUM}
-        )
-        # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the bytes are compared too.
+        others = {key: value for key, value in fields.items() if key != SELF_CHECKSUM}
+        checksum = checksum_of(others)
+        # Values can survive a flipped bit (1e-5 and 1E-5, the last digit of a long number), so the
+        # bytes are compared too.
         if fields[SELF_CHECKSUM] != checksum or _serialized(fields) != text:
             raise Damaged(f"{file} does not match its own checksum.")
         if fields.keys() != Manifest.model_fields.keys():
             raise OtherVersion(
-                f"{file} has fields of another version of infini-llama; use the version that wrote it, or build it again."
+                f"{file} has fields of another version of infini-llama; use the version that wrote "
+                "it, or build it again."
             )
     except (ValueError, RecursionError):
         raise Damaged(f"{file} is not JSON.") from None
@@ -283,9 +323,14 @@ def _fields_of(file: Path) -> JsonObject:
 
 
 def check(
-    path: Path, kind: str, checksums: bool | Collection[str], key: str | None = None
+    path: Path,
+    kind: str,
+    checksums: bool | Collection[str],
+    key: str | None = None,
 ) -> AnyManifest:
-    """The manifest, once every file is there at its size and no other file is, but hidden ones and those of systems.
+    """The manifest, once every file is there at its size and no other file is.
+
+    Hidden files and those of systems may be there as well.
 
     Args:
         checksums: whether the files' bytes are read and compared; or the names of those that are.
@@ -315,7 +360,7 @@ def check(
 
 
 def verify_checksum(file: Path, checksum: str) -> None:
-    """Compare the bytes of a file with what its manifest states.
+    """Compare the bytes of a file with the checksum in its manifest.
 
     Raises:
         Damaged: they differ, or cannot be read.
@@ -328,7 +373,10 @@ def verify_checksum(file: Path, checksum: str) -> None:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """A file that the disk cannot give is damaged; one that cannot be had just now (limits, permissions, a file server) is not."""
+    """A block that reads a file: one that the disk cannot give is damaged.
+
+    One that cannot be had just now (limits, permissions, a file server) is not.
+    """
     try:
         yield
     except OSError as error:
@@ -338,7 +386,10 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def has_all_files(path: Path, kind: str, key: str | None = None) -> bool:
-    """Whether `check` without checksums passes: the manifest is whole, and every file is there at its size."""
+    """Whether `check` without checksums passes.
+
+    The manifest is then whole, and every file is there at its size.
+    """
     try:
         check(path, kind, checksums=False, key=key)
     except Damaged:
@@ -347,33 +398,35 @@ def has_all_files(path: Path, kind: str, key: str | None = None) -> bool:
 
 
 def set_pointer(folder: Path, name: str, target_name: str) -> None:
-    """Makes `folder/name` a relative link to `target_name`, replaced as a whole; nothing on a disk without links, or that is only read.
+    """Make `folder/name` a relative link to `target_name`, replaced as a whole.
 
-    For people: programs scan. The temporary name is always the same, so that the next call takes away what a kill left; of two calls
-    at once one wins. A folder in the link's place, which a copy without links makes (`cp -rL`, object storage), is moved aside.
+    It does nothing on a disk without links, or that is only read.
+
+    For people: programs scan. The temporary name is always the same, so that the next call takes
+    away what a kill left; of two calls at once one wins. A folder in the link's place, which a copy
+    without links makes (`cp -rL`, object storage), is moved aside.
     """
-    temporary, link = folder / f".{name}.tmp", folder / name
+    temporary = folder / f".{name}.tmp"
+    link = folder / name
     _move_copy_aside(link)
     try:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target_name)
         temporary.replace(link)
     except OSError as error:
-        if (
-            error.errno not in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS)
-            or not folder.is_dir()
-        ):
+        is_expected = error.errno in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS)
+        if not is_expected or not folder.is_dir():
             raise
 
 
 def remove_pointer(folder: Path, name: str) -> None:
-    """Removes the link `folder/name`, if there is one; a folder in its place is moved aside."""
+    """Remove the link `folder/name`, if there is one; a folder in its place is moved aside."""
     _move_copy_aside(folder / name)
     (folder / name).unlink(missing_ok=True)
 
 
 def _move_copy_aside(link: Path) -> None:
-    """Moves aside a folder that is in the place of a link."""
+    """Move aside a folder that is in the place of a link."""
     if not link.is_dir() or link.is_symlink():
         return
     try:
@@ -388,13 +441,17 @@ def _move_copy_aside(link: Path) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Renames a damaged artifact so that no reader finds it; nothing is deleted."""
+    """Rename a damaged artifact so that no reader finds it; nothing is deleted."""
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
     return path.rename(next(aside for aside in names if not aside.exists()))
 
 
 def row_tables(dataset: Path) -> list[Path]:
-    """The row tables of a dataset, but those that `move_aside` has renamed, or a person who followed the advice of `verify`."""
+    """The row tables of a dataset.
+
+    Those that `move_aside` has renamed, or a person who followed the advice of `verify`, are left
+    out.
+    """
     return [
         path
         for path in sorted((dataset / ROW_TABLES).glob("[!.]*"))
@@ -403,10 +460,10 @@ def row_tables(dataset: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Deletes an artifact under a name that no reader looks at: a half-deleted one is never seen.
+    """Delete an artifact under a name that no reader looks at: a half-deleted one is never seen.
 
-    What cannot be deleted now is left to `gc`: NFS keeps a file that another process reads, and a folder with one. Of an artifact that
-    was moved elsewhere behind a link, the link is deleted.
+    What cannot be deleted now is left to `gc`: NFS keeps a file that another process reads, and a
+    folder with one. Of an artifact that was moved elsewhere behind a link, the link is deleted.
     """
     if path.is_symlink():
         path.unlink()

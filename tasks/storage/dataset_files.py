@@ -1,4 +1,7 @@
-"""Files of a dataset, as every command after its preparation reads them: each is compared with the manifest before it is used."""
+"""Files of a dataset, as every command after its preparation reads them.
+
+Each is compared with the manifest before it is used.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,7 +23,8 @@ from infini_llama.tasks.storage.artifacts import (
     row_tables,
 )
 
-TOKENIZER, TOKEN_BYTES = "tokenizer.json", "token_bytes.npy"
+TOKENIZER = "tokenizer.json"
+TOKEN_BYTES = "token_bytes.npy"
 REPAIR = "Run 'infini-llama preprocess CONFIG --repair' to rebuild what is damaged."
 
 
@@ -35,11 +39,11 @@ def verified_manifest(dataset: Path, digest: str | None = None) -> DatasetManife
     """
     with repairable():
         manifest = read_dataset(dataset)
-    if (
-        digest is not None and manifest.digest != digest
-    ):  # undamaged, so --repair would not change it
+    # Undamaged, so --repair would not change it.
+    if digest is not None and manifest.digest != digest:
         raise DataError(
-            f"{dataset} is another dataset than the run was trained on: its digest is {manifest.digest}, and {digest} was expected."
+            f"{dataset} is another dataset than the run was trained on: its digest is "
+            f"{manifest.digest}, and {digest} was expected."
         )
     return manifest
 
@@ -66,7 +70,9 @@ def read_tokenizer(dataset: Path) -> Tokenizer:
 
 
 def read_token_bytes(dataset: Path) -> np.ndarray:
-    """Bytes of text that each token stands for, int [vocab_size], once the file's bytes are verified.
+    """Bytes of text that each token stands for, int [vocab_size].
+
+    The file's bytes are verified before.
 
     Raises:
         DataError: as `read_file`.
@@ -80,7 +86,8 @@ def read_file(dataset: Path, name: str) -> bytes:
     Raises:
         DataError: the file is missing or damaged; names it and the command that rebuilds it.
     """
-    path, expected = dataset / name, verified_manifest(dataset).files[name].checksum
+    path = dataset / name
+    expected = verified_manifest(dataset).files[name].checksum
     with repairable(), readable(path):
         contents = path.read_bytes()
         if f"blake3:{blake3(contents).hexdigest()}" != expected:
@@ -90,7 +97,7 @@ def read_file(dataset: Path, name: str) -> bytes:
 
 @contextmanager
 def repairable() -> Generator[None]:
-    """Adds to a DataError of the block how a dataset is repaired."""
+    """Add to a DataError of the block how a dataset is repaired."""
     try:
         yield
     except DataError as fault:

@@ -20,7 +20,10 @@ OF_SYSTEMS = {
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk; a folder only where its filesystem can do that."""
+    """Wait until a file or folder is on the disk.
+
+    For a folder, it waits only where its filesystem can do that.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,13 +40,18 @@ def temporary_name(path: Path) -> Path:
 
 
 def mark_used(path: Path) -> None:
-    """Sets the time of what `gc` deletes where it was not used for long; nothing where it is another user's, or the disk is only read."""
+    """Set the time of what `gc` deletes where it was not used for long.
+
+    It does nothing where the file is another user's, or the disk is only read.
+    """
     with suppress(OSError):
         os.utime(path)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces `path` with `text` as a whole: a reader sees the old content or the new, also after a crash.
+    """Replace `path` with `text` as a whole.
+
+    A reader sees the old content or the new, also after a crash.
 
     Raises:
         DataError: `path` is a folder.

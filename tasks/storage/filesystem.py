@@ -1,4 +1,7 @@
-"""Features that the filesystem of the home folder lacks: exFAT, network filesystems and folders that are shared with containers differ."""
+"""Features that the filesystem of the home folder lacks.
+
+exFAT, network filesystems and folders that are shared with containers differ in them.
+"""
 
 import errno
 import fcntl
@@ -13,8 +16,12 @@ from typing import NamedTuple
 from infini_llama.configs.errors import NO_SPACE, ConfigError, PipelineError
 
 # Of a filesystem without memory maps, or a process that may have no more of them.
-NO_MAPS = tuple(
-    map(os.strerror, (errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS))
+NO_MAPS = (
+    os.strerror(errno.ENOMEM),
+    os.strerror(errno.EAGAIN),
+    os.strerror(errno.ENODEV),
+    os.strerror(errno.EOPNOTSUPP),
+    os.strerror(errno.ENOSYS),
 )
 
 
@@ -33,15 +40,20 @@ class Filesystem(NamedTuple):
 
 
 def examine(home: Path) -> Filesystem:
-    """Try what a commit and its readers need: write, fsync, rename of a folder, a lock and a memory map. `home` is not created."""
+    """Try what a commit and its readers need; `home` is not created.
+
+    They need write, fsync, rename of a folder, a lock and a memory map.
+    """
     # Not Path.exists, which raises below a folder that this user may not read.
     folder = next(
         path for path in (home.absolute(), *home.absolute().parents) if os.access(path, os.F_OK)
     )
-    has_links, failing = False, "files cannot be written"
+    has_links = False
+    failing = "files cannot be written"
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
-            before, after = Path(scratch, "before"), Path(scratch, "after")
+            before = Path(scratch, "before")
+            after = Path(scratch, "after")
             before.mkdir()
             with (before / "file").open("wb") as file:
                 file.write(b"probe")
@@ -57,9 +69,8 @@ def examine(home: Path) -> Filesystem:
             failing = ""
             has_links = _has_links(Path(scratch))
     except OSError as error:
-        return Filesystem(
-            folder, f"{failing or 'files cannot be removed'} ({error.strerror or error})", has_links
-        )
+        fault = f"{failing or 'files cannot be removed'} ({error.strerror or error})"
+        return Filesystem(folder, fault, has_links)
     return Filesystem(folder, "", has_links)
 
 
@@ -71,7 +82,12 @@ def _has_links(folder: Path) -> bool:
     return True
 
 
-def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime.home") -> None:
+def require_usable(
+    home: Path,
+    folder: Path,
+    fault: str,
+    setting: str = "runtime.home",
+) -> None:
     """Refuse a home folder, which `setting` names, with a fault of `examine`.
 
     Raises:
@@ -84,20 +100,22 @@ def require_usable(home: Path, folder: Path, fault: str, setting: str = "runtime
         )
     if fault:
         raise ConfigError(
-            f"{setting}={home}: {fault} in {folder}; choose a folder that you may write, on a filesystem with locks and "
-            "memory maps."
+            f"{setting}={home}: {fault} in {folder}; choose a folder that you may write, on a "
+            "filesystem with locks and memory maps."
         )
 
 
 def require_folder(folder: Path, setting: str = "runtime.home") -> None:
-    """`require_usable`, of a folder that is examined here."""
+    """Examine a folder, and refuse it with a fault; see `require_usable`."""
     tried = examine(folder)
     require_usable(folder, tried.folder, tried.fault, setting)
 
 
 @contextmanager
 def mapping(path: Path) -> Generator[None]:
-    """Around a memory map of a file: the system may refuse it, and the file is whole all the same.
+    """A block that maps a file into memory.
+
+    The system may refuse it, and the file is whole all the same.
 
     Raises:
         ConfigError: it did. pyarrow's error has the words of the system's, without its number.
@@ -105,19 +123,26 @@ def mapping(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if why := next((words for words in NO_MAPS if words in str(error)), ""):
+        why = next((words for words in NO_MAPS if words in str(error)), "")
+        if why:
             raise ConfigError(
-                f"{path} cannot be mapped into memory ({why}); raise what limits the addresses of a process (ulimit -v, "
-                "vm.max_map_count), or set runtime.home to a folder on a filesystem with memory maps."
+                f"{path} cannot be mapped into memory ({why}); raise what limits the addresses of "
+                "a process (ulimit -v, vm.max_map_count), or set runtime.home to a folder on a "
+                "filesystem with memory maps."
             ) from error
         raise
 
 
 def require_temporary_folder() -> None:
-    """Raise ConfigError where no folder for temporary files can be written: locks of GPUs and unpacked text are kept there."""
+    """Require a folder for temporary files: locks of GPUs and unpacked text are kept there.
+
+    Raises:
+        ConfigError: none can be written.
+    """
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
         raise ConfigError(
-            "no folder for temporary files can be written (TMPDIR, /tmp, /var/tmp); set TMPDIR to one that can."
+            "no folder for temporary files can be written (TMPDIR, /tmp, /var/tmp); set TMPDIR to "
+            "one that can."
         ) from None

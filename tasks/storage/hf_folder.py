@@ -1,6 +1,7 @@
-"""A Hugging Face folder as a source of weights, for training and for import: the one place where it is checked.
+"""A Hugging Face folder as a source of weights, for training and for import.
 
-Configuration, files, tensors and tokenizer agree, and transformers would load the same model. No code in the folder is executed.
+This is the one place where it is checked: configuration, files, tensors and tokenizer agree, and
+transformers would load the same model. No code in the folder is executed.
 """
 
 import json
@@ -22,8 +23,10 @@ from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.storage.artifacts import checksum_of, file_checksum
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates/*.jinja"
 READ = ("*.json", "*.safetensors", "*.jinja", TEMPLATES)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -38,7 +41,8 @@ OTHER_TOKENIZERS = (
     "tokenizer_config.json",
 )
 TYPES = ("F64", "F32", "F16", "BF16")  # of weights; others are those of quantized models
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 ROWS = 4096  # of embedding and head that are compared at once
 CONVERT_TOKENIZER = "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')"
 CONVERT = "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
@@ -49,7 +53,8 @@ class Folder:
     """A model in a folder: its architecture, and the file that each tensor is in.
 
     Attributes:
-        untied: config.json ties the head to the embedding, but the head has other values: `config` has a head of its own.
+        untied: config.json ties the head to the embedding, but the head has other values: `config`
+            has a head of its own.
     """
 
     path: Path
@@ -69,7 +74,11 @@ class Folder:
         }
 
     def tensors(self, framework: str, slices: bool = False) -> Iterator[tuple[str, Any]]:
-        """Every tensor with its name, one at a time; with `slices`, what can be asked for a shape without reading it."""
+        """Every tensor with its name, one at a time.
+
+        Args:
+            slices: instead of a tensor, what can be asked for a shape without reading it.
+        """
         for file in sorted(set(self.files.values())):
             with opened(file, framework) as source:
                 for name in sorted(source.keys()):
@@ -80,8 +89,8 @@ def open_folder(path: Path) -> Folder:
     """The model in a folder as `save_pretrained` or `infini-llama export` write it.
 
     Raises:
-        ConfigError: there is no such folder, its weights are pickles, its architecture cannot be expressed here, or its parts contradict
-            each other; names key or tensor, and value.
+        ConfigError: there is no such folder, its weights are pickles, its architecture cannot be
+            expressed here, or its parts contradict each other; names key or tensor, and value.
         DataError: a file is missing, damaged, or a pointer to one that was not downloaded.
     """
     path = expanded(path).absolute()
@@ -89,17 +98,18 @@ def open_folder(path: Path) -> Folder:
         refuse_pointer(file)
         if not file.exists():
             raise DataError(
-                f"{file} is a link to {file.readlink()}, which is missing; copy the folder with the files behind its links "
-                "(cp -rL), or download it again."
+                f"{file} is a link to {file.readlink()}, which is missing; copy the folder with "
+                "the files behind its links (cp -rL), or download it again."
             )
     if not (path / CONFIG).is_file():
         raise ConfigError(
-            f"{path} is not a Hugging Face folder (it has no {CONFIG}); give a folder written by save_pretrained."
+            f"{path} is not a Hugging Face folder (it has no {CONFIG}); give a folder written by "
+            "save_pretrained."
         )
     if (path / "adapter_config.json").exists():
         raise ConfigError(
-            f"{path} has an adapter (adapter_config.json) beside its weights; merge it into them with PEFT: "
-            "merge_and_unload().save_pretrained(…)."
+            f"{path} has an adapter (adapter_config.json) beside its weights; merge it into them "
+            "with PEFT: merge_and_unload().save_pretrained(…)."
         )
     stated = _json(path / CONFIG)
     try:
@@ -114,17 +124,13 @@ def open_folder(path: Path) -> Folder:
     folder = _with_its_head(folder)
     if config.num_hidden_layers > len(folder.files):
         raise ConfigError(
-            f"{path}: its tensors do not match its {CONFIG}: num_hidden_layers={config.num_hidden_layers}, and it has "
-            f"{len(folder.files)} tensors."
+            f"{path}: its tensors do not match its {CONFIG}: "
+            f"num_hidden_layers={config.num_hidden_layers}, and it has {len(folder.files)} tensors."
         )
     try:
         expected = hf.shapes(folder.config)
-    except (
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:  # sizes beyond what torch can count
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        # Sizes beyond what torch can count.
         raise ConfigError(f"{path / CONFIG}: {error}.") from None
     try:
         hf.check_shapes(folder.shapes(), expected, folder.config)
@@ -143,16 +149,12 @@ def conversation_of(folder: Folder) -> Conversation:
     stated, generation, tokens = (_json(file) if file.is_file() else {} for file in files.values())
     ends: list[int] = []
     for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
-        ends += [
-            number
-            for number in (value if isinstance(value, list) else [value])
-            if isinstance(number, int)
-        ]
+        numbers = value if isinstance(value, list) else [value]
+        ends += [number for number in numbers if isinstance(number, int)]
     template = _template(folder.path, tokens.get("chat_template"))
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    special = {
-        name: token for name in names if isinstance(token := _content(tokens.get(name)), str)
-    }
+    contents = {name: _content(tokens.get(name)) for name in names}
+    special = {name: token for name, token in contents.items() if isinstance(token, str)}
     kept = {
         name: value
         for name, value in generation.items()
@@ -167,12 +169,13 @@ def conversation_of(folder: Folder) -> Conversation:
 
 
 def _template(path: Path, stated: object) -> str | dict[str, str] | None:
-    """The chat template, or several by their names: those in files of their own, without any the `stated` of tokenizer_config.json."""
-    files = (
-        {"default": path / "chat_template.jinja"}
-        if (path / "chat_template.jinja").is_file()
-        else {}
-    )
+    """The chat template, or several by their names.
+
+    They are those in files of their own; without any, the `stated` one of tokenizer_config.json.
+    """
+    files: dict[str, Path] = {}
+    if (path / "chat_template.jinja").is_file():
+        files["default"] = path / "chat_template.jinja"
     files |= {file.stem: file for file in sorted(path.glob(TEMPLATES))}
     if files:
         stated = [{"name": name, "template": _text(file)} for name, file in files.items()]
@@ -185,7 +188,9 @@ def _template(path: Path, stated: object) -> str | dict[str, str] | None:
                 templates[name] = template
             case _:
                 pass
-    return templates["default"] if templates.keys() == {"default"} else templates or None
+    if templates.keys() == {"default"}:
+        return templates["default"]
+    return templates or None
 
 
 def _text(file: Path) -> str:
@@ -205,14 +210,18 @@ def _content(token: object) -> object:
 
 
 def _refuse_ids_beyond(file: Path, stated: JsonObject, vocab_size: int) -> None:
-    """Refuse a text's first, last or padding token that has no row in the embedding; -1 is for "no padding"."""
+    """Refuse a text's first, last or padding token that has no row in the embedding.
+
+    -1 is for "no padding".
+    """
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = stated.get(key)
         numbers = value if isinstance(value, list) else [] if value is None else [value]
         least = -1 if key == "pad_token_id" else 0
         if any(type(number) is not int or not least <= number < vocab_size for number in numbers):
             raise ConfigError(
-                f"{file}: {key}={value!r} is no token of a model with vocab_size={vocab_size}; correct it, or remove it."
+                f"{file}: {key}={value!r} is no token of a model with vocab_size={vocab_size}; "
+                "correct it, or remove it."
             )
 
 
@@ -223,9 +232,11 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
         ConfigError: there are several sets, or none.
         DataError: a file is missing or damaged, or the index is not that of the files.
     """
-    if (named := stated.get("transformers_weights")) not in (None, ONE, INDEX):
+    named = stated.get("transformers_weights")
+    if named not in (None, ONE, INDEX):
         raise ConfigError(
-            f"{path / CONFIG}: transformers_weights={named!r} is not read here; rename the file to {ONE}."
+            f"{path / CONFIG}: transformers_weights={named!r} is not read here; rename the file to "
+            f"{ONE}."
         )
     if not (path / INDEX).is_file():
         return dict.fromkeys(names_in(_one_file(path)), path / ONE)
@@ -233,7 +244,8 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
     shards = sorted(set(index.values()))
     if (path / ONE).exists() and shards != [ONE]:
         raise ConfigError(
-            f"{path} has two sets of weights, {ONE} and the files of {INDEX}, and programs disagree about which counts; remove one."
+            f"{path} has two sets of weights, {ONE} and the files of {INDEX}, and programs "
+            "disagree about which counts; remove one."
         )
     for name in shards:
         if Path(name).name != name:
@@ -247,11 +259,14 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
     for tensor, file in stored:
         if index.get(tensor) != file:
             raise DataError(
-                f"{path / file} contains {tensor}, which {INDEX} has in {index.get(tensor, 'no file')}; download the folder again."
+                f"{path / file} contains {tensor}, which {INDEX} has in "
+                f"{index.get(tensor, 'no file')}; download the folder again."
             )
-    if missing := sorted(index.keys() - dict(stored).keys()):
+    missing = sorted(index.keys() - dict(stored).keys())
+    if missing:
         raise DataError(
-            f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder again."
+            f"{path / INDEX} lists {missing[0]}, but no file contains it; download the folder "
+            "again."
         )
     return {tensor: path / file for tensor, file in stored}
 
@@ -268,8 +283,9 @@ def _one_file(path: Path) -> Path:
     pickles = [file.name for pattern in PICKLES for file in sorted(path.glob(pattern))]
     if pickles:
         raise ConfigError(
-            f"{path} stores its weights as pickle ({pickles[0]}), which can run any code when it is opened and is "
-            f"never read here; convert it to safetensors in an environment that you trust: {CONVERT}."
+            f"{path} stores its weights as pickle ({pickles[0]}), which can run any code when it "
+            "is opened and is never read here; convert it to safetensors in an environment that "
+            f"you trust: {CONVERT}."
         )
     others = ", ".join(
         file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern))
@@ -278,7 +294,8 @@ def _one_file(path: Path) -> Path:
         f" (it has {others}, which transformers does not load by itself either)" if others else ""
     )
     raise ConfigError(
-        f"{path} has neither {ONE} nor {INDEX}{beside}; give a folder with both or one of them, as {CONVERT} writes it."
+        f"{path} has neither {ONE} nor {INDEX}{beside}; give a folder with both or one of them, as "
+        f"{CONVERT} writes it."
     )
 
 
@@ -292,7 +309,8 @@ def _weight_map(path: Path) -> dict[str, str]:
     )
     if not files or not isinstance(stated, dict) or len(files) < len(stated):
         raise DataError(
-            f"{path / INDEX}: weight_map must name one file for each tensor; download the folder again."
+            f"{path / INDEX}: weight_map must name one file for each tensor; download the folder "
+            "again."
         )
     return files
 
@@ -304,39 +322,50 @@ def names_in(file: Path) -> list[str]:
 
 def _refuse_types(folder: Folder) -> None:
     for name, value in folder.tensors("numpy", slices=True):
-        if (kind := value.get_dtype()) not in TYPES and not hf.ignored(name, folder.config):
+        kind = value.get_dtype()
+        if kind not in TYPES and not hf.ignored(name, folder.config):
             raise ConfigError(
-                f"{folder.path}: {name} has the type {kind}, not one of {', '.join(TYPES)}; weights of a quantized model are not "
-                "read here, use the original."
+                f"{folder.path}: {name} has the type {kind}, not one of {', '.join(TYPES)}; "
+                "weights of a quantized model are not read here, use the original."
             )
 
 
 def _with_its_head(folder: Folder) -> Folder:
-    """The folder with a head of its own where config.json ties it, but the files have one with other values, as in transformers 5.
+    """The folder with a head of its own where the files have one with other values.
+
+    Its config.json ties the head to the embedding all the same; transformers 5 does likewise.
 
     Raises:
-        ConfigError: that head has another shape than the embedding, or their file is larger than the memory.
+        ConfigError: that head has another shape than the embedding, or their file is larger than
+            the memory.
     """
     if not (folder.config.tie_word_embeddings and {EMBEDDING, HEAD} <= folder.files.keys()):
         return folder
     with opened(folder.files[EMBEDDING], "pt") as first, opened(folder.files[HEAD], "pt") as second:
-        embedding, head = first.get_slice(EMBEDDING), second.get_slice(HEAD)
+        embedding = first.get_slice(EMBEDDING)
+        head = second.get_slice(HEAD)
         if embedding.get_shape() != head.get_shape():
             raise ConfigError(
-                f"{folder.path / CONFIG}: tie_word_embeddings=True, but {HEAD} has the shape {head.get_shape()} and {EMBEDDING} "
-                f"{embedding.get_shape()}; remove {HEAD}, or correct the weights."
+                f"{folder.path / CONFIG}: tie_word_embeddings=True, but {HEAD} has the shape "
+                f"{head.get_shape()} and {EMBEDDING} {embedding.get_shape()}; remove {HEAD}, or "
+                "correct the weights."
             )
-        starts = range(0, embedding.get_shape()[0], ROWS)
-        if all(
-            bool(
-                (
-                    embedding[start : start + ROWS].float() == head[start : start + ROWS].float()
-                ).all()
-            )
-            for start in starts
-        ):
+        if _have_equal_rows(embedding, head):
             return folder
     return replace(folder, config=replace(folder.config, tie_word_embeddings=False), untied=True)
+
+
+def _have_equal_rows(embedding: Any, head: Any) -> bool:
+    """Whether two slices of tensors of one shape have the same values; some rows are read at once.
+
+    Args:
+        embedding, head: [vocab_size, hidden_size].
+    """
+    for start in range(0, embedding.get_shape()[0], ROWS):
+        rows = slice(start, start + ROWS)
+        if not bool((embedding[rows].float() == head[rows].float()).all()):
+            return False
+    return True
 
 
 def tokenizer_of(folder: Folder) -> Tokenizer:
@@ -355,7 +384,10 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
         )
         place = f"put the {TOKENIZER} of its tokens there"
         if others:
-            place = f"it has {others}, which cannot be read here; write one with transformers: {CONVERT_TOKENIZER}, or {place}"
+            place = (
+                f"it has {others}, which cannot be read here; write one with transformers: "
+                f"{CONVERT_TOKENIZER}, or {place}"
+            )
         raise ConfigError(
             f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}."
         )
@@ -367,17 +399,21 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
         raise DataError(f"{file} is not a tokenizer ({error}).") from None
     rows = folder.config.vocab_size
     vocabulary = tokenizer.get_vocab()
-    if beyond := sorted((number, token) for token, number in vocabulary.items() if number >= rows):
+    beyond = sorted((number, token) for token, number in vocabulary.items() if number >= rows)
+    if beyond:
         raise ConfigError(
-            f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: {beyond[0][1]!r} has the ID {beyond[0][0]}; "
-            "they do not belong to the same model, or the embedding has to be enlarged with transformers: resize_token_embeddings."
+            f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: "
+            f"{beyond[0][1]!r} has the ID {beyond[0][0]}; they do not belong to the same model, or "
+            "the embedding has to be enlarged with transformers: resize_token_embeddings."
         )
     refuse_other_added_tokens(folder.path, tokenizer)
     return tokenizer
 
 
 def refuse_other_added_tokens(path: Path, tokenizer: Tokenizer) -> None:
-    """The files beside a tokenizer.json give its added tokens the same IDs, and add none: transformers would add theirs to it.
+    """Refuse files beside a tokenizer.json that give its added tokens other IDs, or add some.
+
+    transformers would add theirs to it.
 
     Args:
         path: their folder.
@@ -387,23 +423,30 @@ def refuse_other_added_tokens(path: Path, tokenizer: Tokenizer) -> None:
         DataError: one of them is damaged.
     """
     for token, number, other in _added_tokens(path):
-        if (stated := tokenizer.token_to_id(token)) != number:
+        stated = tokenizer.token_to_id(token)
+        if stated != number:
             raise ConfigError(
-                f"{other} gives {token!r} the ID {number}, and {TOKENIZER} {'none' if stated is None else stated}; write one tokenizer "
-                f"with transformers: {CONVERT_TOKENIZER}."
+                f"{other} gives {token!r} the ID {number}, and {TOKENIZER} "
+                f"{'none' if stated is None else stated}; write one tokenizer with transformers: "
+                f"{CONVERT_TOKENIZER}."
             )
 
 
 def _added_tokens(path: Path) -> list[tuple[str, int, Path]]:
-    """Added tokens with their IDs, as the files beside tokenizer.json have them, which transformers adds to it."""
+    """Added tokens with their IDs, as the files beside tokenizer.json have them.
+
+    transformers adds them to it.
+    """
     stated: list[tuple[str, int, Path]] = []
-    settings, tokens = path / "tokenizer_config.json", path / "added_tokens.json"
+    settings = path / "tokenizer_config.json"
+    tokens = path / "added_tokens.json"
     for file in (settings, tokens):
         refuse_pointer(file)
     if settings.is_file():
         added = _json(settings).get("added_tokens_decoder")
         for number, token in added.items() if isinstance(added, dict) else ():
-            if number.isdecimal() and isinstance(content := _content(token), str):
+            content = _content(token)
+            if number.isdecimal() and isinstance(content, str):
                 stated.append((content, int(number), settings))
     if tokens.is_file():
         stated += [
@@ -419,7 +462,8 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
     """A safetensors file.
 
     Args:
-        framework: "pt", or "numpy" where only names, types and shapes are read: torch cannot map a file larger than the memory.
+        framework: "pt", or "numpy" where only names, types and shapes are read: torch cannot map a
+            file larger than the memory.
 
     Raises:
         ConfigError: it is larger than the memory.
@@ -432,8 +476,9 @@ def opened(file: Path, framework: str) -> Iterator[Any]:
         if "unable to mmap" not in str(error):
             raise
         raise ConfigError(
-            f"{file} cannot be mapped into the memory of this machine ({file.stat().st_size:,} bytes); use a machine with more, or "
-            "write the model in smaller files with transformers: save_pretrained(…, max_shard_size='5GB')."
+            f"{file} cannot be mapped into the memory of this machine ({file.stat().st_size:,} "
+            "bytes); use a machine with more, or write the model in smaller files with "
+            "transformers: save_pretrained(…, max_shard_size='5GB')."
         ) from None
     except SafetensorError as error:
         raise DataError(f"{file} is damaged ({error}); download it again.") from None

@@ -1,6 +1,8 @@
-"""Who may write: `Lock` among the processes of a machine, `Lease` among machines whose file system shares no locks.
+"""Locks of who may write.
 
-A lock dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9` included.
+`Lock` is for the processes of a machine, `Lease` for machines whose file system shares no locks. A
+lock dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9`
+included.
 """
 
 import errno
@@ -19,12 +21,8 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.files import write_atomic
 
-NO_LOCKS = (
-    errno.ENOLCK,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EINVAL,
-)  # of a filesystem without flock
+# Of a filesystem without flock.
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 RENEW = 5.0  # seconds between renewals
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 FOREVER = 10.0**9  # seconds
@@ -38,7 +36,11 @@ class Busy(PipelineError):
 
 
 class LockRecord(Record):
-    """The record that the holder of a lock writes into its file. since: ISO 8601."""
+    """The record that the holder of a lock writes into its file.
+
+    Attributes:
+        since: ISO 8601.
+    """
 
     pid: int
     host: str
@@ -46,13 +48,16 @@ class LockRecord(Record):
 
 
 class Lock:
-    """A `flock` on a file, freed by the kernel when the last process that holds its descriptor ends.
+    """A `flock` on a file.
+
+    The kernel frees it when the last process that holds its descriptor ends.
 
     Args:
         path: created where it does not exist; never deleted.
         wait: seconds to wait for another holder.
         setting: what names the folder that the file is in, for the message.
-        shared: several processes may hold it shared at once, and none of them is named in the file; otherwise it is exclusive.
+        shared: several processes may hold it shared at once, and none of them is named in the file;
+            otherwise it is exclusive.
 
     Raises:
         DataError: on entering, when the path is a folder.
@@ -61,16 +66,23 @@ class Lock:
     """
 
     def __init__(
-        self, path: Path, wait: float = 0.0, setting: str = "runtime.home", *, shared: bool = False
+        self,
+        path: Path,
+        wait: float = 0.0,
+        setting: str = "runtime.home",
+        *,
+        shared: bool = False,
     ) -> None:
-        self.path, self.wait, self.setting, self.shared = path, wait, setting, shared
+        self.path = path
+        self.wait = wait
+        self.setting = setting
+        self.shared = shared
 
     def __enter__(self) -> "Lock":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.fd = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )  # less the umask
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self.fd = os.open(self.path, flags, 0o666)  # less the umask
         except IsADirectoryError:
             raise DataError(
                 f"{self.path} is a folder, but the name of a lock file; remove it."
@@ -79,17 +91,21 @@ class Lock:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             raise ConfigError(
-                f"{self.path} cannot be written ({error.strerror}); set {self.setting} to a folder that you may write."
+                f"{self.path} cannot be written ({error.strerror}); set {self.setting} to a folder "
+                "that you may write."
             ) from error
         try:
             self._acquire()
             since = datetime.now(UTC).isoformat(timespec="seconds")
-            record = LockRecord(pid=os.getpid(), host=socket.gethostname(), since=since)
+            record = LockRecord(
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                since=since,
+            )
             os.ftruncate(self.fd, 0)
             if not self.shared:
-                with suppress(
-                    OSError
-                ):  # only for people: on a full disk, `gc` needs the lock to free space
+                # Only for people: on a full disk, `gc` needs the lock to free space.
+                with suppress(OSError):
                     os.pwrite(self.fd, record.model_dump_json().encode(), 0)
         except BaseException:
             os.close(self.fd)
@@ -97,19 +113,19 @@ class Lock:
         return self
 
     def _acquire(self) -> None:
-        began, is_logged = time.monotonic(), False
+        kind = fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX
+        began = time.monotonic()
+        is_logged = False
         while True:
             try:
-                fcntl.flock(
-                    self.fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-                )
+                fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 waited = time.monotonic() - began
                 if waited >= self.wait:
                     raise Busy(
-                        f"{self.path} is locked by {_who(self.fd)}; wait until it ends, or stop it, and run the same "
-                        "command again."
+                        f"{self.path} is locked by {_who(self.fd)}; wait until it ends, or stop "
+                        "it, and run the same command again."
                     ) from None
                 if waited >= LOG_AFTER and not is_logged:
                     is_logged = True
@@ -119,13 +135,17 @@ class Lock:
                 if error.errno not in NO_LOCKS:
                     raise
                 raise ConfigError(
-                    f"the filesystem of {self.path} has no file locks ({error.strerror}), which keep a second command from "
-                    f"writing the same files; set {self.setting} to a folder on another filesystem, or mount this one with "
-                    "locks (for NFS local_lock=flock, for Lustre localflock)."
+                    f"the filesystem of {self.path} has no file locks ({error.strerror}), which "
+                    f"keep a second command from writing the same files; set {self.setting} to a "
+                    "folder on another filesystem, or mount this one with locks (for NFS "
+                    "local_lock=flock, for Lustre localflock)."
                 ) from error
 
     def check(self) -> None:
-        """Raises Busy once the file has another place or none: whoever comes next would lock another file, and work beside this process."""
+        """Raise Busy once the file has another place or none.
+
+        Whoever comes next would lock another file, and work beside this process.
+        """
         try:
             is_there = os.path.samestat(os.fstat(self.fd), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -134,8 +154,9 @@ class Lock:
             return
         if not is_there:
             raise Busy(
-                f"{self.path} was moved or removed while this process was working in {self.path.parent}; it must not continue here. Stop a "
-                "command before moving or removing its folder."
+                f"{self.path} was moved or removed while this process was working in "
+                f"{self.path.parent}; it must not continue here. Stop a command before moving or "
+                "removing its folder."
             )
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +164,10 @@ class Lock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock, for people; None if it is free, or cannot be locked here. A newcomer at this very moment is turned away once."""
+    """The holder of the lock, for people; None if it is free, or cannot be locked here.
+
+    A newcomer at this very moment is turned away once.
+    """
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -168,7 +192,7 @@ def _who(descriptor: int) -> str:
 
 
 def running_kernel() -> str:
-    """The ID of this boot of this machine; the host's name where the system does not say."""
+    """The ID of this boot of this machine; the host's name where the system does not state one."""
     try:
         return BOOT.read_text(encoding="utf-8").strip()
     except OSError:
@@ -176,9 +200,10 @@ def running_kernel() -> str:
 
 
 def this_machine() -> str:
-    """An ID that distinguishes processes with one number: this kernel, and the set of process numbers that this process lives in.
+    """An ID that distinguishes processes with one number.
 
-    Containers and pods on one kernel have their own numbers.
+    It is this kernel, and the set of process numbers that this process lives in. Containers and
+    pods on one kernel have their own numbers.
     """
     try:
         return f"{running_kernel()} {Path('/proc/self/ns/pid').readlink()}"
@@ -187,7 +212,7 @@ def this_machine() -> str:
 
 
 class LeaseRecord(Record):
-    """The content of the file: a process, and how often it has renewed the lease."""
+    """The content of a lease's file: a process, and how often it has renewed the lease."""
 
     kernel: str
     host: str
@@ -199,27 +224,36 @@ class LeaseRecord(Record):
 
 
 class Lease:
-    """Held from entering to leaving, and renewed by a thread meanwhile.
+    """A lease, held from entering to leaving, and renewed by a thread meanwhile.
 
     Whether a holder lives is seen by its file changing, so that no two clocks need to agree.
 
     Args:
         path: of the lease's file; its folder exists.
-        kernel: what tells this machine from others: the identity of its running kernel, which containers on it share, as
-            they do its locks.
+        kernel: what tells this machine from others: the identity of its running kernel, which
+            containers on it share, as they do its locks.
 
     Raises:
         Busy: on entering, when a holder on another machine renews it; names host and process.
     """
 
     def __init__(
-        self, path: Path, kernel: str | None = None, renew: float = RENEW, expired: float = EXPIRED
+        self,
+        path: Path,
+        kernel: str | None = None,
+        renew: float = RENEW,
+        expired: float = EXPIRED,
     ) -> None:
-        self.path, self.renew, self.expired = path, renew, expired
+        self.path = path
+        self.renew = renew
+        self.expired = expired
         self.mine = LeaseRecord(
-            kernel=kernel or running_kernel(), host=socket.gethostname(), pid=os.getpid()
+            kernel=kernel or running_kernel(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
-        self.ended, self.taken_by = threading.Event(), ""
+        self.ended = threading.Event()
+        self.taken_by = ""
 
     def __enter__(self) -> "Lease":
         rival = self._rival()
@@ -228,7 +262,8 @@ class Lease:
         self._write(0)
         if rival:
             time.sleep(self.renew)  # of several that found it expired, the last to write has it
-            if rival := self._rival():
+            rival = self._rival()
+            if rival:
                 raise self._busy(rival)
         self.thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self.thread.start()
@@ -241,16 +276,21 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raises Busy once another machine has taken the lease: this one was away for longer than it lasts."""
+        """Raise Busy once another machine has taken the lease.
+
+        This one was away for longer than it lasts.
+        """
         if self.taken_by:
             raise Busy(
-                f"{self.path} was taken over by {self.taken_by} while this process did not respond; it must not continue here."
+                f"{self.path} was taken over by {self.taken_by} while this process did not "
+                "respond; it must not continue here."
             )
 
     def _keep(self) -> None:
         count = 0
         while not self.ended.wait(self.renew):
-            if rival := self._rival():
+            rival = self._rival()
+            if rival:
                 self.taken_by = str(rival)
                 return
             count += 1
@@ -258,7 +298,7 @@ class Lease:
                 self._write(count)
 
     def _outlast(self, rival: LeaseRecord) -> None:
-        """Waits until `rival` has not renewed for as long as a lease lasts."""
+        """Wait until `rival` has not renewed for as long as a lease lasts."""
         log.info("waiting up to %g s: %s may still use %s", self.expired, rival, self.path.parent)
         until = time.monotonic() + self.expired
         while time.monotonic() < until:
@@ -279,7 +319,8 @@ class Lease:
 
     def _busy(self, rival: LeaseRecord) -> Busy:
         return Busy(
-            f"{self.path.parent} is in use by {rival}; wait until it ends, or stop it, and run the same command again."
+            f"{self.path.parent} is in use by {rival}; wait until it ends, or stop it, and run the "
+            "same command again."
         )
 
     def _write(self, count: int) -> None:

@@ -1,8 +1,9 @@
-"""Files of records: a JSON file has one, and a file of JSON lines is appended to. Each record has a checksum, which every reader compares.
+"""Files of records: a JSON file has one, and a file of JSON lines is appended to.
 
-In a JSON file the checksum is the first line, in JSON lines it is the last field of the line, `crc32`, of the run's id and of the bytes
-before it. A person who edits a record on purpose removes its checksum; the record is then used as it is.
-In all functions about lines, `run` is the id of the run that the file is of.
+Each record has a checksum, which every reader compares. In a JSON file the checksum is the first
+line, in JSON lines it is the last field of the line, `crc32`, of the run's id and of the bytes
+before it. A person who edits a record on purpose removes its checksum; the record is then used as
+it is. In all functions about lines, `run` is the id of the run that the file is of.
 """
 
 import json
@@ -59,7 +60,8 @@ def read_fields(path: Path) -> JsonObject:
         raise Damaged(f"{path} is not JSON ({reason}).") from None
     if stated != expected:
         raise Damaged(
-            f"{path} does not match its own checksum. If you changed it on purpose, delete its line "
+            f"{path} does not match its own checksum. If you changed it on purpose, delete its "
+            "line "
             f'"{SELF_CHECKSUM}"; otherwise it is damaged.'
         )
     if stated is None and path not in _edited:
@@ -123,7 +125,10 @@ def read_lines(path: Path, kind: Kind[RecordType], run: str) -> list[RecordType]
 
 
 def unreadable(path: Path, kind: Kind[RecordType], run: str) -> str | None:
-    """A sentence that names the lines that are not of this kind, without a last one that a kill has cut short; None without any."""
+    """A sentence that names the lines that are not of this kind; None without any.
+
+    A last line that a kill has cut short is not among them.
+    """
     numbers = [
         number
         for number, line, record in scan(path, kind, run)
@@ -139,7 +144,9 @@ def unreadable_lines(path: Path, numbers: list[int]) -> str:
 
 
 def scan(
-    path: Path, kind: Kind[RecordType], run: str
+    path: Path,
+    kind: Kind[RecordType],
+    run: str,
 ) -> Iterator[tuple[int, bytes, RecordType | None]]:
     """Number, bytes and record of each line; no record where it is not of this kind or has no end.
 
@@ -153,18 +160,22 @@ def scan(
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     with readable(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            yield number, line, parse_line(line, adapter, run) if line.endswith(b"\n") else None
+            record = parse_line(line, adapter, run) if line.endswith(b"\n") else None
+            yield number, line, record
 
 
 def append_line(path: Path, record: Record, run: str) -> None:
-    """Add a line of the fields that were set, and wait until it is on the disk; a line that a full disk has cut short stays its own."""
+    """Add a line of the fields that were set, and wait until it is on the disk.
+
+    A line that a full disk has cut short stays its own.
+    """
     if path.exists() and not path.is_file():
         raise Damaged(f"{path} is not a file; move it aside.")
     before = path.read_bytes() if path.exists() else b""
-    cut = bool(before) and not before.endswith(b"\n")
-    fields = record.model_dump(mode="json", exclude_unset=True)
+    is_cut = bool(before) and not before.endswith(b"\n")
+    fields = json.dumps(record.model_dump(mode="json", exclude_unset=True))
     with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + with_checksum(json.dumps(fields), run) + "\n")
+        file.write(("\n" if is_cut else "") + with_checksum(fields, run) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -175,12 +186,16 @@ def with_checksum(fields: str, run: str) -> str:
     return f'{before},"crc32":"{_checksum(before.encode(), run)}"}}'
 
 
-def parse_line(line: bytes, adapter: TypeAdapter[RecordType], run: str) -> RecordType | None:
+def parse_line(
+    line: bytes,
+    adapter: TypeAdapter[RecordType],
+    run: str,
+) -> RecordType | None:
     """The record in a line; None if it is not of this kind, or not as it was written."""
     stated = CHECKSUM.search(line)
-    if (stated is None and b'"crc32"' in line) or (
-        stated and stated[1].decode() != _checksum(line[: stated.start()], run)
-    ):
+    if stated is None and b'"crc32"' in line:
+        return None
+    if stated and stated[1].decode() != _checksum(line[: stated.start()], run):
         return None
     try:
         return adapter.validate_json(line, strict=True)

@@ -1,7 +1,7 @@
-"""Tensors in a folder, written and read through torch.distributed.checkpoint: raw bytes and a table in JSON, no pickle.
+"""Tensors in a folder, written and read through torch.distributed.checkpoint.
 
-`rank-00000.bin` holds the parts that this rank wrote, one after another, each at a multiple of 64 bytes; `tensors.json` is a
-`TensorTable`.
+They are raw bytes and a table in JSON, no pickle. `rank-00000.bin` holds the parts that this rank
+wrote, one after another, each at a multiple of 64 bytes; `tensors.json` is a `TensorTable`.
 """
 
 import hashlib
@@ -41,7 +41,8 @@ from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.tasks.records.record import Record, first_fault
 from infini_llama.tasks.storage.filesystem import mapping
 
-TABLE, FILE = "tensors.json", "rank-{:05d}.bin"
+TABLE = "tensors.json"
+FILE = "rank-{:05d}.bin"
 ALIGNMENT = 64
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -76,9 +77,10 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def state_hash(tensors: dict[str, torch.Tensor], prefix: str) -> str:
-    """sha256 over names, types, shapes and bytes of the tensors below `prefix`: equal if and only if bitwise equal.
+    """sha256 over names, types, shapes and bytes of the tensors below `prefix`.
 
-    A collective call: sharded tensors are gathered one at a time.
+    Two are equal if and only if the tensors are bitwise equal. A collective call: sharded tensors
+    are gathered one at a time.
     """
     digest = hashlib.sha256()
     for name in sorted(name for name in tensors if name.startswith(prefix)):
@@ -105,9 +107,8 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
                 planner=planner,
                 no_dist=not dist.is_initialized(),
             )
-    except (
-        CheckpointException
-    ) as error:  # not an Exception, and it hides the message of the actual error
+    except CheckpointException as error:
+        # It is not an Exception, and it hides the message of the actual error.
         fault = next(iter(error.failures.values()))[0]
         if isinstance(fault, PipelineError):
             raise fault from error
@@ -124,7 +125,10 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 class TensorPart(Record):
-    """The block of a tensor that begins at `offsets`, in row-major order: `file` has it from byte `start` on."""
+    """The block of a tensor that begins at `offsets`, in row-major order.
+
+    `file` has it from byte `start` on.
+    """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -133,7 +137,11 @@ class TensorPart(Record):
 
 
 class TensorEntry(Record):
-    """A tensor. dtype: one of DTYPES."""
+    """A tensor.
+
+    Attributes:
+        dtype: one of DTYPES.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -141,7 +149,11 @@ class TensorEntry(Record):
 
 
 class TensorTable(Record):
-    """Every tensor by its name; byteorder: as `sys.byteorder`."""
+    """Every tensor by its name.
+
+    Attributes:
+        byteorder: as `sys.byteorder`.
+    """
 
     byteorder: str
     tensors: dict[str, TensorEntry]
@@ -157,10 +169,14 @@ class Location:
 
 
 class TensorWriter(StorageWriter):
-    """Each rank writes one file and syncs it; the coordinator writes the table, and then knows every file's checksum."""
+    """Each rank writes one file and syncs it; the coordinator writes the table.
+
+    The coordinator then knows every file's checksum.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.rank = folder, 0
+        self.folder = folder
+        self.rank = 0
         self.checksums: dict[str, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
@@ -176,7 +192,9 @@ class TensorWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name, digest, position = FILE.format(self.rank), blake3(max_threads=blake3.AUTO), 0
+        name = FILE.format(self.rank)
+        digest = blake3(max_threads=blake3.AUTO)
+        position = 0
         starts: list[tuple[MetadataIndex, int, int]] = []
         with (self.folder / name).open("wb", buffering=1 << 20) as file:
             for item in plan.items:
@@ -192,13 +210,12 @@ class TensorWriter(StorageWriter):
             file.flush()
             os.fsync(file.fileno())
         checksum = "blake3:" + digest.hexdigest()
+        results = [
+            WriteResult(index, size, Location(name, start, checksum))
+            for index, start, size in starts
+        ]
         result: Future[list[WriteResult]] = Future()
-        result.set_result(
-            [
-                WriteResult(index, size, Location(name, start, checksum))
-                for index, start, size in starts
-            ]
-        )
+        result.set_result(results)
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -211,17 +228,20 @@ class TensorWriter(StorageWriter):
             sizes = next(
                 chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset
             )
-            offsets = tuple(written.index.offset or ())
             part = TensorPart(
-                offsets=offsets, sizes=tuple(sizes), file=place.file, start=place.start
+                offsets=tuple(written.index.offset or ()),
+                sizes=tuple(sizes),
+                file=place.file,
+                start=place.start,
             )
             parts[written.index.fqn].append(part)
         tensors: dict[str, TensorEntry] = {}
         for name, entry in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(entry, TensorStorageMetadata)
-            dtype = str(entry.properties.dtype).removeprefix("torch.")
             tensors[name] = TensorEntry(
-                dtype=dtype, shape=tuple(entry.size), parts=tuple(parts[name])
+                dtype=str(entry.properties.dtype).removeprefix("torch."),
+                shape=tuple(entry.size),
+                parts=tuple(parts[name]),
             )
         table = TensorTable(byteorder=sys.byteorder, tensors=tensors)
         (self.folder / TABLE).write_text(json.dumps(table.to_json()), encoding="utf-8")
@@ -232,7 +252,10 @@ class TensorWriter(StorageWriter):
 
 
 class TensorReader(StorageReader):
-    """Reads what TensorWriter wrote; a table that names anything but blocks of tensors inside the folder is refused."""
+    """Reader of what TensorWriter wrote.
+
+    A table that names anything but blocks of tensors inside the folder is refused.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -259,7 +282,8 @@ class TensorReader(StorageReader):
         dtype = DTYPES[entry.dtype]
         chunks: list[ChunkStorageMetadata] = []
         for part in entry.parts:
-            offsets, sizes = torch.Size(part.offsets), torch.Size(part.sizes)
+            offsets = torch.Size(part.offsets)
+            sizes = torch.Size(part.sizes)
             if not re.fullmatch(r"rank-\d{5,}\.bin", part.file):
                 raise ValueError(
                     f"'{name}' is in '{part.file}', which is not a file of a checkpoint"
@@ -295,12 +319,14 @@ class TensorReader(StorageReader):
                     with (self.folder / name).open("rb") as file, mapping(self.folder / name):
                         files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 flat = torch.frombuffer(
-                    files[name], dtype=dtype, count=math.prod(sizes), offset=start
+                    files[name],
+                    dtype=dtype,
+                    count=math.prod(sizes),
+                    offset=start,
                 )
                 part = flat.view(sizes)
-                for dimension, (first, length) in enumerate(
-                    zip(item.storage_offsets, item.lengths, strict=True)
-                ):
+                spans = zip(item.storage_offsets, item.lengths, strict=True)
+                for dimension, (first, length) in enumerate(spans):
                     part = part.narrow(dimension, first, length)
                 target.copy_(part)
             planner.commit_tensor(item, target)
