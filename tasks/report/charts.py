@@ -137,7 +137,10 @@ def save_picture(chart: Chart, target: Path) -> None:
     drawn.savefig(target, format="png", dpi=120, facecolor="white")
 
 
-def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def thinned(
+    x: np.ndarray,
+    y: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Means of x and y, and the least and greatest y, of groups of neighbours.
 
     There are at most MOST_POINTS groups, of nearly equal size.
@@ -202,10 +205,23 @@ def _draw_curve(axes: Any, curve: Curve, colour: str, ink: str) -> None:
     if not x.size:
         return
     if curve.kind == "level":
-        axes.axhline(y[0], color=ink, linewidth=1, linestyle=(0, (4, 3)), label=curve.label)
+        axes.axhline(
+            y[0],
+            color=ink,
+            linewidth=1,
+            linestyle=(0, (4, 3)),
+            label=curve.label,
+        )
     elif curve.kind == "bars":
         edges = np.asarray(curve.x, dtype=np.float64)
-        axes.stairs(y, edges, color=colour, fill=True, alpha=0.6, label=curve.label)
+        axes.stairs(
+            y,
+            edges,
+            color=colour,
+            fill=True,
+            alpha=0.6,
+            label=curve.label,
+        )
     elif curve.kind == "points":
         axes.plot(
             x,
@@ -219,7 +235,14 @@ def _draw_curve(axes: Any, curve: Curve, colour: str, ink: str) -> None:
     else:
         middle, mean, low, high = thinned(x, y)
         if len(x) > MOST_POINTS:
-            axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
+            axes.fill_between(
+                middle,
+                low,
+                high,
+                color=colour,
+                alpha=0.25,
+                linewidth=0,
+            )
         axes.plot(
             middle,
             mean,
@@ -243,7 +266,11 @@ def _scale_axes(axes: Any, chart: Chart, ink: str) -> None:
         axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_xlabel(chart.x_label, color=ink, fontsize=9)
     if chart.x_label == "step" and not chart.log_x:
-        steps = MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10])
+        steps = MaxNLocator(
+            nbins="auto",
+            integer=True,
+            steps=[1, 2, 2.5, 5, 10],
+        )
         axes.xaxis.set_major_locator(steps)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not chart.log:

@@ -38,8 +38,18 @@ def charts_of_run(run: RunReader) -> list[Chart]:
     trained = run.trained
     marks = _starts(run)
 
-    def chart(title: str, value: Value[TrainLine], factor: float = 1.0, log: bool = False) -> Chart:
-        return Chart(title, [_curve("", trained, value, factor)], marks=marks, log=log)
+    def chart(
+        title: str,
+        value: Value[TrainLine],
+        factor: float = 1.0,
+        log: bool = False,
+    ) -> Chart:
+        return Chart(
+            title,
+            [_curve("", trained, value, factor)],
+            marks=marks,
+            log=log,
+        )
 
     gates = _by_layer(trained, lambda line: line.layer_gates, "line")
     bits = _curve("", run.validated, lambda line: line.bits_per_byte, points=True)
@@ -101,14 +111,22 @@ def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
 def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
     """A curve per run in each chart."""
 
-    def chart(title: str, x_label: str, curve: Callable[[RunReader], Curve]) -> Chart:
+    def chart(
+        title: str,
+        x_label: str,
+        curve: Callable[[RunReader], Curve],
+    ) -> Chart:
         return Chart(title, [curve(run) for run in runs], x_label)
 
-    def trained(value: Value[TrainLine], factor: float = 1.0) -> Callable[[RunReader], Curve]:
+    def trained(
+        value: Value[TrainLine],
+        factor: float = 1.0,
+    ) -> Callable[[RunReader], Curve]:
         return lambda run: _curve(run.name, run.trained, value, factor)
 
     def validated(
-        value: Value[ValidationLine], place: Callable[[RunReader], Callable[[int], float]]
+        value: Value[ValidationLine],
+        place: Callable[[RunReader], Callable[[int], float]],
     ) -> Callable[[RunReader], Curve]:
         return lambda run: _curve(run.name, run.validated, value, points=True, x=place(run))
 

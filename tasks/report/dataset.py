@@ -112,7 +112,10 @@ def built(created: str, workers: Choice | None) -> str:
     return f"{created} by {workers.value} ({workers.reason})" if workers else created
 
 
-def _sources(sources: Iterable[Provenance], content: DatasetContent) -> dict[str, SourceSummary]:
+def _sources(
+    sources: Iterable[Provenance],
+    content: DatasetContent,
+) -> dict[str, SourceSummary]:
     """Each of several sources by name."""
     train = {stats.name: stats for stats in content.train.sources}
     held_out = {stats.name: stats for stats in content.validation.sources}

@@ -280,7 +280,12 @@ def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
     for line in lines:
         for words, result in line.measurements():
             losses = in_words(result.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
-            yield {"step": line.step, "": words, **losses, "text": shown(line.text)}
+            yield {
+                "step": line.step,
+                "": words,
+                **losses,
+                "text": shown(line.text),
+            }
 
 
 def _passkeys(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
@@ -292,7 +297,12 @@ def _passkeys(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
 def _distances(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
     for line in lines:
         for words, cells in line.measurements():
-            about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+            about = {
+                "step": line.step,
+                "": words,
+                "form": line.form,
+                "filler": line.filler,
+            }
             yield from (about | row for row in distance_rows(cells))
 
 

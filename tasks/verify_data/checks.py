@@ -1,4 +1,8 @@
-"""The checks of a dataset: quick ones always, checksums where they are affordable or the check is deep, every token if it is."""
+"""The checks of a dataset.
+
+Quick checks are made always, checksums are compared where they are affordable or the check is deep,
+and every token if it is deep.
+"""
 
 import logging
 import re
@@ -49,9 +53,8 @@ from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENI
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again
 log = logging.getLogger("infini_llama.verify")
-FULL_BELOW = (
-    20 * 10**9
-)  # bytes of a dataset; of a larger one, each shard is checked when it is first opened
+# Bytes of a dataset; of a larger one, each shard is checked when it is first opened.
+FULL_BELOW = 20 * 10**9
 
 
 @dataclass
@@ -62,35 +65,38 @@ class Progress:
     done: list[Check] = field(default_factory=list)
 
     def run(self, name: str, action: Callable[[], str], suspect: Path) -> None:
-        """Runs a check of the folder `suspect`; `action` returns what it found, for people.
+        """Run a check of the folder `suspect`; `action` returns what it found, for people.
 
         Raises:
             DataError: the check fails; the message states what to do.
         """
-        log.info(
-            "checking %s", name, extra={"progress": Reached(len(self.done), self.total, "checks")}
-        )
+        progress = Reached(len(self.done), self.total, "checks")
+        log.info("checking %s", name, extra={"progress": progress})
         try:
             self.done.append(Check(name=name, detail=action()))
         except (DataError, ValueError, ArrowException) as raised:
-            # Bytes that their manifest vouches for, and that yet are no array, table or JSON: damaged as well, and never unpickled.
-            words = f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): {raised}".rstrip(
-                "."
-            )
+            # Bytes that their manifest vouches for, and that yet are no array, table or JSON:
+            # damaged as well, and never unpickled.
+            words = (
+                f"{suspect} cannot be read as a dataset ({type(raised).__name__} in '{name}'): "
+                f"{raised}"
+            ).rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
             raise DataError(f"{fault} Training does not start. {REPAIR}") from None
 
     def finish(self) -> None:
-        """Logs that all checks passed."""
-        log.info(
-            "checked the dataset", extra={"progress": Reached(self.total, self.total, "checks")}
-        )
+        """Log that all checks passed."""
+        progress = Reached(self.total, self.total, "checks")
+        log.info("checked the dataset", extra={"progress": progress})
 
 
 def verify(
-    reference: DatasetRef, home: Path, level: str, full_below: int = FULL_BELOW
+    reference: DatasetRef,
+    home: Path,
+    level: str,
+    full_below: int = FULL_BELOW,
 ) -> VerifyReport:
-    """Checks both levels of the dataset `reference` (what `preprocess` returned).
+    """Check both levels of the dataset `reference` (what `preprocess` returned).
 
     Args:
         level: "quick" or "deep".
@@ -139,9 +145,14 @@ def verify(
 
 
 def _manifest(dataset: Path) -> str:
-    """A folder with a name that the user chose may hold any dataset; one named after a key must hold that one."""
+    """Check the manifest of the tokens, and the key in the folder's name.
+
+    A folder with a name that the user chose may hold any dataset; one named after a key must hold
+    that one.
+    """
     manifest = read_dataset(dataset)
-    key, named = manifest.meta.key, re.search("-([0-9a-f]{12})$", dataset.resolve().name)
+    key = manifest.meta.key
+    named = re.search("-([0-9a-f]{12})$", dataset.resolve().name)
     if named and not key.startswith(named[1]):
         raise Damaged(
             f"{dataset} holds the dataset with key {key[:12]}, which is not the key in its name."
@@ -151,15 +162,18 @@ def _manifest(dataset: Path) -> str:
 
 def _manifest_of_rows(dataset: Path, table: Path) -> str:
     manifest = read_row_table(table)
-    if (key := row_table_key(manifest.content, read_dataset(dataset).meta.key)[:12]) != table.name:
+    key = row_table_key(manifest.content, read_dataset(dataset).meta.key)[:12]
+    if key != table.name:
         raise Damaged(f"{table} holds the row table with key {key}, which is not its name.")
     return f"{table.name}: {len(manifest.files)} files"
 
 
 def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
-    if (actual := check(folder, kind, checksums).digest) != digest:
+    actual = check(folder, kind, checksums).digest
+    if actual != digest:
         raise Damaged(
-            f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was expected."
+            f"{folder} is not what preprocess returned: its digest is {actual}, and {digest} was "
+            "expected."
         )
     return f"{folder.name}: every {'checksum' if checksums else 'size'}; {digest}"
 
@@ -175,11 +189,11 @@ def _tokenizer(dataset: Path) -> str:
         raise Damaged(f"{path} is not a tokenizer ({fault}).") from None
     if tokenizer.get_vocab_size() != manifest.content.vocab_size:
         raise Damaged(
-            f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says {manifest.content.vocab_size}."
+            f"{path} has {tokenizer.get_vocab_size()} tokens; the manifest says "
+            f"{manifest.content.vocab_size}."
         )
-    if not np.array_equal(
-        token_bytes(tokenizer), np.load(dataset / TOKEN_BYTES, allow_pickle=False)
-    ):
+    stored = np.load(dataset / TOKEN_BYTES, allow_pickle=False)
+    if not np.array_equal(token_bytes(tokenizer), stored):
         raise Damaged(f"{dataset / TOKEN_BYTES} does not belong to the tokenizer.")
     return f"{tokenizer.get_vocab_size()} tokens"
 
@@ -190,29 +204,28 @@ def _tokens(dataset: Path) -> str:
         _check_split(dataset, split, content)
         for source in content[split].sources:
             shards = [shard for shard in content[split].shards if shard.source == source.name]
-            counted = (
-                sum(shard.documents for shard in shards),
-                sum(shard.tokens for shard in shards),
-            )
-            if counted != (source.documents, source.tokens):
+            documents = sum(shard.documents for shard in shards)
+            tokens = sum(shard.tokens for shard in shards)
+            if (documents, tokens) != (source.documents, source.tokens):
                 raise Damaged(
-                    f"the shards of '{source.name}' in {dataset / split} do not add up to what the manifest says of it."
+                    f"the shards of '{source.name}' in {dataset / split} do not add up to what the "
+                    "manifest says of it."
                 )
     return f"{content.train.tokens + content.validation.tokens:,} tokens below {content.vocab_size}"
 
 
 def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
-    """Compares every token and offset of a split with the manifest, several shards at a time: numpy releases the interpreter."""
-    facts, counts, lengths = (
-        content[split],
-        np.zeros(content.vocab_size, dtype=np.int64),
-        list[np.ndarray](),
-    )
+    """Compare every token and offset of a split with the manifest.
+
+    Several shards are checked at a time: numpy releases the interpreter.
+    """
+    facts = content[split]
+    counts = np.zeros(content.vocab_size, dtype=np.int64)
+    lengths: list[np.ndarray] = []
     documents = accumulate((shard.documents for shard in facts.shards), initial=0)
     tokens = accumulate((shard.tokens for shard in facts.shards), initial=0)
-    with ThreadPoolExecutor(
-        min(MOST_THREADS, usable_cores(Machine())), thread_name_prefix="verify"
-    ) as pool:
+    threads = min(MOST_THREADS, usable_cores(Machine()))
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
         checked = pool.map(partial(_check_shard, dataset, content), facts.shards, documents, tokens)
         for number, (shard_lengths, shard_counts) in enumerate(checked, start=1):
             lengths.append(shard_lengths)
@@ -223,17 +236,21 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     names = ("documents", "tokens", "shortest_document", "longest_document")
     counted = (len(every), int(every.sum()), int(every.min()), int(every.max()))
     stated = tuple(getattr(facts, name) for name in names)
-    if counted != stated or not np.isclose(
-        entropy_bits(counts), facts.unigram_entropy_bits, rtol=1e-9, atol=0
-    ):
+    entropy = facts.unigram_entropy_bits
+    if counted != stated or not np.isclose(entropy_bits(counts), entropy, rtol=1e-9, atol=0):
         raise Damaged(
-            f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of {entropy_bits(counts)} bits per token; the "
-            f"manifest says {stated} and {facts.unigram_entropy_bits}."
+            f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of "
+            f"{entropy_bits(counts)} bits per token; the manifest says {stated} and "
+            f"{facts.unigram_entropy_bits}."
         )
 
 
 def _check_shard(
-    dataset: Path, content: DatasetContent, shard: Shard, documents: int, tokens: int
+    dataset: Path,
+    content: DatasetContent,
+    shard: Shard,
+    documents: int,
+    tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens per document, int64 [documents], and how often each token occurs, int64 [vocab_size].
 
@@ -246,9 +263,8 @@ def _check_shard(
     stated = (shard.documents, shard.tokens, shard.first_document, shard.first_token)
     counted = (len(offsets) - 1, len(values), documents, tokens)
     if counted != stated:
-        of_shard, of_manifest = (
-            dict(zip(names, numbers, strict=True)) for numbers in (counted, stated)
-        )
+        of_shard = dict(zip(names, counted, strict=True))
+        of_manifest = dict(zip(names, stated, strict=True))
         raise Damaged(f"{path} has {of_shard}; the manifest says {of_manifest}.")
     if values.dtype != content.dtype:
         raise Damaged(f"{path} holds {values.dtype}; the manifest says {content.dtype}.")
@@ -274,7 +290,8 @@ def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
 
 
 def _rows(dataset: Path, table: Path) -> str:
-    splits, content = read_dataset(dataset).content, read_row_table(table).content
+    splits = read_dataset(dataset).content
+    content = read_row_table(table).content
     for split in SPLITS:
         lengths = lengths_by_source(dataset, splits[split].shards)
         expected = build_table(lengths, content.strategy, content.sequence_length, content.stride)
@@ -282,19 +299,22 @@ def _rows(dataset: Path, table: Path) -> str:
             stored = map_array(table / f"{split}.{name}.npy")
             if stored.dtype != array.dtype or not np.array_equal(stored, array):
                 raise Damaged(
-                    f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of {split}."
+                    f"{table / f'{split}.{name}.npy'} is not the row table of the tokens of "
+                    f"{split}."
                 )
         rows = content.rows[split]
         stated = content.sources[split] if content.sources else (SourceRows(name="", rows=rows),)
         if expected.rows != rows or expected.sources != stated:
-            counted, written = (
-                {source.name: source.rows for source in sources}
-                for sources in (expected.sources, stated)
-            )
+            counted = {source.name: source.rows for source in expected.sources}
+            written = {source.name: source.rows for source in stated}
             raise Damaged(
-                f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says {rows}, {written}."
+                f"{table} has {expected.rows} rows of {split}, {counted}; its manifest says "
+                f"{rows}, {written}."
             )
-    return f"{table.name}: {content.rows.train:,} training and {content.rows.validation:,} validation rows"
+    return (
+        f"{table.name}: {content.rows.train:,} training and {content.rows.validation:,} "
+        "validation rows"
+    )
 
 
 def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
@@ -303,9 +323,15 @@ def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
 
 
 def _document(
-    dataset: Path, content: DatasetContent, shard: Shard, number: int
+    dataset: Path,
+    content: DatasetContent,
+    shard: Shard,
+    number: int,
 ) -> list[np.ndarray]:
-    """A document without its end, in the parts that were tokenized separately: prompt and answer, or all of it."""
+    """A document without its end, in the parts that were tokenized separately.
+
+    They are prompt and answer, or all of it.
+    """
     offsets, values = map_shard(dataset / shard.file)
     place = number - shard.first_document
     document = values[offsets[place] : offsets[place + 1] - 1]
@@ -315,10 +341,15 @@ def _document(
 
 
 def _text(dataset: Path, units: Path) -> str:
-    """Compares with the text itself: its bytes with those that all tokens stand for, and hashes of some documents."""
+    """Compare with the text itself.
+
+    The bytes that all tokens stand for are compared with those of the text, and hashes of some
+    documents.
+    """
     encoder = encoder_of(Tokenizer.from_file(str(dataset / TOKENIZER)))
     manifest = read_dataset(dataset)
-    content, meta, files = manifest.content, manifest.meta, manifest.files
+    content = manifest.content
+    meta = manifest.meta
     if not content.lossless:
         lost = meta.inexpressible
         words = (
@@ -330,49 +361,85 @@ def _text(dataset: Path, units: Path) -> str:
     sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
     sizes[content.eos_id] = 0  # it may be no special token
     unit_of = _units_by_stream(units / meta.recipe) if meta.recipe else {}
-    hashes, documents, unknown = defaultdict[Path, set[bytes]](set), 0, 0
+    hashes = defaultdict[Path, set[bytes]](set)
+    documents = 0
+    unknown = 0
     for split in SPLITS:
-        shards = (map_shard(dataset / shard.file)[1] for shard in content[split].shards)
-        size = sum(int(token_counts(values, content.vocab_size) @ sizes) for values in shards)
-        if size != content[split].bytes:
-            raise Damaged(
-                f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has {content[split].bytes:,}."
-            )
-        for number in np.unique(
-            np.linspace(0, content[split].documents - 1, DECODED).astype(int)
-        ).tolist():
-            whole, shard = "", _shard_of(content[split].shards, number)
-            for ids in (part.tolist() for part in _document(dataset, content, shard, number)):
-                with tokenizer_faults():
-                    text = encoder.decode(ids, skip_special_tokens=False)
-                    again = encoder.encode(text, add_special_tokens=False).ids
-                if again != ids:
-                    raise Damaged(
-                        f"document {number} of {split} in {dataset} does not survive decoding and encoding."
-                    )
-                whole += text
+        _check_bytes(dataset, split, content, sizes)
+        places = np.linspace(0, content[split].documents - 1, DECODED).astype(int)
+        for number in np.unique(places).tolist():
+            shard = _shard_of(content[split].shards, number)
+            text = _text_of(encoder, _document(dataset, content, shard, number))
+            if text is None:
+                raise Damaged(
+                    f"document {number} of {split} in {dataset} does not survive decoding and "
+                    "encoding."
+                )
             documents += 1
-            if unit := unit_of.get(files[shard.file].checksum):
-                hashes[unit].add(xxh3_128_digest(whole.encode()))
+            unit = unit_of.get(manifest.files[shard.file].checksum)
+            if unit:
+                hashes[unit].add(xxh3_128_digest(text.encode()))
             else:
                 unknown += 1
     compared = f"every byte counted; {documents} documents decoded and encoded again"
-    if unlike := sum(
+    unlike = sum(
         len(of_unit - _known(unit / DOCUMENTS, of_unit)) for unit, of_unit in hashes.items()
-    ):
+    )
+    if unlike:
         raise Damaged(
-            f"{unlike} of {documents} documents of {dataset} are no text that was read: their hashes differ."
+            f"{unlike} of {documents} documents of {dataset} are no text that was read: their "
+            "hashes differ."
         )
     if not hashes:
-        return f"{compared}; their hashes are not compared, since their units were removed or used in part"
+        return (
+            f"{compared}; their hashes are not compared, since their units were removed or used in "
+            "part"
+        )
     words = (
         f", but not those of {unknown}, whose units were removed or used in part" if unknown else ""
     )
     return f"{compared}, with the hashes of the text that was read{words}"
 
 
+def _check_bytes(
+    dataset: Path,
+    split: str,
+    content: DatasetContent,
+    sizes: np.ndarray,
+) -> None:
+    """Compare the bytes of a split's text with those that its tokens stand for.
+
+    Args:
+        sizes: bytes of each token, int64 [vocab_size].
+    """
+    shards = (map_shard(dataset / shard.file)[1] for shard in content[split].shards)
+    size = sum(int(token_counts(values, content.vocab_size) @ sizes) for values in shards)
+    if size != content[split].bytes:
+        raise Damaged(
+            f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has "
+            f"{content[split].bytes:,}."
+        )
+
+
+def _text_of(encoder: Tokenizer, parts: list[np.ndarray]) -> str | None:
+    """The text of a document's parts; None where encoding one again gives other tokens."""
+    whole = ""
+    for part in parts:
+        ids = part.tolist()
+        with tokenizer_faults():
+            text = encoder.decode(ids, skip_special_tokens=False)
+            again = encoder.encode(text, add_special_tokens=False).ids
+        if again != ids:
+            return None
+        whole += text
+    return whole
+
+
 def _units_by_stream(recipe: Path) -> dict[str, Path]:
-    """The units of a recipe, by the checksums of their streams, which are those of shards with all of their documents."""
+    """The units of a recipe, by the checksums of their streams.
+
+    These are those of shards with all of their documents.
+    """
     units = dict[str, Path]()
     for unit in recipe.glob("[!.]*/"):
         with suppress(Damaged):
@@ -385,7 +452,7 @@ def _units_by_stream(recipe: Path) -> dict[str, Path]:
 
 
 def _known(table: Path, hashes: set[bytes]) -> set[bytes]:
-    """Those of the hashes that a unit's table of documents has."""
+    """The hashes among these that a unit's table of documents has."""
     leading = np.frombuffer(b"".join(hashes), "<u8")[::2]
     of_unit = np.ascontiguousarray(map_array(table)["hash"])
     alike = np.isin(of_unit.view("<u8")[:, 0], leading)
@@ -394,14 +461,18 @@ def _known(table: Path, hashes: set[bytes]) -> set[bytes]:
 
 def _leakage(dataset: Path) -> str:
     tables = [_hashes(dataset, split) for split in reversed(SPLITS)]  # validation first
-    held_out, total = len(tables[0]), sum(map(len, tables))
-    pairs = first_alike(tables, total)
+    held_out = len(tables[0])
+    pairs = first_alike(tables, sum(map(len, tables)))
     leaked = sum(
         int(((numbers >= held_out) & (first < held_out)).sum()) for numbers, first in pairs
     )
     if not read_dataset(dataset).content.lossless:
-        # The split is by text, and this tokenizer gives several texts the same tokens ("The", "the").
-        return f"{leaked} training document(s) have the tokens of a validation document; this tokenizer changes text"
+        # The split is by text, and this tokenizer gives several texts the same tokens ("The",
+        # "the").
+        return (
+            f"{leaked} training document(s) have the tokens of a validation document; this "
+            "tokenizer changes text"
+        )
     if leaked:
         raise Damaged(
             f"{leaked} training document(s) of {dataset} are also in its validation text."

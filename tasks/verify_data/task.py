@@ -20,8 +20,13 @@ from infini_llama.tasks.verify_data.checks import verify
     persist_result=False,
     retries=0,
 )
-def verify_data(reference: DatasetRef, home: Path, level: str, page: RunPage) -> VerifyReport:
-    """`verify`, and the dataset's card on the run's page."""
+def verify_data(
+    reference: DatasetRef,
+    home: Path,
+    level: str,
+    page: RunPage,
+) -> VerifyReport:
+    """Run `verify`, and put the dataset's card on the run's page."""
     report = verify(reference, home, level)
     with best_effort("the dataset's card"):
         create_markdown_artifact(
