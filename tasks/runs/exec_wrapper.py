@@ -1,4 +1,4 @@
-"""Becomes another command that the kernel signals when its parent dies.
+"""A program that becomes another command, which the kernel signals when its parent dies.
 
 Usage: exec_wrapper.py SIGNAL PARENT_PID COMMAND...
 

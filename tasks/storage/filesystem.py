@@ -106,7 +106,7 @@ def require_usable(
 
 
 def require_folder(folder: Path, setting: str = "runtime.home") -> None:
-    """Examine a folder, and refuse it with a fault; see `require_usable`."""
+    """Examine a folder, and refuse one with a fault; see `require_usable`."""
     tried = examine(folder)
     require_usable(folder, tried.folder, tried.fault, setting)
 

@@ -350,22 +350,11 @@ def _with_its_head(folder: Folder) -> Folder:
                 f"{head.get_shape()} and {EMBEDDING} {embedding.get_shape()}; remove {HEAD}, or "
                 "correct the weights."
             )
-        if _have_equal_rows(embedding, head):
+        starts = range(0, embedding.get_shape()[0], ROWS)
+        blocks = [slice(start, start + ROWS) for start in starts]
+        if all(bool((embedding[rows].float() == head[rows].float()).all()) for rows in blocks):
             return folder
     return replace(folder, config=replace(folder.config, tie_word_embeddings=False), untied=True)
-
-
-def _have_equal_rows(embedding: Any, head: Any) -> bool:
-    """Whether two slices of tensors of one shape have the same values; some rows are read at once.
-
-    Args:
-        embedding, head: [vocab_size, hidden_size].
-    """
-    for start in range(0, embedding.get_shape()[0], ROWS):
-        rows = slice(start, start + ROWS)
-        if not bool((embedding[rows].float() == head[rows].float()).all()):
-            return False
-    return True
 
 
 def tokenizer_of(folder: Folder) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Locks of who may write.
+"""Locks that decide who may write.
 
 `Lock` is for the processes of a machine, `Lease` for machines whose file system shares no locks. A
 lock dies with its holder: `flock`, which the kernel frees at any end of a process, `kill -9`

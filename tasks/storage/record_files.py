@@ -61,8 +61,7 @@ def read_fields(path: Path) -> JsonObject:
     if stated != expected:
         raise Damaged(
             f"{path} does not match its own checksum. If you changed it on purpose, delete its "
-            "line "
-            f'"{SELF_CHECKSUM}"; otherwise it is damaged.'
+            f'line "{SELF_CHECKSUM}"; otherwise it is damaged.'
         )
     if stated is None and path not in _edited:
         _edited.add(path)

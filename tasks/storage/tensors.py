@@ -169,7 +169,7 @@ class Location:
 
 
 class TensorWriter(StorageWriter):
-    """Each rank writes one file and syncs it; the coordinator writes the table.
+    """Writer of one synced file per rank, and, on the coordinator, of the table.
 
     The coordinator then knows every file's checksum.
     """

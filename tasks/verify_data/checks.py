@@ -236,8 +236,8 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     names = ("documents", "tokens", "shortest_document", "longest_document")
     counted = (len(every), int(every.sum()), int(every.min()), int(every.max()))
     stated = tuple(getattr(facts, name) for name in names)
-    entropy = facts.unigram_entropy_bits
-    if counted != stated or not np.isclose(entropy_bits(counts), entropy, rtol=1e-9, atol=0):
+    stated_bits = facts.unigram_entropy_bits
+    if counted != stated or not np.isclose(entropy_bits(counts), stated_bits, rtol=1e-9, atol=0):
         raise Damaged(
             f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of "
             f"{entropy_bits(counts)} bits per token; the manifest says {stated} and "
@@ -438,7 +438,7 @@ def _text_of(encoder: Tokenizer, parts: list[np.ndarray]) -> str | None:
 def _units_by_stream(recipe: Path) -> dict[str, Path]:
     """The units of a recipe, by the checksums of their streams.
 
-    These are those of shards with all of their documents.
+    A shard with all documents of a unit has the same checksum.
     """
     units = dict[str, Path]()
     for unit in recipe.glob("[!.]*/"):
