@@ -11,7 +11,7 @@ SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class Duration(NamedTuple):
-    """`number` steps, tokens or seconds."""
+    """An interval of `number` steps, tokens or seconds."""
 
     number: float
     unit: Literal["steps", "tokens", "seconds"]

@@ -85,7 +85,7 @@ def _errors(settings: Settings) -> list[ErrorDetails]:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same with each key as text, as it would be shown."""
+    """A copy of the value with each key as text, as it would be shown."""
     if _is_mapping(value):
         return {_text_key(key): _with_text_keys(below) for key, below in value.items()}
     return [_with_text_keys(entry) for entry in value] if _is_list(value) else value
@@ -142,7 +142,7 @@ def _with_nul(value: Any, steps: Steps = ()) -> Iterator[Steps]:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """What is wrong with the value of a key, and what is allowed there."""
+    """A sentence with the wrong value of a key and what is allowed there."""
     steps, _, allowed = place(error["loc"])
     value = error["input"]
     key = _dotted(steps)

@@ -143,7 +143,7 @@ class TextConfig(Section):
 
     @property
     def unread_keys(self) -> list[str]:
-        """Those of `set_keys` that `source` does not read."""
+        """The `set_keys` that `source` does not read."""
         read = (*OF_EVERY_TEXT, *READ_BY[self.source])
         if self.source == "passkey" and self.passkey.filler == "files":
             read += ("files", "text_column", "format")

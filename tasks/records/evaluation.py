@@ -95,7 +95,7 @@ class WithMemory(Record, Generic[Measurement]):
     no_memory: Measurement | None = None
 
     def measurements(self) -> list[tuple[str, Measurement]]:
-        """Those that were taken, each with the words that distinguish it."""
+        """The measurements that were taken, each with the words that distinguish it."""
         named = (("", self.model), ("with memory", self.memory), ("without memory", self.no_memory))
         return [(words, measured) for words, measured in named if measured is not None]
 
