@@ -1,1 +1,4 @@
-"""Facts of the machine, what a run should use of it, and the environment variables of its workers; nothing outlives the run."""
+"""Facts of the machine, what a run should use of it, and the environment of its workers.
+
+Nothing outlives the run.
+"""

@@ -1,4 +1,7 @@
-"""The report of `infini-llama doctor`: this machine, what a run would use, and what has changed since another run."""
+"""The report of `infini-llama doctor`: this machine, and what a run would use of it.
+
+It can also list what has changed since another run.
+"""
 
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from infini_llama.tasks.records.plan import (
     EnvironmentRecord,
     Finding,
     PatchSummary,
+    Severity,
     finding,
 )
 from infini_llama.tasks.records.record import Record
@@ -33,7 +37,11 @@ RESUME: dict[Exactness, str] = {
 
 
 class RunDifferences(Record):
-    """Differences from the environment of `run`. resume: whether its resume on this machine stays bitwise the same."""
+    """Differences from the environment of `run`.
+
+    Attributes:
+        resume: whether its resume on this machine stays bitwise the same.
+    """
 
     run: str
     resume: str
@@ -75,7 +83,8 @@ def doctor(
         ConfigError: there is no environment of a run in `against`.
     """
     facts = probe(home, config, machine)
-    findings, plan = assess(facts), None
+    findings = assess(facts)
+    plan: EnvironmentPlan | None = None
     if config is not None:
         refusals = unmet(config)
         try:
@@ -87,19 +96,22 @@ def doctor(
             finding("configuration", "refused", "error", sentence) for sentence in refusals
         ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    worst = findings[0].severity
     return DoctorReport(
         findings=tuple(findings),
         plan=plan,
         patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
         against=None if against is None else _compare(against, plan, facts),
         facts=facts,
-        exit_code=ConfigError.exit_code
-        if worst == "error"
-        else WARNED
-        if strict and worst == "warning"
-        else 0,
+        exit_code=_exit_code(findings[0].severity, strict),
     )
+
+
+def _exit_code(worst: Severity, strict: bool) -> int:
+    if worst == "error":
+        return ConfigError.exit_code
+    if strict and worst == "warning":
+        return WARNED
+    return 0
 
 
 def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> RunDifferences:
@@ -107,7 +119,8 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Ru
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
         raise ConfigError(
-            f"{run} has no environment.json to compare with; give the folder of a run that was started."
+            f"{run} has no environment.json to compare with; "
+            "give the folder of a run that was started."
         )
     changes = differences(record.pinned, record.facts, plan, facts)
     effects = {change.exactness for change in changes} | {"kept"}

@@ -1,6 +1,7 @@
-"""Abilities of torch with the GPUs, as one line of JSON: python -m infini_llama.tasks.patch_environment.gpu_probe [import]
+"""Abilities of torch with the GPUs, as one line of JSON.
 
-A process of its own, so that the command neither loads torch nor holds a GPU. With `import`, no GPU is touched: only whether
+Run as `python -m infini_llama.tasks.patch_environment.gpu_probe [import]`: a process of its own, so
+that the command neither loads torch nor holds a GPU. With `import`, no GPU is touched: only whether
 flash-attn can be imported is reported.
 """
 
@@ -14,12 +15,16 @@ from infini_llama.model.backends import causal_attention, flash_attention
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 
-# Of the reference's largest entry: what rounding explains (bf16 has 8 bits, and a gradient sums over a row).
+# Difference that rounding explains, as a share of the reference's largest entry (bf16 has 8 bits,
+# and a gradient sums over a row).
 TOLERANCE = 3e-2
 
 
 def flash_fault(on_gpu: bool) -> str:
-    """Why flash-attn cannot be used; "" if it can be imported and, on a GPU, agrees with exact attention."""
+    """Reason why flash-attn cannot be used.
+
+    "" if it can be imported and, on a GPU, agrees with exact attention.
+    """
     try:
         flash_attention()
     except BaseException as error:
@@ -28,26 +33,33 @@ def flash_fault(on_gpu: bool) -> str:
         return ""
     for head_dim in FLASH_HEAD_SIZES:
         for has_documents in (False, True):
-            if fault := _fault_of_trial(head_dim, has_documents):
+            fault = _fault_of_trial(head_dim, has_documents)
+            if fault:
                 return fault
     return ""
 
 
 def _fault_of_trial(head_dim: int, has_documents: bool) -> str:
-    """Why flash-attn fails in bf16 with this head size; "" if output and gradients agree with those of exact attention in fp32."""
-    batch, heads, kv_heads, length = 2, 4, 2, 200
+    """Reason why flash-attn fails in bf16 with this head size.
+
+    "" if output and gradients agree with those of exact attention in fp32.
+    """
+    batch = 2
+    heads = 4
+    kv_heads = 2
+    length = 200
     generator = torch.Generator("cuda").manual_seed(0)
 
     def random(heads: int) -> torch.Tensor:
         shape = (batch, heads, length, head_dim)
         return torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
 
-    inputs, downstream = [random(heads), random(kv_heads), random(kv_heads)], random(heads)
-    documents = (
-        (torch.arange(length, device="cuda") // (length // 3)).repeat(batch, 1)
-        if has_documents
-        else None
-    )
+    inputs = [random(heads), random(kv_heads), random(kv_heads)]
+    downstream = random(heads)
+    documents = None
+    if has_documents:
+        document_of_row = torch.arange(length, device="cuda") // (length // 3)
+        documents = document_of_row.repeat(batch, 1)
 
     def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """The output, and the gradients of queries, keys and values."""
@@ -62,11 +74,13 @@ def _fault_of_trial(head_dim: int, has_documents: bool) -> str:
         torch.cuda.synchronize()
     except Exception as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    pairs = zip(results, exact, strict=True)
-    difference = max(((a.float() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
-    return (
-        "" if difference <= TOLERANCE else f"it differs from plain mathematics by {difference:.2g}"
+    difference = max(
+        ((result.float() - reference).abs().max() / reference.abs().max()).item()
+        for result, reference in zip(results, exact, strict=True)
     )
+    if difference <= TOLERANCE:
+        return ""
+    return f"it differs from plain mathematics by {difference:.2g}"
 
 
 def devices() -> tuple[Gpu, ...]:

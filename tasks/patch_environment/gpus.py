@@ -1,4 +1,4 @@
-"""The machine's GPUs: what torch can do with them, which a child process reports, and what the driver reports."""
+"""The machine's GPUs, as torch, in a child process, and the driver report them."""
 
 import json
 import subprocess
@@ -11,22 +11,25 @@ from infini_llama.tasks.records.machine import Gpu, GpuFacts
 # Driver nodes of NVIDIA on Linux and under WSL.
 DRIVER_NODES = ("/dev/nvidiactl", "/dev/dxg")
 SECONDS = 120.0
-FLASH_HEAD_SIZES = (64, 128)  # at which flash-attn is compared with torch's attention
+# Head sizes at which flash-attn is compared with torch's attention.
+FLASH_HEAD_SIZES = (64, 128)
 
 
 def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
-    """The GPUs as torch and the driver report them. Without a driver, only whether an installed flash-attn can be imported."""
-    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in (
-        "",
-        "-1",
-    )  # the user's way to keep GPUs out of it
+    """The GPUs as torch and the driver report them.
+
+    Without a driver, it only reports whether an installed flash-attn can be imported.
+    """
+    # The user's way to keep GPUs out of a run.
+    hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     has_driver = not hidden and any(machine.path(node).exists() for node in DRIVER_NODES)
     if not has_driver and not machine.has_package("flash_attn"):
         return GpuFacts(gpus=())
+    arguments = list(machine.gpu_probe)
+    if not has_driver:
+        arguments.append("import")
     try:
-        child = machine.run_python(
-            *machine.gpu_probe, *([] if has_driver else ["import"]), seconds=seconds
-        )
+        child = machine.run_python(*arguments, seconds=seconds)
     except subprocess.TimeoutExpired:
         return _unusable(has_driver, f"torch did not answer within {seconds:g} seconds")
     if child.returncode:
@@ -45,15 +48,17 @@ def _unusable(has_driver: bool, fault: str) -> GpuFacts:
 
 
 def _with_reports(gpus: tuple[Gpu, ...], machine: Machine) -> tuple[Gpu, ...]:
-    """With what the driver reports of each.
+    """The GPUs, each with what the driver reports of it.
 
-    torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, the driver numbers all of them: they are matched by UUID.
+    torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, the driver numbers all of them: they
+    are matched by UUID.
     """
     if not gpus:
         return ()
     processes: dict[str, list[int]] = {}
     for uuid, pid in _rows(machine, "--query-compute-apps=gpu_uuid,pid", 2):
-        if pid.isdigit():  # some drivers do not report it
+        # Some drivers do not report the process.
+        if pid.isdigit():
             processes.setdefault(uuid, []).append(int(pid))
     rows = _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
     reported: list[Gpu] = []
@@ -64,7 +69,8 @@ def _with_reports(gpus: tuple[Gpu, ...], machine: Machine) -> tuple[Gpu, ...]:
         if row is not None:
             uuid, driver, busy = row
             share = int(busy) / 100 if busy.isdigit() else None
-            gpu = changed(gpu, driver=driver, busy=share, processes=tuple(processes.get(uuid, ())))
+            users = tuple(processes.get(uuid, ()))
+            gpu = changed(gpu, driver=driver, busy=share, processes=users)
         reported.append(gpu)
     return tuple(reported)
 

@@ -1,6 +1,6 @@
-"""Facts about this machine, without its GPUs: processor, memory, disk, compilers, packages. Nothing is changed.
+"""Facts about this machine, without its GPUs: processor, memory, disk, compilers, packages.
 
-All readings go through `Machine`.
+Nothing is changed. All readings go through `Machine`.
 """
 
 import importlib.metadata
@@ -32,9 +32,9 @@ PACKAGES = (
     "triton",
     "flash-attn",
 )
-# How threads of OpenMP wait for each other.
+# Variables of how threads of OpenMP wait for each other.
 THREAD_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Which freed memory glibc keeps, and how torch divides a GPU's.
+# Variables of which freed memory glibc keeps.
 GLIBC_MEMORY = (
     "GLIBC_TUNABLES",
     "MALLOC_MMAP_MAX_",
@@ -42,11 +42,26 @@ GLIBC_MEMORY = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
 )
+# Variables of how torch divides a GPU's memory.
 CUDA_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MEMORY_TUNABLE = re.compile(r"\bglibc\.malloc\.(mmap_max|mmap_threshold|trim_threshold|top_pad)=")
-# Where flock may not reach other machines, and renames and listings may lag.
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.gcsfuse",
-           "fuse.s3fs", "afs")  # fmt: skip
+# File systems where flock may not reach other machines, and renames and listings may lag.
+NETWORK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "lustre",
+    "beegfs",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.gcsfuse",
+    "fuse.s3fs",
+    "afs",
+)
 
 
 def cpu(machine: Machine) -> Cpu:
@@ -57,24 +72,29 @@ def cpu(machine: Machine) -> Cpu:
         fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags", fields.get("Features", "")).split()
     bf16 = any(flag in flags for flag in ("amx_bf16", "avx512_bf16", "bf16"))
-    return Cpu(
-        model=fields.get("model name", platform.machine()), bf16=bf16, amx="amx_bf16" in flags
-    )
+    model = fields.get("model name", platform.machine())
+    return Cpu(model=model, bf16=bf16, amx="amx_bf16" in flags)
 
 
 def load(machine: Machine) -> float:
-    """Processes that need a core: the last minute's average, or those of this moment except this one, whichever is lower.
+    """Number of processes that need a core.
 
-    Stages of this pipeline that have just ended count in the average only.
+    That is the last minute's average, or those of this moment except this one, whichever is lower:
+    stages of this pipeline that have just ended count in the average only.
     """
     words = machine.text("/proc/loadavg").split()
     if len(words) < 4:
         return 0.0
-    return min(float(words[0]), float(words[3].split("/")[0]) - 1)
+    average = float(words[0])
+    running_now = float(words[3].split("/")[0])
+    return min(average, running_now - 1)
 
 
 def exported(machine: Machine) -> tuple[str, ...]:
-    """Names of exported variables that a plan does not replace. Other settings of GLIBC_TUNABLES stand beside the plan's."""
+    """Names of exported variables that a plan does not replace.
+
+    GLIBC_TUNABLES counts only with a tunable of memory; its other settings stand beside the plan's.
+    """
     names = [
         name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ
     ]
@@ -91,6 +111,7 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
     """
     tried = examine(home)
     kind = _file_system(tried.folder, machine)
+    run_bytes = size_of(RunFolder(home / "runs" / run).checkpoints) if run else 0
     return Disk(
         path=str(tried.folder),
         free=free_bytes(tried.folder, machine),
@@ -98,18 +119,21 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
         has_links=tried.has_links,
         kind=kind,
         network=kind in NETWORK,
-        run_bytes=size_of(RunFolder(home / "runs" / run).checkpoints) if run else 0,
+        run_bytes=run_bytes,
     )
 
 
 def _file_system(folder: Path, machine: Machine) -> str:
     """The kind of file system that `folder` is on, such as ext4; "" if unknown."""
-    kinds = {}
+    kinds: dict[str, str] = {}
     for line in machine.text("/proc/self/mounts").splitlines():
-        _, point, kind, *_ = line.split(" ")
-        kinds[re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)] = kind
-    above = (str(path) for path in (folder.resolve(), *folder.resolve().parents))
-    return next((kinds[path] for path in above if path in kinds), "")
+        _, escaped, kind, *_ = line.split(" ")
+        mount_point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), escaped)
+        kinds[mount_point] = kind
+    for path in (folder.resolve(), *folder.resolve().parents):
+        if str(path) in kinds:
+            return kinds[str(path)]
+    return ""
 
 
 def free_bytes(path: Path, machine: Machine) -> int | None:
@@ -127,13 +151,16 @@ def limit_of(kind: int) -> int | None:
 
 
 def shared_memory_fault(machine: Machine) -> str:
-    """What fails in /dev/shm, where processes have their semaphores; "" where all works, or where there is none."""
+    """The fault of /dev/shm, where processes have their semaphores.
+
+    "" if all works, or if there is no such folder.
+    """
     folder = machine.path("/dev/shm")
     return examine(folder).fault if folder.exists() else ""
 
 
 def folders(machine: Machine) -> tuple[Folder, ...]:
-    """Where libraries write: each is named by a variable."""
+    """Folders that libraries write to, each named by a variable."""
     named = {
         name: machine.environ[name]
         for name in ("HOME", "PREFECT_HOME")
@@ -152,10 +179,11 @@ def folders(machine: Machine) -> tuple[Folder, ...]:
 
 def compilers(machine: Machine) -> Compilers:
     """The compilers that torch.compile uses."""
-    cxx, cc = machine.environ.get("CXX", ""), machine.environ.get("CC", "")
+    cxx = machine.environ.get("CXX", "") or "g++"
+    cc = machine.environ.get("CC", "") or "gcc"
     return Compilers(
-        cxx=machine.find(cxx or "g++") or machine.find("clang++"),
-        cc=machine.find(cc or "gcc") or machine.find("clang") or machine.find("cc"),
+        cxx=machine.find(cxx) or machine.find("clang++"),
+        cc=machine.find(cc) or machine.find("clang") or machine.find("cc"),
     )
 
 
@@ -170,7 +198,7 @@ def is_port_free(port: int) -> bool:
 
 
 def loopback_fault() -> str:
-    """Why this machine does not reach itself at the loopback address; "" where it does."""
+    """Reason why this machine does not reach itself at the loopback address; "" if it does."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()

@@ -1,6 +1,7 @@
-"""Known faults of other packages, fixed in a worker's process while it runs; nothing on disk is changed.
+"""Known faults of other packages, fixed in a worker's process while it runs.
 
-Each patch is a function with its entry in `PATCHES`; a run plans those whose faults the installed packages have.
+Nothing on disk is changed. Each patch is a function with its entry in `PATCHES`; a run plans those
+whose faults the installed packages have.
 """
 
 import functools
@@ -33,9 +34,10 @@ class Patch:
 
     Attributes:
         fault: one sentence; reference: where it is described upstream.
-        package, versions: a distribution and the versions of it that have the fault, as a version specifier ("": all). Without a
-            package the fault does not depend on a version.
-        apply: fixes it in this process. It may run before torch is imported, and is harmless where the fault is absent.
+        package, versions: a distribution and the versions of it that have the fault, as a version
+            specifier ("": all). Without a package the fault does not depend on a version.
+        apply: fixes it in this process. It may run before torch is imported, and is harmless where
+            the fault is absent.
     """
 
     name: str
@@ -50,9 +52,9 @@ class Patch:
         if not self.package:
             return True
         version = installed.get(self.package)
-        return version is not None and SpecifierSet(self.versions).contains(
-            version, prereleases=True
-        )
+        if version is None:
+            return False
+        return SpecifierSet(self.versions).contains(version, prereleases=True)
 
     def summary(self) -> PatchSummary:
         """The part that is written down and shown."""
@@ -71,30 +73,32 @@ def apply(names: Iterable[str]) -> None:
         ValueError: a patch of such a name does not exist.
     """
     names = set(names)
-    if unknown := names - {patch.name for patch in PATCHES}:
+    unknown = names - {patch.name for patch in PATCHES}
+    if unknown:
         raise ValueError(
-            f"there is no patch {', '.join(sorted(unknown))}; the plan was written by another version of infini-llama."
+            f"there is no patch {', '.join(sorted(unknown))}; "
+            "the plan was written by another version of infini-llama."
         )
     for patch in PATCHES:
         if patch.name in names:
             patch.apply()
-            log.info(
-                "applied patch %s: %s (%s)", patch.name, patch.fault.rstrip("."), patch.reference
-            )
+            fault = patch.fault.rstrip(".")
+            log.info("applied patch %s: %s (%s)", patch.name, fault, patch.reference)
 
 
 def set_rendezvous_variables() -> None:
     """Make a worker that was started by hand the only one of its run; keep what torchrun set.
 
     Raises:
-        ConfigError: only some are set, for a world size above 1, so the other workers cannot be found.
+        ConfigError: only some are set, for a world size above 1, so the other workers cannot be
+            found.
     """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
     if missing and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set: start several workers by torchrun, "
-            "or unset WORLD_SIZE for a single one."
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set: "
+            "start several workers by torchrun, or unset WORLD_SIZE for a single one."
         )
     single = {
         "RANK": "0",
@@ -117,27 +121,38 @@ REBUILD = (
 
 
 def explain(message: str) -> str:
-    """Why flash-attn cannot be imported, from the linker's message: cause and fix on one line, else the message itself."""
+    """Why flash-attn cannot be imported, from the linker's message.
+
+    Cause and fix on one line; the message itself where it is not known.
+    """
     message = " ".join(message.split())
-    if glibc := re.search(r"GLIBC_([\d.]+)", message):
+    glibc = re.search(r"GLIBC_([\d.]+)", message)
+    if glibc:
         installed = platform.libc_ver()[1] or "an older one"
         return (
-            f"it was built on a system with glibc {glibc[1]} and this one has {installed}; build it here ({REBUILD}), "
+            f"it was built on a system with glibc {glibc[1]} and this one has {installed}; "
+            f"build it here ({REBUILD}), "
             "or leave environment.attention_backend at auto to train without it"
         )
     if re.search(r"GLIBCXX_|CXXABI_", message):
-        return f"it was built with a newer C++ library than this system's; build it here ({REBUILD}), or train without it"
-    if cuda := re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message):
         return (
-            f"it was built for CUDA {cuda[1].rstrip('.')}, which is not installed here; install a build for the CUDA of this "
-            "torch, or train without it"
+            "it was built with a newer C++ library than this system's; "
+            f"build it here ({REBUILD}), or train without it"
         )
-    if (
-        "module 'flash_attn' has no attribute" in message
-    ):  # the other one leaves an empty namespace of that name
+    cuda = re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message)
+    if cuda:
+        return (
+            f"it was built for CUDA {cuda[1].rstrip('.')}, which is not installed here; "
+            "install a build for the CUDA of this torch, or train without it"
+        )
+    # The other package leaves an empty namespace of that name.
+    if "module 'flash_attn' has no attribute" in message:
         return "another package has a folder of that name; install flash-attn"
     if "undefined symbol" in message:
-        return f"it was built for another torch than the one installed; build it here ({REBUILD}), or train without it"
+        return (
+            "it was built for another torch than the one installed; "
+            f"build it here ({REBUILD}), or train without it"
+        )
     return message
 
 
@@ -149,10 +164,11 @@ class _FlashAttnFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname == "flash_attn" else None
-        if (
-            spec is None or spec.loader is None or spec.origin is None
-        ):  # absent, or a namespace of another package
+        if fullname != "flash_attn":
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        # Absent, or a namespace of another package.
+        if spec is None or spec.loader is None or spec.origin is None:
             return None
         execute = spec.loader.exec_module
 
@@ -161,15 +177,14 @@ class _FlashAttnFinder(MetaPathFinder):
                 warnings.simplefilter("always")
                 try:
                     execute(module)
-                except (
-                    ImportError,
-                    OSError,
-                ) as error:  # OSError: a shared library that does not fit this machine
+                # OSError: a shared library that does not fit this machine.
+                except (ImportError, OSError) as error:
                     cause = explain(str(error))
                     self.log_once(logging.WARNING, f"flash-attn cannot be imported: {cause}")
                     raise ImportError(cause, name="flash_attn") from error
             if caught:
                 first = str(caught[0].message).splitlines()[0]
+
                 text = (
                     f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
                 )
@@ -185,13 +200,16 @@ class _FlashAttnFinder(MetaPathFinder):
 
 
 def catch_faults_of_flash_attn() -> None:
-    """Log what flash-attn warns of or fails with while it is imported, as one line with the cause."""
+    """Log the warnings or the failure of flash-attn's import, as one line with the cause."""
     if not any(isinstance(finder, _FlashAttnFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FlashAttnFinder())
 
 
 def cache_code_by_threads() -> None:
-    """Give compiled code for each number of threads its own cache. Before torch is imported, which reads the variable."""
+    """Give compiled code for each number of threads its own cache.
+
+    It has to run before torch is imported, which reads the variable.
+    """
     threads = os.environ.get("OMP_NUM_THREADS")
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if threads and folder and Path(folder).name != f"threads-{threads}":
@@ -232,22 +250,34 @@ def read_no_weight_decay_as_zero() -> None:
 PATCHES = (
     Patch(
         name="rendezvous",
-        fault="A worker that is started by hand ends with KeyError: 'RANK' or 'WORLD_SIZE'; it becomes the only one of its run.",
-        reference="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
+        fault=(
+            "A worker that is started by hand ends with KeyError: 'RANK' or 'WORLD_SIZE'; "
+            "it becomes the only one of its run."
+        ),
+        reference=(
+            "https://docs.pytorch.org/docs/stable/distributed.html"
+            "#environment-variable-initialization"
+        ),
         apply=set_rendezvous_variables,
     ),
     Patch(
         name="flash-attn-import",
-        fault="flash-attn fails to be imported with the linker's messages (GLIBC_2.32 not found, undefined symbol, "
-        "libcudart.so.11.0), and warns of torch's deprecated functions at every import; both are logged once, with the cause.",
+        fault=(
+            "flash-attn fails to be imported with the linker's messages "
+            "(GLIBC_2.32 not found, undefined symbol, libcudart.so.11.0), "
+            "and warns of torch's deprecated functions at every import; "
+            "both are logged once, with the cause."
+        ),
         reference="https://github.com/Dao-AILab/flash-attention/issues/1708",
         apply=catch_faults_of_flash_attn,
         package="flash-attn",
     ),
     Patch(
         name="inductor-threads",
-        fault="torch.compile takes CPU code out of its cache that was compiled for another number of threads, and runs it with "
-        "that number; each number gets a cache of its own.",
+        fault=(
+            "torch.compile takes CPU code out of its cache that was compiled for another number "
+            "of threads, and runs it with that number; each number gets a cache of its own."
+        ),
         reference="https://github.com/pytorch/pytorch/pull/185049",
         apply=cache_code_by_threads,
         package="torch",
@@ -255,8 +285,11 @@ PATCHES = (
     ),
     Patch(
         name="adam-weight-decay",
-        fault="Adam and AdamW with weight_decay=None fail: the constructor compares it with a number, a parameter group with it "
-        "passes and dies at the first step (unsupported operand type(s) for *: 'float' and 'NoneType'); it is read as 0.",
+        fault=(
+            "Adam and AdamW with weight_decay=None fail: the constructor compares it with a "
+            "number, a parameter group with it passes and dies at the first step "
+            "(unsupported operand type(s) for *: 'float' and 'NoneType'); it is read as 0."
+        ),
         reference="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adam.py",
         apply=read_no_weight_decay_as_zero,
         package="torch",

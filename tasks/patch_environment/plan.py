@@ -1,4 +1,7 @@
-"""The plan of a run: what its workers run on and why, from the configuration and the machine's facts."""
+"""The plan of a run: what its workers run on, and why.
+
+It follows from the configuration and the machine's facts.
+"""
 
 import logging
 import os
@@ -40,20 +43,24 @@ SET_BY_TORCHRUN = (
     "MASTER_PORT",
 )
 OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page of every large tensor: the lanes
-# "as shipped" and "our allocator" of benchmarks/results/training.json differ in this alone.
+# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page
+# of every large tensor: the lanes "as shipped" and "our allocator" of
+# benchmarks/results/training.json differ in this alone.
 GLIBC_TUNABLES = (
     "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
 )
-# FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour at 2e11 a second. Steps were 1.20
-# to 1.29 times as fast (benchmarks/results/environment.json); compiling takes about a minute.
+# FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour
+# at 2e11 a second. Steps were 1.20 to 1.29 times as fast (benchmarks/results/environment.json);
+# compiling takes about a minute.
 COMPILING_PAYS = 2e14
-# More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to some tens of thousands.
+# More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to
+# some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
 
-# Tokens of a row or segment, from and to, at which attention by `blocked` is faster than by sdpa on a CPU, by precision, threads of a
-# worker, whether the softmax weights are kept and whether rows have documents: in every round of every shape of
-# benchmarks/results/attention-backends.json, which tests/contracts compares. What is not here is slower, undecided or not measured.
+# Tokens of a row or segment, from and to, at which attention by `blocked` is faster than by sdpa on
+# a CPU, by precision, threads of a worker, whether the softmax weights are kept and whether rows
+# have documents: in every round of every shape of benchmarks/results/attention-backends.json, which
+# tests/contracts compares. What is not here is slower, undecided or not measured.
 BLOCKED_TOKENS: dict[tuple[Precision, int, bool, bool], tuple[int, int]] = {
     ("fp32", 1, True, False): (512, 1024),
     ("fp32", 1, False, False): (512, 512),
@@ -73,12 +80,15 @@ BLOCKED_TOKENS: dict[tuple[Precision, int, bool, bool], tuple[int, int]] = {
 def plan_environment(
     config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None
 ) -> EnvironmentPlan:
-    """The plan of a run. An explicit setting of the configuration is used or refused, never replaced.
+    """The plan of a run.
+
+    An explicit setting of the configuration is used or refused, never replaced.
 
     Args:
-        pinned: of the run's first attempt, None before it: kept wherever the configuration leaves a setting open and this machine
-            supports it. What it does not support is logged as a warning. Where the run goes to another device, nothing is kept, as it
-            was chosen for the other one.
+        pinned: of the run's first attempt, None before it: kept wherever the configuration leaves a
+            setting open and this machine supports it. What it does not support is logged as a
+            warning. Where the run goes to another device, nothing is kept, as it was chosen for the
+            other one.
 
     Raises:
         ConfigError: one line per setting that this machine cannot run.
@@ -89,20 +99,15 @@ def plan_environment(
         raise ConfigError("this machine cannot run the configuration", planner.problems)
     for sentence in planner.given_up:
         log.warning("this machine cannot use the run's original plan: %s", sentence)
-    variables, replacements = worker_environment(config, plan, facts), config.environment.env
-    notes = (
-        finding(
-            f"environment.env.{name}",
-            replacements[name],
-            "note",
-            f"It replaces the plan's {value}.",
-        )
-        for name, value in variables.items()
-        if replacements.get(name, value) != value
-    )
-    return changed(
-        plan, env=variables | replacements, findings=(*_warnings(config, plan, facts), *notes)
-    )
+    variables = worker_environment(config, plan, facts)
+    replacements = config.environment.env
+    findings = _warnings(config, plan, facts)
+    for name, value in variables.items():
+        if replacements.get(name, value) != value:
+            key = f"environment.env.{name}"
+            sentence = f"It replaces the plan's {value}."
+            findings.append(finding(key, replacements[name], "note", sentence))
+    return changed(plan, env=variables | replacements, findings=tuple(findings))
 
 
 def explicit(config: PipelineConfig) -> JsonObject:
@@ -113,19 +118,25 @@ def explicit(config: PipelineConfig) -> JsonObject:
 
 
 class Planner:
-    """Chooses one setting after the other: the configuration's value, else the first attempt's, else one by rule.
+    """Chooses one setting after the other.
+
+    That is the configuration's value, else the first attempt's, else one by rule.
 
     Attributes:
         problems: why this machine cannot run the configuration, one sentence per problem.
         choices: settings that the configuration leaves open, with the reason for their values.
-        given_up: why settings of the run's first attempt are not kept here, one sentence per setting.
+        given_up: why settings of the run's first attempt are not kept here, one sentence per
+            setting.
     """
 
     def __init__(
         self, config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None
     ) -> None:
-        self.config, self.settings, self.train = config, config.environment, config.train
-        self.facts, self.pinned = facts, pinned
+        self.config = config
+        self.settings = config.environment
+        self.train = config.train
+        self.facts = facts
+        self.pinned = pinned
         self.problems: list[str] = []
         self.choices: list[Choice] = []
         self.given_up: list[str] = []
@@ -141,7 +152,8 @@ class Planner:
 
         Args:
             requested: by the configuration.
-            rule: gives the value where neither configuration nor first attempt has a usable one, and the reason for it.
+            rule: gives the value where neither configuration nor first attempt has a usable one,
+                and the reason for it.
             fault: why this machine cannot have a value; "" where it can.
         """
         if requested != "auto":
@@ -149,7 +161,8 @@ class Planner:
             return requested
         pinned: Value | None = getattr(self.pinned, name, None)
         if pinned is not None:
-            if not (sentence := fault(pinned)):
+            sentence = fault(pinned)
+            if not sentence:
                 self.record(name, pinned, "pinned by an earlier attempt of this run")
                 return pinned
             self.given_up.append(sentence)
@@ -168,7 +181,8 @@ class Planner:
 
     def plan(self) -> EnvironmentPlan:
         """The plan without variables and findings; it is valid only if there are no problems."""
-        config, settings, facts = self.config, self.settings, self.facts
+        settings = self.settings
+        facts = self.facts
         device = self.device()
         if self.pinned is not None and self.pinned.device != device:
             self.pinned = None
@@ -180,37 +194,11 @@ class Planner:
         backend = self.attention_backend(device, precision, threads, no_space)
         keeps_weights = backend == "blocked" and not no_space
         if backend == "blocked":
-            self.record(
-                "keep_attention_weights",
-                keeps_weights,
-                no_space or "they fit into memory by the estimate",
-            )
+            reason = no_space or "they fit into memory by the estimate"
+            self.record("keep_attention_weights", keeps_weights, reason)
         micro = self.micro_batch_size(device, workers, precision, keeps_weights, has)
-        if facts.loopback_fault and settings.nnodes == 1:
-            self.refuse(
-                f"this machine does not reach itself at 127.0.0.1 ({facts.loopback_fault}); bring its loopback interface up (ip link "
-                "set lo up)."
-            )
-        if settings.master_port == facts.occupied_port:
-            self.refuse(
-                f"environment.master_port={facts.occupied_port}, but another program listens there; end it, choose another "
-                "port or use auto."
-            )
-        for name, value in settings.env.items():
-            if name in SET_BY_TORCHRUN:
-                self.refuse(
-                    f"environment.env.{name}={value}, but torchrun sets {name} for each worker; remove it."
-                )
-            if name in OF_THREADS and value != str(threads):  # a worker sets them by itself
-                self.refuse(
-                    f"environment.env.{name}={value}, but a worker has {threads} threads by environment.threads; set that instead."
-                )
-        if device == "cuda" and (visible := settings.env.get("CUDA_VISIBLE_DEVICES")) is not None:
-            # The plan would be of other GPUs than the workers'.
-            self.refuse(
-                f"environment.env.CUDA_VISIBLE_DEVICES={visible}, but the plan chooses the GPUs; use environment.gpus or "
-                "environment.device=cpu instead, or export the variable before the command."
-            )
+        micro_tokens = micro * self.config.data.sequence_length // self.train.context_parallel
+        self._refuse_contradictions(device, threads)
         return EnvironmentPlan(
             device=device,
             gpus=gpus,
@@ -222,9 +210,7 @@ class Planner:
             keep_attention_weights=keeps_weights,
             allocator=self.allocator(device),
             compile=self.compile(device, precision),
-            loss_chunk=self.loss_chunk(
-                device, micro * config.data.sequence_length // self.train.context_parallel
-            ),
+            loss_chunk=self.loss_chunk(device, micro_tokens),
             threads=threads,
             distributed_backend=self.distributed_backend(device),
             port=settings.master_port,
@@ -233,15 +219,50 @@ class Planner:
             patches=tuple(patch.name for patch in needed_patches(facts.versions)),
         )
 
+    def _refuse_contradictions(self, device: Device, threads: int) -> None:
+        """Refuse addresses that cannot be used, and variables that contradict the plan."""
+        settings = self.settings
+        facts = self.facts
+        if facts.loopback_fault and settings.nnodes == 1:
+            self.refuse(
+                f"this machine does not reach itself at 127.0.0.1 ({facts.loopback_fault}); "
+                "bring its loopback interface up (ip link set lo up)."
+            )
+        if settings.master_port == facts.occupied_port:
+            self.refuse(
+                f"environment.master_port={facts.occupied_port}, "
+                "but another program listens there; end it, choose another port or use auto."
+            )
+        for name, value in settings.env.items():
+            if name in SET_BY_TORCHRUN:
+                self.refuse(
+                    f"environment.env.{name}={value}, "
+                    f"but torchrun sets {name} for each worker; remove it."
+                )
+            # A worker sets them by itself.
+            if name in OF_THREADS and value != str(threads):
+                self.refuse(
+                    f"environment.env.{name}={value}, but a worker has {threads} threads "
+                    "by environment.threads; set that instead."
+                )
+        visible = settings.env.get("CUDA_VISIBLE_DEVICES")
+        if device == "cuda" and visible is not None:
+            # The plan would be of other GPUs than the workers'.
+            self.refuse(
+                f"environment.env.CUDA_VISIBLE_DEVICES={visible}, but the plan chooses the GPUs; "
+                "use environment.gpus or environment.device=cpu instead, "
+                "or export the variable before the command."
+            )
+
     def device(self) -> Device:
-        gpus, gpu_fault = self.facts.gpus, self.facts.gpu_fault
+        """A GPU if torch can use one, else the CPU."""
+        gpus = self.facts.gpus
+        gpu_fault = self.facts.gpu_fault
 
         def rule() -> tuple[Device, str]:
-            return (
-                ("cuda", f"{len(gpus)} GPU(s) found")
-                if gpus
-                else ("cpu", gpu_fault or "no GPU found")
-            )
+            if gpus:
+                return "cuda", f"{len(gpus)} GPU(s) found"
+            return "cpu", gpu_fault or "no GPU found"
 
         def fault(device: Device) -> str:
             if device == "cpu" or gpus:
@@ -256,73 +277,78 @@ class Planner:
         return self.choose("device", self.settings.device, rule, fault)
 
     def workers(self, device: Device) -> tuple[tuple[int, ...], int]:
-        """The numbers of the GPUs, one per worker and none on a CPU, and the number of workers per node."""
-        settings, sequences, group = (
-            self.settings,
-            self.train.global_batch_size,
-            self.train.context_parallel,
-        )
-        micro = self.train.least_micro_batch
-        usable, all_gpus = self._usable_gpus(device), self.facts.gpus
+        """The numbers of the GPUs, one per worker and none on a CPU, and the workers per node."""
+        settings = self.settings
+        all_gpus = self.facts.gpus
+        usable = self._usable_gpus(device)
 
         def rule() -> tuple[int, str]:
-            if device == "cpu" or not usable:
-                return (
-                    group,
-                    "as many workers as share each sequence"
-                    if group > 1
-                    else "one worker with all threads",
-                )
-            most = len(usable) // group * group
-            fitting = (
-                workers
-                for workers in range(most, 0, -group)
-                if not self._indivisible(micro, workers)
-            )
-            workers = next(fitting, group)
-            if workers == len(usable):
-                return workers, "one worker per GPU"
-            return workers, (
-                f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
-                f"in parts of train.micro_batch_size={micro}"
-            )
+            return self._workers_by_rule(device, usable)
 
         def fault(workers: int) -> str:
-            available = len(usable) if settings.gpus != "auto" else len(all_gpus)
-            if device == "cuda" and usable and workers > available:
-                source = (
-                    f"environment.gpus names {available}"
-                    if settings.gpus != "auto"
-                    else f"there are {available} GPU(s)"
-                )
-                return (
-                    f"environment.nproc_per_node={workers}, but {source} and each takes one worker; use auto or at most "
-                    f"{available}."
-                )
-            if workers % group:
-                return (
-                    f"train.context_parallel={group}, but {workers} worker(s) cannot be divided into groups of {group}; "
-                    "change one of them."
-                )
-            world = workers * settings.nnodes
-            shards = self.train.shards(world, workers)
-            if world > 1 and world % shards:
-                return (
-                    f"train.shard_size={shards}, but {world} worker(s) cannot be divided into groups of {shards}; choose a divisor, or "
-                    "train.parallel=fsdp."
-                )
-            return self._indivisible(micro, workers)
+            return self._fault_of_workers(workers, device, usable)
 
         workers = self.choose("nproc_per_node", settings.nproc_per_node, rule, fault)
-        if settings.gpus == "auto" and workers > len(
-            usable
-        ):  # also those that are busy, the free ones first
+        if settings.gpus == "auto" and workers > len(usable):
+            # Also those that are busy, the free ones first.
             usable = sorted(range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy)
-        return (tuple(sorted(usable[:workers])) if device == "cuda" else ()), workers
+        gpus = tuple(sorted(usable[:workers])) if device == "cuda" else ()
+        return gpus, workers
+
+    def _workers_by_rule(self, device: Device, usable: list[int]) -> tuple[int, str]:
+        """The number of workers per node that the rule gives, and the reason for it."""
+        sequences = self.train.global_batch_size
+        group = self.train.context_parallel
+        micro = self.train.least_micro_batch
+        if device == "cpu" or not usable:
+            if group > 1:
+                return group, "as many workers as share each sequence"
+            return group, "one worker with all threads"
+        most = len(usable) // group * group
+        fitting = (
+            workers for workers in range(most, 0, -group) if not self._indivisible(micro, workers)
+        )
+        workers = next(fitting, group)
+        if workers == len(usable):
+            return workers, "one worker per GPU"
+        return workers, (
+            f"of {len(usable)} GPUs, as many as share train.global_batch_size={sequences} "
+            f"in parts of train.micro_batch_size={micro}"
+        )
+
+    def _fault_of_workers(self, workers: int, device: Device, usable: list[int]) -> str:
+        """Why this machine cannot run so many workers; "" if it can."""
+        settings = self.settings
+        group = self.train.context_parallel
+        available = len(usable) if settings.gpus != "auto" else len(self.facts.gpus)
+        if device == "cuda" and usable and workers > available:
+            source = (
+                f"environment.gpus names {available}"
+                if settings.gpus != "auto"
+                else f"there are {available} GPU(s)"
+            )
+            return (
+                f"environment.nproc_per_node={workers}, "
+                f"but {source} and each takes one worker; use auto or at most {available}."
+            )
+        if workers % group:
+            return (
+                f"train.context_parallel={group}, but {workers} worker(s) cannot be divided "
+                f"into groups of {group}; change one of them."
+            )
+        world = workers * settings.nnodes
+        shards = self.train.shards(world, workers)
+        if world > 1 and world % shards:
+            return (
+                f"train.shard_size={shards}, but {world} worker(s) cannot be divided "
+                f"into groups of {shards}; choose a divisor, or train.parallel=fsdp."
+            )
+        return self._indivisible(self.train.least_micro_batch, workers)
 
     def _usable_gpus(self, device: Device) -> list[int]:
-        """Numbers of the GPUs that the configuration names, else of those that are free, else of all."""
-        requested, count = self.settings.gpus, len(self.facts.gpus)
+        """Numbers of the GPUs that the configuration names, else of free ones, else of all."""
+        requested = self.settings.gpus
+        count = len(self.facts.gpus)
         if requested != "auto":
             for number in requested:
                 if number >= count:
@@ -332,11 +358,13 @@ class Planner:
                         else "no GPU is available on this machine"
                     )
                     self.refuse(
-                        f"environment.gpus names GPU {number}, but {have}; use auto, or numbers of those."
+                        f"environment.gpus names GPU {number}, but {have}; "
+                        "use auto, or numbers of those."
                     )
             if device == "cpu":
                 self.refuse(
-                    f"environment.gpus={requested}, but training runs on the CPU; set environment.gpus=auto."
+                    f"environment.gpus={requested}, but training runs on the CPU; "
+                    "set environment.gpus=auto."
                 )
             return sorted({number for number in requested if number < count})
         if device == "cpu":
@@ -350,26 +378,28 @@ class Planner:
         return list(range(count))
 
     def _indivisible(self, micro: int, workers: int) -> str:
-        """Why the global batch cannot be divided into micro-batches of `workers` workers per node; "" where it can."""
-        sequences, group, nodes = (
-            self.train.global_batch_size,
-            self.train.context_parallel,
-            self.settings.nnodes,
-        )
+        """Why the global batch cannot be divided into micro-batches of `workers` workers per node.
+
+        "" if it can.
+        """
+        sequences = self.train.global_batch_size
+        group = self.train.context_parallel
+        nodes = self.settings.nnodes
         if sequences % (micro * workers * nodes // group) == 0:
             return ""
         shared = "" if group == 1 else f" / {group} that share each sequence"
         return (
-            f"train.global_batch_size={sequences} is not a multiple of train.micro_batch_size={micro} "
-            f"x {workers} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; change one of them."
+            f"train.global_batch_size={sequences} is not a multiple of "
+            f"train.micro_batch_size={micro} "
+            f"x {workers} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; "
+            "change one of them."
         )
 
     def precision(self, device: Device, gpus: tuple[int, ...]) -> Precision:
         """bf16 where it is computed in hardware, else fp32."""
         cpu = self.facts.cpu
-        without = [
-            self.facts.gpus[number].name for number in gpus if not self.facts.gpus[number].bf16
-        ]
+        used = [self.facts.gpus[number] for number in gpus]
+        without = [gpu.name for gpu in used if not gpu.bf16]
 
         def rule() -> tuple[Precision, str]:
             if gpus and not without:
@@ -383,7 +413,10 @@ class Planner:
 
         def fault(precision: Precision) -> str:
             if precision == "bf16" and without:
-                return f"environment.precision=bf16, but {', '.join(without)} has no bf16; use fp32 or auto."
+                return (
+                    f"environment.precision=bf16, but {', '.join(without)} has no bf16; "
+                    "use fp32 or auto."
+                )
             return ""
 
         return self.choose("precision", self.settings.precision, rule, fault)
@@ -393,16 +426,21 @@ class Planner:
     ) -> str:
         """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa.
 
-        no_space: of `_why_weights_do_not_fit`.
+        Args:
+            no_space: of `_why_weights_do_not_fit`.
         """
-        model, flash_fault = self.config.model, self.facts.flash_attention
+        model = self.config.model
+        flash_fault = self.facts.flash_attention
         head_size = model.head_dim or model.hidden_size // model.num_attention_heads
 
         def rule() -> tuple[str, str]:
             if device == "cpu":
                 return self._attention_on_cpu(precision, threads, no_space)
             if precision != "bf16":
-                reason = f"flash attention is tried in bf16 only, and this run's precision is {precision}"
+                reason = (
+                    "flash attention is tried in bf16 only, "
+                    f"and this run's precision is {precision}"
+                )
             elif head_size not in FLASH_HEAD_SIZES:
                 reason = f"flash attention is not tried at a head size of {head_size}"
             elif flash_fault != "":
@@ -417,13 +455,22 @@ class Planner:
         def fault(backend: str) -> str:
             key = f"environment.attention_backend={backend}"
             if backend == "flash2" and device != "cuda":
-                return f"{key}, but it needs a GPU and training runs on the CPU; use auto, sdpa or blocked."
+                return (
+                    f"{key}, but it needs a GPU and training runs on the CPU; "
+                    "use auto, sdpa or blocked."
+                )
             if backend == "flash2" and precision == "fp32":
-                return f"{key}, but it computes in half precision only; set environment.precision=bf16 or use sdpa."
+                return (
+                    f"{key}, but it computes in half precision only; "
+                    "set environment.precision=bf16 or use sdpa."
+                )
             if backend == "flash2" and flash_fault:
                 return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
             if backend == "blocked" and model.attention_dropout:
-                return f"{key}, but it does not support attention dropout; set model.attention_dropout=0 or use sdpa."
+                return (
+                    f"{key}, but it does not support attention dropout; "
+                    "set model.attention_dropout=0 or use sdpa."
+                )
             return ""
 
         return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
@@ -431,11 +478,19 @@ class Planner:
     def _attention_on_cpu(
         self, precision: Precision, threads: int, no_space: str
     ) -> tuple[str, str]:
-        """The faster function for the rows or segments of this run, and the reason. no_space: of `_why_weights_do_not_fit`."""
+        """The faster function for the rows or segments of this run, and the reason.
+
+        Args:
+            no_space: of `_why_weights_do_not_fit`.
+        """
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
-        tokens, documents = footprint.attended_tokens(self.config), self.train.document_masking
-        where = f"at {tokens:,} tokens{' with documents' if documents else ''} in {precision} with {threads} thread(s)"
+        tokens = footprint.attended_tokens(self.config)
+        documents = self.train.document_masking
+        where = (
+            f"at {tokens:,} tokens{' with documents' if documents else ''} in {precision} "
+            f"with {threads} thread(s)"
+        )
         first, last = BLOCKED_TOKENS.get((precision, threads, not no_space, documents), (1, 0))
         if first <= tokens <= last:
             return "blocked", f"faster than sdpa {where}"
@@ -445,14 +500,22 @@ class Planner:
     def _why_weights_do_not_fit(
         self, device: Device, workers: int, precision: Precision, has: int
     ) -> str:
-        """Why `blocked` cannot keep its softmax weights for the backward pass; "" where it can.
+        """Why `blocked` cannot keep its softmax weights for the backward pass; "" if it can.
 
-        has: bytes of memory of one worker.
+        Args:
+            has: bytes of memory of one worker.
         """
         if self.train.activation_checkpointing == "selective":
             return "train.activation_checkpointing=selective does not keep them"
-        micro, nodes = self.train.least_micro_batch, self.settings.nnodes
-        need = footprint.bytes_needed(self.config, micro, precision, device, workers, nodes, True)
+        need = footprint.bytes_needed(
+            self.config,
+            self.train.least_micro_batch,
+            precision,
+            device,
+            workers,
+            self.settings.nnodes,
+            keeps_attention_weights=True,
+        )
         return "" if footprint.fits(need, has) else f"they need {footprint.describe(need, has)}"
 
     def micro_batch_size(
@@ -463,11 +526,16 @@ class Planner:
         keeps_attention_weights: bool,
         has: int,
     ) -> int:
-        """The most sequences per forward pass that fit and still help; at least 1, and a divisor of a worker's share.
+        """The most sequences per forward pass that fit and still help.
 
-        has: bytes of memory of one worker.
+        At least 1, and a divisor of a worker's share.
+
+        Args:
+            has: bytes of memory of one worker.
         """
-        config, nodes, train = self.config, self.settings.nnodes, self.train
+        config = self.config
+        train = self.train
+        nodes = self.settings.nnodes
 
         def fits(size: int) -> bool:
             need = footprint.bytes_needed(
@@ -484,14 +552,12 @@ class Planner:
                 if share % size == 0 and size * length <= ENOUGH_TOKENS[device]
             ]
             size = max(filter(fits, useful), default=1)
-            if size == max(useful, default=1):
-                return (
-                    size,
-                    f"more than {ENOUGH_TOKENS[device]:,} tokens per forward pass are no faster"
-                    if size < share
-                    else "all sequences of a step",
-                )
-            return size, "the largest that fits into memory by the estimate"
+            if size != max(useful, default=1):
+                return size, "the largest that fits into memory by the estimate"
+            if size == share:
+                return size, "all sequences of a step"
+            reason = f"more than {ENOUGH_TOKENS[device]:,} tokens per forward pass are no faster"
+            return size, reason
 
         def fault(size: int) -> str:
             return self._indivisible(size, workers)
@@ -500,31 +566,32 @@ class Planner:
 
     def allocator(self, device: Device) -> str:
         """glibc, set to keep freed memory, or system; only a CPU's memory comes from it."""
-        glibc, mine = bool(self.facts.glibc), set_by_user(GLIBC_MEMORY, self.config, self.facts)
+        glibc = bool(self.facts.glibc)
+        mine = set_by_user(GLIBC_MEMORY, self.config, self.facts)
 
         def rule() -> tuple[str, str]:
             if device == "cpu" and glibc and mine:
                 return "system", f"{mine} is set, and is not replaced"
             if device == "cpu" and glibc:
-                return (
-                    "glibc",
-                    "glibc's, which keeps freed memory instead of returning it to the kernel",
-                )
-            return (
-                "system",
-                "training runs on a GPU" if device == "cuda" else "this system has no glibc",
-            )
+                reason = "glibc's, which keeps freed memory instead of returning it to the kernel"
+                return "glibc", reason
+            reason = "training runs on a GPU" if device == "cuda" else "this system has no glibc"
+            return "system", reason
 
         def fault(allocator: str) -> str:
             if allocator == "glibc" and not glibc:
-                return "environment.allocator=glibc, but this system has another C library; use auto or system."
+                return (
+                    "environment.allocator=glibc, but this system has another C library; "
+                    "use auto or system."
+                )
             return ""
 
         return self.choose("allocator", self.settings.allocator, rule, fault)
 
     def compile(self, device: Device, precision: Precision) -> Compile:
         """block for GPUs that can, and on CPUs with AMX for a run that is long enough; else off."""
-        compilers, lacking = self.facts.compilers, ""
+        compilers = self.facts.compilers
+        lacking = ""
         if device == "cpu" and not compilers.cxx:
             lacking = "no C++ compiler is installed (for example apt install g++)"
         if device == "cuda" and "triton" not in self.facts.versions:
@@ -536,38 +603,39 @@ class Planner:
             if self.train.parallel == "deepspeed":
                 return "off", "it cannot be combined with train.parallel=deepspeed"
             if device == "cpu" and not (precision == "bf16" and self.facts.cpu.amx):
-                # Some percent in bf16 without AMX (benchmarks/results/training.json); in fp32 hardly faster, of which no result is stored.
-                return (
-                    "off",
-                    "only on a GPU, and on a processor with AMX in bf16, it is known to be worth its time",
+                # Some percent in bf16 without AMX (benchmarks/results/training.json); in fp32
+                # hardly faster, of which no result is stored.
+                reason = (
+                    "only on a GPU, and on a processor with AMX in bf16, "
+                    "it is known to be worth its time"
                 )
+                return "off", reason
             if lacking:
                 return "off", lacking
             if device == "cpu" and self._flops() < COMPILING_PAYS * self.facts.cores:
                 return "off", "the run is too short to make up for the time that it takes"
             if device == "cpu":
-                return (
-                    "block",
-                    "it makes long runs on a processor with AMX faster, and is checked against eager execution",
+                reason = (
+                    "it makes long runs on a processor with AMX faster, "
+                    "and is checked against eager execution"
                 )
-            return (
-                "block",
-                "it makes the steps of a GPU faster, and is checked against eager execution",
-            )
+                return "block", reason
+            reason = "it makes the steps of a GPU faster, and is checked against eager execution"
+            return "block", reason
 
         def fault(compile: Compile) -> str:
-            refused = compile != "off" and lacking
-            return (
-                f"train.compile={compile}, but {lacking}; install it or use off." if refused else ""
-            )
+            if compile != "off" and lacking:
+                return f"train.compile={compile}, but {lacking}; install it or use off."
+            return ""
 
         return self.choose("compile", self.train.compile, rule, fault)
 
     def _flops(self) -> float:
-        """Floating-point operations of the run, about."""
-        length, train = self.config.data.sequence_length, self.train
-        of_token = flops_per_token(footprint.model_of(self.config), length, train.frozen_layers)
-        return of_token * train.planned_tokens(length)
+        """Approximate number of floating-point operations of the run."""
+        length = self.config.data.sequence_length
+        model = footprint.model_of(self.config)
+        of_token = flops_per_token(model, length, self.train.frozen_layers)
+        return of_token * self.train.planned_tokens(length)
 
     def loss_chunk(self, device: Device, tokens: int) -> int:
         """Tokens of a micro-batch (of `tokens` tokens) whose logits exist at a time; 0: all."""
@@ -590,28 +658,29 @@ class Planner:
         return self.choose("threads", self.settings.threads, rule)
 
     def distributed_backend(self, device: Device) -> str:
+        """nccl between GPUs where torch has it, else gloo."""
         nccl = device == "cuda" and self.facts.nccl
 
         def rule() -> tuple[str, str]:
-            return (
-                ("nccl", "GPUs")
-                if nccl
-                else ("gloo", "CPU" if device == "cpu" else "torch has no NCCL")
-            )
+            if nccl:
+                return "nccl", "GPUs"
+            return "gloo", "CPU" if device == "cpu" else "torch has no NCCL"
 
         def fault(backend: str) -> str:
             if backend == "gloo" or nccl:
                 return ""
-            return "environment.distributed_backend=nccl, but it needs GPUs and a torch built with NCCL; use auto or gloo."
+            return (
+                "environment.distributed_backend=nccl, "
+                "but it needs GPUs and a torch built with NCCL; use auto or gloo."
+            )
 
         return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
 
 
 def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFacts) -> str:
     """The first of these variables that is in `environment.env` or exported; "" where none is."""
-    return next(
-        (name for name in names if name in config.environment.env or name in facts.exported), ""
-    )
+    set_names = (name for name in names if name in config.environment.env or name in facts.exported)
+    return next(set_names, "")
 
 
 def worker_environment(
@@ -620,90 +689,123 @@ def worker_environment(
     """Variables of every worker of this plan."""
     variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {"TOKENIZERS_PARALLELISM": "false"}
     if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
-        # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait for would need: beside busy
-        # neighbours, steps took several times as long as with threads that sleep at once. Without neighbours, spinning saves some
-        # percent, and a spin of some 100 microseconds saved as much. Seen once on two cores; no result is stored.
-        variables |= (
-            {"OMP_WAIT_POLICY": "passive"} if facts.load >= 1 else {"GOMP_SPINCOUNT": "10000"}
-        )
+        # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait
+        # for would need: beside busy neighbours, steps took several times as long as with threads
+        # that sleep at once. Without neighbours, spinning saves some percent, and a spin of some
+        # 100 microseconds saved as much. Seen once on two cores; no result is stored.
+        if facts.load >= 1:
+            variables["OMP_WAIT_POLICY"] = "passive"
+        else:
+            variables["GOMP_SPINCOUNT"] = "10000"
     if plan.compile != "off":
         in_home = str(config.runtime.home.absolute() / "compile-cache")
-        # The user's: programs may not be loaded from the disk of the home folder (noexec), or it may be a slow one.
+        # The user's: programs may not be loaded from the disk of the home folder (noexec), or it
+        # may be a slow one.
         variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
     if plan.device == "cuda":
         if not set_by_user(CUDA_MEMORY, config, facts):
             variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         if len(plan.gpus) < len(facts.gpus):
-            names = (
-                facts.visible_gpus.split(",")
-                if facts.visible_gpus
-                else list(map(str, range(len(facts.gpus))))
-            )
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(
-                names[number].strip() for number in plan.gpus
-            )
-    if plan.allocator == "glibc":  # the last value of a tunable holds
-        variables["GLIBC_TUNABLES"] = ":".join(
-            filter(None, (os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES))
-        )
+            names = [str(number) for number in range(len(facts.gpus))]
+            if facts.visible_gpus:
+                names = facts.visible_gpus.split(",")
+            used = [names[number].strip() for number in plan.gpus]
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(used)
+    if plan.allocator == "glibc":
+        # The last value of a tunable holds.
+        tunables = [os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES]
+        variables["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
     return variables
 
 
 def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
-    """Warnings of what is allowed, and slow or likely to fail."""
-    warnings: list[Finding] = []
-
-    def warn(name: str, value: str | int, sentence: str) -> None:
-        warnings.append(finding(name, value, "warning", sentence))
-
+    """Warnings and notes of what is allowed, and slow or likely to fail."""
+    findings: list[Finding] = []
     if plan.nproc_per_node * plan.threads > facts.cores:
-        sentence = f"More threads than the {facts.cores} usable core(s) wait for each other; use fewer workers or threads."
-        warn("threads", f"{plan.nproc_per_node} worker(s) x {plan.threads} thread(s)", sentence)
+        value = f"{plan.nproc_per_node} worker(s) x {plan.threads} thread(s)"
+        sentence = (
+            f"More threads than the {facts.cores} usable core(s) wait for each other; "
+            "use fewer workers or threads."
+        )
+        findings.append(_warning("threads", value, sentence))
     if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
-        sentence = "This processor has no bf16 arithmetic and emulates it slowly; use environment.precision=fp32."
-        warn("precision", "bf16", sentence)
+        sentence = (
+            "This processor has no bf16 arithmetic and emulates it slowly; "
+            "use environment.precision=fp32."
+        )
+        findings.append(_warning("precision", "bf16", sentence))
     if plan.device == "cpu" and facts.gpus:
         sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
-        warnings.append(finding("device", "cpu", "note", sentence))
-    if plan.device == "cuda" and (name := set_by_user(CUDA_MEMORY, config, facts)):
-        warnings.append(
-            finding(name, "set", "note", "It is kept; the plan's PYTORCH_ALLOC_CONF is left out.")
-        )
+        findings.append(finding("device", "cpu", "note", sentence))
+    cuda_name = set_by_user(CUDA_MEMORY, config, facts)
+    if plan.device == "cuda" and cuda_name:
+        sentence = "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."
+        findings.append(finding(cuda_name, "set", "note", sentence))
+    glibc_name = set_by_user(GLIBC_MEMORY, config, facts)
     overruled = plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
-    if overruled and (name := set_by_user(GLIBC_MEMORY, config, facts)):
-        sentence = "The run's allocator=glibc overrules what it sets; use environment.allocator=system to keep it."
-        warn(name, "set", sentence)
-    if plan.device == "cuda" and (unused := _unused_gpus(config, plan, facts)):
-        warnings.append(unused)
-    if busy := [number for number in plan.gpus if facts.gpus[number].is_busy]:
-        sentence = "Another program uses it too, so memory and time may not suffice; choose others by environment.gpus."
-        warn(f"GPU {', '.join(map(str, busy))} in the plan", "in use", sentence)
-    if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
+    if overruled and glibc_name:
         sentence = (
-            "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+            "The run's allocator=glibc overrules what it sets; "
+            "use environment.allocator=system to keep it."
         )
-        warn("distributed_backend", "gloo", sentence)
+        findings.append(_warning(glibc_name, "set", sentence))
+    findings += _warnings_of_gpus(config, plan, facts)
     need = footprint.bytes_of_plan(config, plan)
     have = footprint.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
     if not footprint.fits(need, have):
         sentence = (
-            "A worker will probably run out of memory; set train.micro_batch_size=auto or a smaller one, "
+            "A worker will probably run out of memory; "
+            "set train.micro_batch_size=auto or a smaller one, "
             "train.activation_checkpointing=full, or use fewer workers."
         )
-        warn("memory", footprint.describe(need, have), sentence)
-    if lack := footprint.check_disk_space(config, facts.disk):
-        warnings.append(lack)
-    return warnings
+        findings.append(_warning("memory", footprint.describe(need, have), sentence))
+    disk_space = footprint.check_disk_space(config, facts.disk)
+    if disk_space:
+        findings.append(disk_space)
+    return findings
+
+
+def _warning(name: str, value: str | int, sentence: str) -> Finding:
+    return finding(name, value, "warning", sentence)
+
+
+def _warnings_of_gpus(
+    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
+) -> list[Finding]:
+    """Findings about GPUs that stay unused or are busy, and about their communication."""
+    findings: list[Finding] = []
+    if plan.device == "cuda":
+        unused = _unused_gpus(config, plan, facts)
+        if unused:
+            findings.append(unused)
+    busy = [number for number in plan.gpus if facts.gpus[number].is_busy]
+    if busy:
+        name = f"GPU {', '.join(map(str, busy))} in the plan"
+        sentence = (
+            "Another program uses it too, so memory and time may not suffice; "
+            "choose others by environment.gpus."
+        )
+        findings.append(_warning(name, "in use", sentence))
+    if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
+        sentence = (
+            "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        )
+        findings.append(_warning("distributed_backend", "gloo", sentence))
+    return findings
 
 
 def _unused_gpus(
     config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
 ) -> Finding | None:
-    """A finding if GPUs stay unused: a warning with the batch sizes that would use all, where the batch is the reason."""
+    """A finding if GPUs stay unused.
+
+    Where the batch is the reason, it is a warning with the batch sizes that would use all of them.
+    """
     unused = len(facts.gpus) - plan.nproc_per_node
     if unused <= 0:
         return None
-    sentence, group = f"{unused} GPU(s) stay unused.", config.train.context_parallel
+    sentence = f"{unused} GPU(s) stay unused."
+    group = config.train.context_parallel
     free = sum(not gpu.is_busy for gpu in facts.gpus) // group * group
     if (
         config.environment.nproc_per_node != "auto"
@@ -714,6 +816,10 @@ def _unused_gpus(
     # With any micro-batch: what each of them takes at once is chosen after the number of workers.
     batch = config.train.global_batch_size
     share = config.train.least_micro_batch * free * plan.nnodes // group
-    sizes = [str(size) for size in (batch // share * share, (batch // share + 1) * share) if size]
-    sentence += f" train.global_batch_size={batch} cannot be divided among {free}; {' or '.join(sizes)} uses all of them."
+    below = batch // share * share
+    sizes = [str(size) for size in (below, below + share) if size]
+    sentence += (
+        f" train.global_batch_size={batch} cannot be divided among {free}; "
+        f"{' or '.join(sizes)} uses all of them."
+    )
     return finding("workers", plan.nproc_per_node, "warning", sentence)

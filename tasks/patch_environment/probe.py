@@ -35,7 +35,7 @@ log = logging.getLogger("infini_llama.environment")
 def probe(
     home: Path, config: PipelineConfig | None = None, machine: Machine | None = None
 ) -> MachineFacts:
-    """Everything that `plan.plan_environment` decides by, and what is useful to know after a failure.
+    """The facts that `plan.plan_environment` decides by, and those that help after a failure.
 
     Args:
         home: folder of datasets and runs.
@@ -94,13 +94,15 @@ def probe_by_srun(config: PipelineConfig) -> MachineFacts:
         )
     except FileNotFoundError as missing:
         raise ConfigError(
-            "environment.launcher=srun, but there is no srun on PATH; run this on a machine of the Slurm cluster, or use "
-            "environment.launcher=local."
+            "environment.launcher=srun, but there is no srun on PATH; "
+            "run this on a machine of the Slurm cluster, or use environment.launcher=local."
         ) from missing
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        lines = done.stderr.strip().splitlines()
+        last = lines[-1] if lines else "no output"
         raise PipelineError(f"probing a node by srun failed (see environment.srun_options): {last}")
-    return MachineFacts.model_validate(json.loads(done.stdout.strip().splitlines()[-1]))
+    answer = done.stdout.strip().splitlines()[-1]
+    return MachineFacts.model_validate(json.loads(answer))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Requirements of a configuration beyond the required packages: checked before any text is read, not by a worker hours later.
+"""Requirements of a configuration beyond the required packages.
 
-Packages and functions are imported as a worker would, in a separate process: python -m MODULE NAME...
+They are checked before any text is read, not by a worker hours later. Packages and functions are
+imported as a worker would, in a separate process: python -m MODULE NAME...
 """
 
 import importlib
@@ -27,7 +28,10 @@ log = logging.getLogger("infini_llama.environment")
 
 
 def check_requirements(config: PipelineConfig) -> None:
-    """Refuse a configuration that names a missing package, function or file, and limits of a process that are too tight for workers.
+    """Refuse a configuration whose requirements this machine does not meet.
+
+    These are packages, functions and files that it names, and limits of a process that are too
+    tight for workers.
 
     Raises:
         ConfigError: one line per problem.
@@ -45,14 +49,21 @@ def check_requirements(config: PipelineConfig) -> None:
 
 
 def unmet(config: PipelineConfig) -> list[str]:
-    """A sentence for each key that names a package, function or file which this machine's workers cannot use."""
+    """Keys that name a package, function or file which this machine's workers cannot use.
+
+    Returns:
+        a sentence per key.
+    """
+    problems: list[str] = []
     # Else the workers' packages are another machine's.
-    imports = _failing_imports(config) if config.environment.has_local_workers else []
-    return [*imports, *_contradicting_deepspeed_json(config)]
+    if config.environment.has_local_workers:
+        problems += _failing_imports(config)
+    problems += _contradicting_deepspeed_json(config)
+    return problems
 
 
 def _failing_imports(config: PipelineConfig) -> list[str]:
-    """Imports are tried with the workers' own variables, in a process of their own."""
+    """A sentence for each import that fails in a separate process with the workers' variables."""
     train = config.train
     settings: dict[str, str] = {}
     if "wandb" in train.report_to:
@@ -76,14 +87,19 @@ def _failing_imports(config: PipelineConfig) -> list[str]:
         faults = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning(
-            "could not check whether the workers can import %s (%s)", ", ".join(settings), error
+            "could not check whether the workers can import %s (%s)",
+            ", ".join(settings),
+            error,
         )
         return []
     return [f"{settings[name]} {fault}" for name, fault in faults.items()]
 
 
 def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
-    """Contradictions between DeepSpeed's JSON and the run's own keys. A run that has begun is checked against its pinned plan later."""
+    """Contradictions between DeepSpeed's JSON and the run's own keys.
+
+    A run that has begun is checked against its pinned plan later.
+    """
     if config.train.parallel != "deepspeed":
         return []
     home = config.runtime.home
@@ -103,7 +119,10 @@ def fault_of_function(name: str) -> str | None:
     try:
         function = pkgutil.resolve_name(name)
     except Exception as error:
-        return f"cannot be imported ({error}); install its module, or name its folder in environment.env.PYTHONPATH."
+        return (
+            f"cannot be imported ({error}); "
+            "install its module, or name its folder in environment.env.PYTHONPATH."
+        )
     return None if callable(function) else "is not a function."
 
 
@@ -112,13 +131,19 @@ def fault_of_package(name: str) -> str | None:
     try:
         package = importlib.import_module(name)
     except Exception as error:
-        return f"needs the package {name} ({error}): pip install 'infini-llama[{name}]', or change the key."
-    if name == "wandb":  # it must not wait for a key to be typed
-        with suppress(
-            Exception
-        ):  # other versions of W&B may answer otherwise; then its own init decides
+        return (
+            f"needs the package {name} ({error}): "
+            f"pip install 'infini-llama[{name}]', or change the key."
+        )
+    # W&B must not wait for a key to be typed.
+    if name == "wandb":
+        # Other versions of W&B may answer otherwise; then its own init decides.
+        with suppress(Exception):
             if package.setup().settings.mode in ("online", "shared") and not package.api.api_key:
-                return "needs a key: log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
+                return (
+                    "needs a key: "
+                    "log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
+                )
     return None
 
 

@@ -1,6 +1,7 @@
-"""The patch-environment stage: probe the machine, choose the settings, and keep what the run's first attempt had.
+"""The patch-environment stage: it probes the machine and chooses the settings of a run.
 
-Nothing is patched here: the record names the patches, and each worker applies them to its own process.
+A run keeps the settings of its first attempt. Nothing is patched here: the record names the
+patches, and each worker applies them to its own process.
 """
 
 import logging
@@ -41,25 +42,28 @@ def patch_environment(
 ) -> PlannedEnvironment:
     """The plan of a run: the one pinned at its first attempt if there is one, else a new one.
 
-    Nothing is written: the training stage writes the record as environment.json once it has locked the run, so that a command
-    that is refused does not change what a running job has pinned.
+    Nothing is written: the training stage writes the record as environment.json once it has locked
+    the run, so that a command that is refused does not change what a running job has pinned.
 
-    An explicit setting that differs from the pinned one is followed, and a pinned setting that this machine does not support is
-    not. Both are logged as a warning, since the run is then no longer bitwise the one that began. On another device than the pinned
-    one, every setting that the configuration leaves open is chosen anew.
+    An explicit setting that differs from the pinned one is followed, and a pinned setting that this
+    machine does not support is not. Both are logged as a warning, since the run is then no longer
+    bitwise the one that began. On another device than the pinned one, every setting that the
+    configuration leaves open is chosen anew.
 
     Args:
         vocab_size: the dataset's; None: the configuration's.
 
     Raises:
-        ConfigError: the configuration sets what this machine cannot run, or the home folder cannot be written.
+        ConfigError: the configuration sets what this machine cannot run, or the home folder cannot
+            be written.
         PipelineError: the disk is full, or too small for a single checkpoint.
     """
     if vocab_size is not None:
         config = config.with_vocab_size(vocab_size)
     home = config.runtime.home
     if config.environment.launcher == "srun" and "SLURM_JOB_ID" not in os.environ:
-        facts = probe_by_srun(config)  # the nodes are other machines than this one
+        # The nodes are other machines than this one.
+        facts = probe_by_srun(config)
     else:
         facts = probe(home, config, machine)
     require_usable(home, Path(facts.disk.path), facts.disk.fault)
@@ -71,14 +75,12 @@ def patch_environment(
     if earlier is None:
         pinned = plan.pinned()
     else:
-        _log_differences(earlier, before.facts if before else facts, plan, facts)
-        # What this machine does not support stays pinned: the run returns to it on a machine that does.
+        facts_then = before.facts if before else facts
+        _log_differences(earlier, facts_then, plan, facts)
+        # What this machine does not support stays pinned: the run returns to it on a machine that
+        # does.
         pinned = PinnedSettings.model_validate(earlier.to_json() | explicit(config))
-    for finding in plan.findings:
-        if finding.severity == "error":
-            raise PipelineError(
-                f"{finding.value}. {finding.sentence} Then run the same command again."
-            )
+    _refuse_errors(plan)
     for finding in [*assess(facts), *plan.findings]:
         if finding.severity in ("warning", "error"):
             log.warning("%s: %s. %s", finding.name, finding.value, finding.sentence)
@@ -93,13 +95,25 @@ def patch_environment(
     return PlannedEnvironment(plan=plan, record=record)
 
 
+def _refuse_errors(plan: EnvironmentPlan) -> None:
+    for finding in plan.findings:
+        if finding.severity == "error":
+            raise PipelineError(
+                f"{finding.value}. {finding.sentence} Then run the same command again."
+            )
+
+
 def _pinned_by_an_attempt(run: RunFolder) -> PinnedSettings | None:
-    """Where environment.json is missing or damaged, the settings of the newest attempt whose plan is there; None before the first."""
+    """Settings of the newest attempt whose plan can be read; None before the first.
+
+    They replace an environment.json that is missing or damaged.
+    """
     for attempt_dir in reversed(attempt_folders(run)):
         with suppress(Damaged):
             plan = read_attempt_plan(attempt_dir).plan
             log.warning(
-                "%s is missing or damaged; the settings of %s are kept. Other versions or another processor since then go unnoticed.",
+                "%s is missing or damaged; the settings of %s are kept. "
+                "Other versions or another processor since then go unnoticed.",
                 run.environment,
                 attempt_dir.name,
             )
@@ -122,13 +136,18 @@ def _log_plan(plan: EnvironmentPlan) -> None:
     by_reason: dict[str, list[str]] = {}
     for choice in plan.choices:
         by_reason.setdefault(choice.reason, []).append(f"{choice.setting}={choice.value}")
-    if by_reason:
-        chosen = (f"{', '.join(settings)} ({reason})" for reason, settings in by_reason.items())
-        log.info("chosen: %s", "; ".join(chosen))
+    if not by_reason:
+        return
+    chosen = (f"{', '.join(settings)} ({reason})" for reason, settings in by_reason.items())
+    log.info("chosen: %s", "; ".join(chosen))
 
 
 class Difference(Record):
-    """Differences between two environments. exactness: whether the result stays bitwise the same."""
+    """A difference between two environments.
+
+    Attributes:
+        exactness: whether the result stays bitwise the same.
+    """
 
     name: str
     then: JsonValue
@@ -159,26 +178,25 @@ def differences(
             )
 
     if plan is not None:
-        settings_then, settings = pinned.to_json(), plan.to_json()
-        same_ranks = pinned.world_size == plan.world_size  # only spread over machines otherwise
+        settings_then = pinned.to_json()
+        settings = plan.to_json()
+        # The same number of ranks is only spread over machines otherwise.
+        same_ranks = pinned.world_size == plan.world_size
         for name, field in PinnedSettings.model_fields.items():
-            if not (same_ranks and name in ("nproc_per_node", "nnodes")):
-                sentence = f"the result is no longer bitwise the same ({field.description})"
-                compare(name, settings_then[name], settings[name], "lost", sentence)
-    decisive_then, decisive = _decisive(facts_then), _decisive(facts)
+            if same_ranks and name in ("nproc_per_node", "nnodes"):
+                continue
+            sentence = f"the result is no longer bitwise the same ({field.description})"
+            compare(name, settings_then[name], settings[name], "lost", sentence)
+    decisive_then = _decisive(facts_then)
+    decisive = _decisive(facts)
     for name in decisive:
-        compare(
-            name,
-            decisive_then[name],
-            decisive[name],
-            "doubtful",
-            "the result may no longer be bitwise the same",
-        )
-    others_then, others = _without_effect(facts_then), _without_effect(facts)
+        sentence = "the result may no longer be bitwise the same"
+        compare(name, decisive_then[name], decisive[name], "doubtful", sentence)
+    others_then = _without_effect(facts_then)
+    others = _without_effect(facts)
     for name in others_then | others:
-        compare(
-            name, others_then.get(name), others.get(name), "kept", "this does not touch the result"
-        )
+        sentence = "this does not touch the result"
+        compare(name, others_then.get(name), others.get(name), "kept", sentence)
     return changes
 
 
@@ -194,6 +212,7 @@ def _decisive(facts: MachineFacts) -> dict[str, JsonValue]:
 
 
 def _without_effect(facts: MachineFacts) -> dict[str, JsonValue]:
+    """Facts that do not touch the bits of a result."""
     return {
         "host": facts.host,
         "platform": facts.platform,
@@ -211,5 +230,11 @@ def _log_differences(
         since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
         then, now = ("absent" if value is None else value for value in (change.then, change.now))
         log.log(
-            level, "%s was %s %s and is %s now: %s.", change.name, then, since, now, change.sentence
+            level,
+            "%s was %s %s and is %s now: %s.",
+            change.name,
+            then,
+            since,
+            now,
+            change.sentence,
         )

@@ -1,4 +1,7 @@
-"""patch-environment as a Prefect task: a plan for this machine and this run, neither cached nor stored by Prefect."""
+"""patch-environment as a Prefect task: a plan for this machine and this run.
+
+Prefect neither caches nor stores it.
+"""
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -29,7 +32,10 @@ from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentRecord, Plann
     retries=0,
 )
 def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PlannedEnvironment:
-    """`stage.patch_environment`; the result may hold the user's environment variables, so Prefect keeps no copy."""
+    """Run `stage.patch_environment`, and show the record on the run's page.
+
+    The result may hold the user's environment variables, so Prefect keeps no copy.
+    """
     environment = stage.patch_environment(config, vocab_size)
     with best_effort("the environment's card"):
         create_markdown_artifact(
@@ -41,16 +47,17 @@ def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) ->
 
 
 def card(record: EnvironmentRecord) -> str:
-    """Markdown for the run's page: the machine, the plan with its reasons, what needs attention (worst first), and the patches."""
-    plan, versions = (
-        record.plan,
-        [f"{name} {version}" for name, version in record.facts.versions.items()],
-    )
+    """Markdown for the run's page.
+
+    It shows the machine, the plan with its reasons, what needs attention (worst first), and the
+    patches.
+    """
+    plan = record.plan
+    versions = [f"{name} {version}" for name, version in record.facts.versions.items()]
     settings = plan.model_dump(exclude={"env", "choices", "findings", "patches"})
     reasons = (f"{choice.setting}: {cell(choice.reason)}" for choice in plan.choices)
-    findings = [
-        finding for finding in [*assess(record.facts), *plan.findings] if finding.severity != "ok"
-    ]
+    all_findings = [*assess(record.facts), *plan.findings]
+    findings = [finding for finding in all_findings if finding.severity != "ok"]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     attention = (
         f"**{finding.severity}** {finding.name}: {cell(finding.value)}. {cell(finding.sentence)}"
@@ -62,7 +69,9 @@ def card(record: EnvironmentRecord) -> str:
     chosen = {name: _value(value) for name, value in settings.items()}
     parts = (
         *section(
-            "What was found", facts(_machine(record.facts)), cell(f"With {', '.join(versions)}.")
+            "What was found",
+            facts(_machine(record.facts)),
+            cell(f"With {', '.join(versions)}."),
         ),
         *section(
             "What was chosen",
@@ -80,15 +89,20 @@ def _machine(machine: MachineFacts) -> Cells:
     gpus = [f"{gpu.name} ({in_bytes(gpu.memory)})" for gpu in machine.gpus]
     return {
         "machine": f"{machine.host}, {machine.cpu.model}, {machine.cores} core(s)",
-        "memory": f"{in_bytes(machine.memory.total)}, {in_bytes(machine.memory.available)} of it free",
+        "memory": (
+            f"{in_bytes(machine.memory.total)}, {in_bytes(machine.memory.available)} of it free"
+        ),
         "GPUs": ", ".join(gpus) or "none",
-        "disk": f"{machine.disk.kind or 'unknown'}, {in_bytes(free) if free is not None else 'unknown'} free",
+        "disk": (
+            f"{machine.disk.kind or 'unknown'}, "
+            f"{in_bytes(free) if free is not None else 'unknown'} free"
+        ),
         "Python": machine.python,
     }
 
 
 def _value(value: object) -> str:
-    """Without Python's punctuation."""
+    """Text of a value, without Python's punctuation."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value)) or "none"
     return "none" if value is None else str(value)

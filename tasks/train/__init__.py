@@ -1,1 +1,1 @@
-"""The training stage: a supervisor that needs no torch (this folder) and the torchrun workers (worker/)."""
+"""The training stage: a supervisor without torch (this folder), and the workers (worker/)."""

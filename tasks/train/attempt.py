@@ -41,8 +41,10 @@ from infini_llama.tasks.train.stopping import stop_workers
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
-# Kept free in the attempt's folder for the record of its end, which a full disk would refuse.
-RESERVE, RESERVE_BYTES = "reserve", 2**16
+# A file that is kept in the attempt's folder for the record of its end, which a full disk would
+# refuse otherwise.
+RESERVE = "reserve"
+RESERVE_BYTES = 2**16
 
 
 def new_invocation() -> str:
@@ -56,7 +58,8 @@ class LockedRun:
 
     Attributes:
         locks: of the run and of its GPUs; torchrun holds them as long as it runs.
-        poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
+        poll: called a few times per second; an Exception that it raises is a failure, anything else
+            a request to stop.
     """
 
     locks: tuple[Lock, ...]
@@ -71,24 +74,21 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         Busy: another process has taken the run; the workers were ended at once.
         Exception: what watching the workers raised; they have ended, and a failure is recorded.
     """
-    run, plan, settings = RunFolder(attempt.run_dir), attempt.plan, attempt.config.environment
-    # A request to stop is handled while the workers are watched; before and after, it would leave the attempt without a record.
+    run = RunFolder(attempt.run_dir)
+    plan = attempt.plan
+    settings = attempt.config.environment
+    lock_fds = [lock.fd for lock in locked.locks]
+    # A request to stop is handled while the workers are watched; before and after, it would leave
+    # the attempt without a record.
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(
-                attempt_dir,
-                plan,
-                settings,
-                attempt.grace_period,
-                [lock.fd for lock in locked.locks],
-            )
+            workers = start(attempt_dir, plan, settings, attempt.grace_period, lock_fds)
         except Exception as fault:
             is_refused = isinstance(fault, PipelineError)
+            code = fault.exit_code if is_refused else ExitCode.UNEXPECTED
             message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
-            outcome = Outcome(
-                "failed", fault.exit_code if is_refused else ExitCode.UNEXPECTED, message
-            )
+            outcome = Outcome("failed", code, message)
             record_attempt(attempt, attempt_dir, outcome, checkpoints.latest_step(run.checkpoints))
             if is_refused:
                 return outcome
@@ -101,17 +101,21 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
             )
         evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
-            signals.noted.clear()  # another signal is the same request: the command ends
+            # Another signal is the same request: the command ends.
+            signals.noted.clear()
         outcome = outcome_of(evidence)
         step = checkpoints.latest_step(run.checkpoints)
         record_attempt(attempt, attempt_dir, outcome, step)
-    if (ended := exception_of(outcome, evidence, run.path.name, step)) is not None:
+    ended = exception_of(outcome, evidence, run.path.name, step)
+    if ended is not None:
         raise ended
     return outcome
 
 
 def prepare(attempt: AttemptPlan) -> Path:
-    """Create the folder of a new attempt, with all that its workers are given, and bring the run's files to its first step.
+    """Create the folder of a new attempt, and bring the run's files to its first step.
+
+    The folder has all that the workers are given.
 
     Raises:
         TrainFailed: its first save would find the disk full.
@@ -119,8 +123,9 @@ def prepare(attempt: AttemptPlan) -> Path:
     run = RunFolder(attempt.run_dir)
     remove_staging(run)
     _require_disk_space(attempt)
-    # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable from here on: a command that is
-    # killed before only repeats the attempt that fails, and decides again.
+    # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable
+    # from here on: a command that is killed before only repeats the attempt that fails, and decides
+    # again.
     run.write(run.lineage, attempt.lineage)
     number = record_killed_attempts(run) + 1
     cut_metrics(run, attempt.from_step)
@@ -128,13 +133,11 @@ def prepare(attempt: AttemptPlan) -> Path:
     attempt_dir.mkdir(parents=True)
     try:
         write_attempt_plan(attempt_dir, attempt)
-        (attempt_dir / RESERVE).write_bytes(
-            os.urandom(RESERVE_BYTES)
-        )  # not zeros, which some filesystems do not store
+        # Not zeros, which some filesystems do not store.
+        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
     except OSError:
-        shutil.rmtree(
-            attempt_dir, ignore_errors=True
-        )  # nothing was started, so there is no attempt to record
+        # Nothing was started, so there is no attempt to record.
+        shutil.rmtree(attempt_dir, ignore_errors=True)
         raise
     source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
     log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
@@ -142,21 +145,27 @@ def prepare(attempt: AttemptPlan) -> Path:
 
 
 def _require_disk_space(attempt: AttemptPlan) -> None:
-    """Refuse an attempt whose steps would be lost at its first save, after which alone an older checkpoint is removed."""
+    """Refuse an attempt whose steps would be lost at its first save.
+
+    Only after that is an older checkpoint removed.
+    """
     if attempt.resume_from is None or attempt.from_step >= attempt.max_steps:
         return
-    free, size = shutil.disk_usage(attempt.run_dir).free, size_of(attempt.resume_from)
+    free = shutil.disk_usage(attempt.run_dir).free
+    size = size_of(attempt.resume_from)
     if free < size:
         raise TrainFailed(
-            f"no space for another checkpoint in {attempt.run_dir} ({in_bytes(free)} free, and {attempt.resume_from.name} takes "
-            f"{in_bytes(size)}); free space and run the same command again."
+            f"no space for another checkpoint in {attempt.run_dir} ({in_bytes(free)} free, "
+            f"and {attempt.resume_from.name} takes {in_bytes(size)}); "
+            "free space and run the same command again."
         )
 
 
 def record_killed_attempts(run: RunFolder) -> int:
-    """Record attempts that have a folder but no record: they were killed together with the command that watched them.
+    """Record attempts that have a folder but no record.
 
-    A record without a folder is one whose logs were removed, or not brought along to this machine.
+    They were killed together with the command that watched them. A record without a folder is one
+    whose logs were removed, or not brought along to this machine.
 
     Returns:
         number of the newest attempt.
@@ -164,7 +173,8 @@ def record_killed_attempts(run: RunFolder) -> int:
     begun = set(map(number_of, attempt_folders(run)))
     recorded = {record.attempt for record in read_attempts(run)}
     message = "the command was killed"
-    if fault := unreadable(run.attempts, AttemptRecord, run.read_id()):
+    fault = unreadable(run.attempts, AttemptRecord, run.read_id())
+    if fault:
         log.warning("%s; its contents are skipped.", fault)
         message = "the command was killed, or the line of its end cannot be read"
     for folder in attempt_folders(run):
@@ -175,8 +185,8 @@ def record_killed_attempts(run: RunFolder) -> int:
             plan = read_attempt_plan(folder)
         killed = AttemptRecord(
             attempt=number_of(folder),
-            invocation=plan and plan.invocation,
-            from_step=plan and plan.from_step,
+            invocation=plan.invocation if plan else None,
+            from_step=plan.from_step if plan else None,
             kind="failed",
             code=ExitCode.UNEXPECTED,
             message=message,
@@ -186,7 +196,11 @@ def record_killed_attempts(run: RunFolder) -> int:
 
 
 def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome, step: int) -> None:
-    """Add the end of an attempt to attempts.jsonl. step: of the newest checkpoint."""
+    """Add the end of an attempt to attempts.jsonl.
+
+    Args:
+        step: of the newest checkpoint.
+    """
     run = RunFolder(attempt.run_dir)
     record = AttemptRecord(
         attempt=number_of(attempt_dir),
@@ -227,29 +241,46 @@ def supervise(
         watch(attempt, workers, attempt_dir, locked)
     except Hung as hung:
         hang = f"{hung}; the stacks of all ranks are in {attempt_dir}"
-    except Busy:  # another process writes what these workers would still write
+    except Busy:
+        # Another process writes what these workers would still write.
         raise
     except Exception as raised:
         log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
-        fault, stop_request = raised, stop_workers(attempt, workers)
+        fault = raised
+        stop_request = stop_workers(attempt, workers)
     except BaseException as raised:
         stop_request = stop_workers(attempt, workers, raised)
     finally:
         signals.hold()
         workers.end()
     code = workers.poll()
-    assert code is not None  # it has ended
+    # It has ended.
+    assert code is not None
     statuses = read_statuses(attempt_dir, attempt.plan.world_size)
-    return Evidence(code, statuses, str(attempt_dir), workers.hint(), hang, fault, stop_request)
+    return Evidence(
+        returncode=code,
+        statuses=statuses,
+        log_folder=str(attempt_dir),
+        hint=workers.hint(),
+        hang=hang,
+        fault=fault,
+        stop_request=stop_request,
+    )
 
 
 def watch(
     attempt: AttemptPlan, workers: TorchrunWorkers, attempt_dir: Path, locked: LockedRun
 ) -> None:
     """Wait for the end, reporting progress a few times per second; raises Hung if a rank hangs."""
-    config, environment = attempt.config, attempt.plan
-    run, ranks = RunFolder(attempt.run_dir), environment.nproc_per_node
-    progress = Progress(run, attempt_dir, attempt.max_steps, config.train.logging_steps, ranks)
+    config = attempt.config
+    environment = attempt.plan
+    progress = Progress(
+        RunFolder(attempt.run_dir),
+        attempt_dir,
+        attempt.max_steps,
+        config.train.logging_steps,
+        environment.nproc_per_node,
+    )
     # Nodes, and the allocation of srun, may take any time before the first rank starts.
     waits = environment.nnodes > 1 or not config.environment.has_local_workers
     hangs = HangDetector(
@@ -262,13 +293,12 @@ def watch(
     ended = False
     while not ended:
         ended = workers.poll() is not None
-        with (
-            best_effort("the display of progress", repeated=True),
-            suppress(OSError),
-        ):  # it does not answer just now
+        # OSError: the filesystem does not answer just now.
+        with best_effort("the display of progress", repeated=True), suppress(OSError):
             progress.poll()
         try:
-            if not ended:  # else a rank that was killed would count as silent
+            # Else a rank that was killed would count as silent.
+            if not ended:
                 hangs.poll()
         except Hung:
             hangs.dump_stacks()

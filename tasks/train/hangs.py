@@ -1,4 +1,7 @@
-"""Finds hung ranks from outside torchrun: by their heartbeats, and which rank holds up the others."""
+"""Detection of hung ranks from outside torchrun, by their heartbeats.
+
+The message names the rank that holds up the others.
+"""
 
 import signal
 import time
@@ -27,18 +30,22 @@ from infini_llama.tasks.train.processes import (
 )
 
 REMOTE_SECONDS = 1.0  # between two looks at ranks on other machines
-# Without a published heartbeat, after which a process on another machine is taken for stopped.
+# Seconds without a published heartbeat after which a process on another machine is taken for
+# stopped.
 UNPUBLISHED_SECONDS = 5.0
-# Of silence that one look counts: beyond that this process itself was stopped, perhaps with all ranks.
+# Seconds of silence that one look counts: beyond that this process itself was stopped, perhaps with
+# all ranks.
 LONGEST_GAP = 5.0
-STOPPED_SHARE = 0.5  # of the timeout, for a rank whose process is stopped: that is seen, not guessed from its silence
-GONE_SECONDS = (
-    60.0  # in which torchrun ends the other ranks after one has died: it gives them half of that
-)
+# Share of the timeout, for a rank whose process is stopped: that is seen, not guessed from its
+# silence.
+STOPPED_SHARE = 0.5
+# Seconds in which torchrun ends the other ranks after one has died: it gives them half of that.
+GONE_SECONDS = 60.0
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
-# The duration of one visit does not limit the next: start-up is entered for other work each time (imports, compilation, reporters),
-# a save waits for a disk, mostly for a copy, and once for all that is still written in the background, and an evaluation is followed by
-# texts of the model, which decides how long they are.
+# The duration of one visit does not limit the next: start-up is entered for other work each time
+# (imports, compilation, reporters), a save waits for a disk, mostly for a copy, and once for all
+# that is still written in the background, and an evaluation is followed by texts of the model,
+# which decides how long they are.
 NOT_LEARNED = ("start", "compile", "save", "evaluate")
 
 
@@ -48,28 +55,31 @@ class Hung(Exception):
 
 @dataclass
 class HangDetector:
-    """Learns how long each phase takes from the ranks' heartbeats, and reports when one takes too long.
+    """Learns how long each phase takes from heartbeats, and reports when one takes too long.
 
-    A rank's silence is counted from when its newest heartbeat was first read here: ranks may be on other machines, whose clocks
-    have nothing to do with this one's. Only two heartbeats of one rank are compared by the times in them. Time in which a rank of
-    this machine waited for a processor that others used does not count, for no rank: they may wait for it.
+    A rank's silence is counted from when its newest heartbeat was first read here: ranks may be on
+    other machines, whose clocks have nothing to do with this one's. Only two heartbeats of one rank
+    are compared by the times in them. Time in which a rank of this machine waited for a processor
+    that others used does not count, for no rank: they may wait for it.
 
     Args:
         attempt_dir: where the ranks write.
         world_size: how many there are.
-        timeout: `runtime.hang_timeout`. A rank may be silent in a phase for 2 × the longest time that phase has taken + timeout; in
-            one that was not measured yet, and in those of NOT_LEARNED, for 30 × timeout; if its process is stopped (SIGSTOP), for
-            timeout / 2.
+        timeout: `runtime.hang_timeout`. A rank may be silent in a phase for 2 × the longest time
+            that phase has taken + timeout; in one that was not measured yet, and in those of
+            NOT_LEARNED, for 30 × timeout; if its process is stopped (SIGSTOP), for timeout / 2.
         after_rendezvous: the nodes find each other before any rank starts, which has no limit.
-        stage_ends: last step of each stage of data.curriculum. The next one has longer sequences, for which its first step may compile
-            the model again: it is measured anew.
+        stage_ends: last step of each stage of data.curriculum. The next one has longer sequences,
+            for which its first step may compile the model again: it is measured anew.
 
     Attributes:
         statuses: of each rank, at the last look.
         longest: seconds that each phase has taken at most.
         newest, silent_since: each rank's newest heartbeat, and when it was first read.
-        waited: seconds that each process of this machine had waited for a processor at the last look.
-        published: the newest count that each rank of another machine has published, and when it was first read.
+        waited: seconds that each process of this machine had waited for a processor at the last
+            look.
+        published: the newest count that each rank of another machine has published, and when it was
+            first read.
         ended_at: when all ranks were first seen to have ended.
         gone_at: when a rank of this machine was first seen to have died without a status.
     """
@@ -98,10 +108,15 @@ class HangDetector:
         return UNKNOWN * self.timeout if longest is None else self.timeout + 2 * longest
 
     def poll(self) -> None:
-        """Raises Hung where `hung` has a sentence; once a second where ranks are on other machines."""
+        """Look at the ranks; at most once per second if some are on other machines.
+
+        Raises:
+            Hung: `hung` has a sentence.
+        """
         if self.published and self.clock() - self.polled_at < REMOTE_SECONDS:
             return
-        if sentence := self.hung():
+        sentence = self.hung()
+        if sentence:
             raise Hung(sentence)
 
     def hung(self) -> str | None:
@@ -109,9 +124,8 @@ class HangDetector:
         try:
             return self._look(self.clock())
         finally:
-            self.polled_at = (
-                self.clock()
-            )  # a look may itself take seconds, at many ranks on a network filesystem
+            # A look may itself take seconds, at many ranks on a network filesystem.
+            self.polled_at = self.clock()
 
     def _look(self, now: float) -> str | None:
         gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
@@ -120,12 +134,14 @@ class HangDetector:
             rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()
         }
         heartbeats: dict[int, HeartbeatRecord] = {}
-        overdue, ended = False, 0
+        overdue = False
+        ended = 0
         self.statuses = read_statuses(self.attempt_dir, self.world_size)
         for rank, status in enumerate(self.statuses):
             if status is None:
                 if self.newest or not self.after_rendezvous:
-                    overdue |= now - self.silent_since.setdefault(rank, now) > self.limit("start")
+                    since = self.silent_since.setdefault(rank, now)
+                    overdue |= now - since > self.limit("start")
                 continue
             if status.state != "running":
                 ended += 1
@@ -141,19 +157,13 @@ class HangDetector:
             if heartbeat is None:
                 continue
             heartbeats[rank] = heartbeat
-            before = self.newest.get(rank)
-            if before != heartbeat:
-                if before is not None and not gap:  # else it may have been stopped, too
-                    seconds = heartbeat.time - before.time
-                    self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), seconds)
-                if before is not None and self._stage(before) != self._stage(heartbeat):
-                    self.longest.pop("compute", None)
-                self.newest[rank], self.silent_since[rank] = heartbeat, now
+            if self.newest.get(rank) != heartbeat:
+                self._record_heartbeat(rank, heartbeat, is_measured=not gap)
+                self.silent_since[rank] = now
             silence = now - self.silent_since[rank]
-            # Whether it is stopped is only read of one that has been silent as long as that would matter.
-            stopped = silence > self.limit(heartbeat.phase, stopped=True) and is_stopped(
-                self._pid(rank)
-            )
+            # Only a rank that has been silent long enough for that is looked up.
+            is_late_if_stopped = silence > self.limit(heartbeat.phase, stopped=True)
+            stopped = is_late_if_stopped and is_stopped(self._pid(rank))
             overdue |= silence > self.limit(heartbeat.phase, stopped)
         if ended == self.world_size:
             self.ended_at = now if self.ended_at is None else self.ended_at + gap
@@ -165,39 +175,68 @@ class HangDetector:
             overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None
 
+    def _record_heartbeat(self, rank: int, heartbeat: HeartbeatRecord, is_measured: bool) -> None:
+        """Keep the newest heartbeat of a rank, and learn how long the phase before it took.
+
+        Args:
+            is_measured: False: the rank may have been stopped meanwhile, so nothing is learned.
+        """
+        before = self.newest.get(rank)
+        if before is not None and is_measured:
+            seconds = heartbeat.time - before.time
+            self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), seconds)
+        if before is not None and self._stage(before) != self._stage(heartbeat):
+            self.longest.pop("compute", None)
+        self.newest[rank] = heartbeat
+
     def _stage(self, heartbeat: HeartbeatRecord) -> int:
         return bisect_right(self.stage_ends, heartbeat.step)
 
     def _starved(self) -> float:
         """Seconds since the last look in which a rank of this machine waited for a processor."""
-        before, self.waited = self.waited, {pid: waited_for_processor(pid) for pid in self.waited}
+        before = self.waited
+        self.waited = {pid: waited_for_processor(pid) for pid in before}
         return max((0.0, *(seconds - before[pid] for pid, seconds in self.waited.items())))
 
     def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
-        """Whether the process of one of these ranks, which run by their statuses, was on this machine and is gone."""
+        """Whether the process of one of these ranks was on this machine and is gone.
+
+        By their statuses, all of them run.
+        """
         statuses = (self.statuses[rank] for rank in heartbeats)
         return not all(is_alive(status.pid) for status in statuses if status and is_here(status))
 
     def _describe(self, heartbeats: dict[int, HeartbeatRecord], now: float) -> str:
         """A sentence about the rank that holds up the others."""
-        if silent := [rank for rank in range(self.world_size) if rank not in self.newest]:
-            return f"rank {', '.join(map(str, silent))} has sent no heartbeat since the attempt started"
+        silent = [rank for rank in range(self.world_size) if rank not in self.newest]
+        if silent:
+            return (
+                f"rank {', '.join(map(str, silent))} has sent no heartbeat "
+                "since the attempt started"
+            )
 
         def progress(rank: int) -> tuple[int, int, bool, float]:
             step, phase, _ = heartbeats[rank]
             return step, PHASES.index(phase), not self._is_stopped(rank), self.silent_since[rank]
 
-        # In the earliest step and phase; of several, one whose process is stopped, else the longest silent one.
+        # In the earliest step and phase; of several, one whose process is stopped, else the longest
+        # silent one.
         rank = min(heartbeats, key=progress)
         step, phase, _ = heartbeats[rank]
         status = self.statuses[rank]
         host = f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
         stopped = " (the process is stopped)" if self._is_stopped(rank) else ""
         silence = now - self.silent_since[rank]
-        return f"rank {rank}{host}{stopped} has sent no heartbeat for {silence:.0f} s in phase '{phase}' after step {step}"
+        return (
+            f"rank {rank}{host}{stopped} has sent no heartbeat for {silence:.0f} s "
+            f"in phase '{phase}' after step {step}"
+        )
 
     def _pid(self, rank: int) -> int:
-        """0 where it has none on this machine, or has ended: its number may be another process's by now."""
+        """Process ID of the rank; 0 if it has none on this machine, or has ended.
+
+        The number of an ended process may be another one's by now.
+        """
         status = self.statuses[rank]
         is_local = status is not None and is_here(status) and is_rank(status.pid, self.attempt_dir)
         return status.pid if status and is_local else 0
@@ -208,11 +247,15 @@ class HangDetector:
         return is_stopped(self._pid(rank))
 
     def dump_stacks(self) -> None:
-        """Have every rank write its stacks into its log: by a signal on this machine, by a file that ranks on others look for."""
+        """Have every rank write its stacks into its log.
+
+        Ranks on this machine get a signal; those on others look for a file.
+        """
         if self.published:
             (self.attempt_dir / STACKS).touch()
         self.statuses = read_statuses(self.attempt_dir, self.world_size)
         for rank in range(self.world_size):
-            if pid := self._pid(rank):
+            pid = self._pid(rank)
+            if pid:
                 send(pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS + (REMOTE_SECONDS if self.published else 0))

@@ -19,7 +19,8 @@ from infini_llama.tasks.storage.hf_folder import (
 )
 
 log = logging.getLogger("infini_llama.train")
-# May differ from the model that the weights are of: what is trained without parameters of its own, and what only training sees.
+# Keys that may differ from the model that the weights are of: what is trained without parameters of
+# its own, and what only training sees.
 FREE = {
     "attention",
     "segment_length",
@@ -33,14 +34,16 @@ FREE = {
     "pad_vocab_to_multiple_of",
     "vocab_size",  # checked by the tokens, since tables are often larger than the vocabulary
 }
-# May differ as well, to lengthen what a model reads; logged as a warning, since it changes what the weights compute.
+# Keys that may differ as well, to lengthen what a model reads. A warning is logged, since that
+# changes what the weights compute.
 ANNOUNCED = {"rope_theta", "rope_scaling"}
 
 
 def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> InitialWeights | None:
-    """The weights that a run starts from: the folder that `train.init_from` names, None without one.
+    """The weights that a run starts from: the folder of `train.init_from`, None without one.
 
-    Where the folder is gone, a run that has begun uses what its lineage records: its checkpoints hold the weights.
+    Where the folder is gone, a run that has begun uses what its lineage records: its checkpoints
+    hold the weights.
 
     Raises:
         ConfigError, DataError: the folder cannot be imported.
@@ -61,7 +64,7 @@ def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> In
         vocab_size=folder.config.vocab_size,
         max_position_embeddings=folder.config.max_position_embeddings,
         conversation=conversation_of(folder),
-        # Of a run that has begun it stays, since its jitter is fixed.
+        # A run that has begun keeps its value, since its jitter is fixed.
         memory=before.memory if before else folder.config.attention == "infini",
     )
 
@@ -87,7 +90,8 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
         ConfigError: every difference, a line per difference.
     """
     folder = open_folder(Path(initial.path))
-    imported, configured = folder.config.to_dict(), model.to_dict()
+    imported = folder.config.to_dict()
+    configured = model.to_dict()
     differing = [
         name for name in configured if name not in FREE and configured[name] != imported[name]
     ]
@@ -98,8 +102,8 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     ]
     if lines:
         raise ConfigError(
-            f"train.init_from={folder.path} has another architecture; 'infini-llama import' writes a matching "
-            "configuration",
+            f"train.init_from={folder.path} has another architecture; "
+            "'infini-llama import' writes a matching configuration",
             lines,
         )
     for name in differing:
@@ -116,11 +120,13 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
     if not (folder.path / TOKENIZER).is_file():
         log.warning(
-            "%s has no tokenizer.json, so whether its tokens are those of the dataset cannot be checked.",
+            "%s has no tokenizer.json, so whether its tokens are those of the dataset "
+            "cannot be checked.",
             folder.path,
         )
         return
     if read_tokenizer(dataset).get_vocab() != tokenizer_of(folder).get_vocab():
         raise ConfigError(
-            f"train.init_from={folder.path} has other tokens than the dataset; set data.tokenizer.path={folder.path}."
+            f"train.init_from={folder.path} has other tokens than the dataset; "
+            f"set data.tokenizer.path={folder.path}."
         )

@@ -1,4 +1,7 @@
-"""Starts the workers of an attempt as children of this process: torchrun on this machine, or by srun on every node."""
+"""Start of an attempt's workers, as children of this process.
+
+torchrun runs on this machine, or by srun on every node.
+"""
 
 import contextlib
 import os
@@ -26,9 +29,11 @@ from infini_llama.tasks.train.rendezvous import (
 )
 
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
-# An exception and the first line of its message, but not torchrun's own about a worker, which a summary follows.
+# An exception and the first line of its message, but not torchrun's own about a worker, which a
+# summary follows.
 EXCEPTION = re.compile(r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE)
-SLURM_STEP = "slurm-step"  # file in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous
+# File in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous.
+SLURM_STEP = "slurm-step"
 
 
 def start(
@@ -51,12 +56,8 @@ def start(
     log = attempt_dir / "torchrun.log"
     if settings.launcher == "srun":
         command = srun_command(attempt_dir, plan, settings)
-        return SrunWorkers(
-            spawn(command, log, plan.env, grace_period, lock_fds),
-            attempt_dir,
-            plan.world_size,
-            plan.nnodes,
-        )
+        process = spawn(command, log, plan.env, grace_period, lock_fds)
+        return SrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
     endpoint = host_rendezvous(attempt_dir, plan)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
     process = spawn(command, log, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
@@ -72,11 +73,12 @@ def torchrun_command(
         endpoint: where the torchruns of all nodes find each other (c10d).
         is_host: the endpoint is this torchrun's.
     """
-    # Without an address, torchrun and its workers use the host's name, which other machines, and this one, may not resolve.
+    # Without an address, torchrun and its workers use the host's name, which other machines, and
+    # this one, may not resolve.
     local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
     command = [sys.executable, "-m", "infini_llama.tasks.train.torchrun", "--max-restarts=0"]
-    # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with threads, which a second signal
-    # keeps from ending, and torchrun with them.
+    # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with
+    # threads, which a second signal keeps from ending, and torchrun with them.
     command.append(f"--log-dir={attempt_dir / 'torchrun'}")
     command += [
         f"--nnodes={plan.nnodes}",
@@ -93,7 +95,10 @@ def torchrun_command(
 def srun_command(
     attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig
 ) -> list[str]:
-    """The command that starts torchrun once on every node: of the allocation that this process is in, or of one that srun requests."""
+    """The command that starts torchrun once on every node.
+
+    The nodes are of the allocation that this process is in, or of one that srun requests.
+    """
     command = [
         "srun",
         f"--job-name={attempt_dir.parents[1].name}",
@@ -101,7 +106,8 @@ def srun_command(
         f"--ntasks={plan.nnodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={plan.nproc_per_node * plan.threads}",
-        "--kill-on-bad-exit=0",  # the ranks of the other nodes end by themselves, and write their status
+        # The ranks of the other nodes end by themselves, and write their status.
+        "--kill-on-bad-exit=0",
         "--input=none",
         "--export=ALL",
         f"--chdir={attempt_dir}",
@@ -114,13 +120,16 @@ def srun_command(
 
 
 def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
-    """The environment of torchrun: this process's and `variables`, without PET_*, which torchrun would read as its own options."""
+    """The environment of torchrun: this process's and `variables`.
+
+    PET_* is left out: torchrun would read it as its own options.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     forced = {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
-            int(grace_period)
-        ),  # after a signal; after a rank's failure it is 30 s
-        "PYTHONSAFEPATH": "1",  # a folder named tasks/ where the user stands must not shadow ours
+        # After a signal; after a rank's failure it is 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
+        # A folder named tasks/ where the user stands must not shadow ours.
+        "PYTHONSAFEPATH": "1",
     }
     return inherited | variables | forced
 
@@ -132,12 +141,15 @@ def spawn(
     grace_period: float,
     lock_fds: list[int],
 ) -> subprocess.Popen[bytes]:
-    """A command in a session of its own, so that no terminal's Ctrl-C reaches it. When this process dies, the kernel sends it SIGTERM.
+    """Start a command in a session of its own, so that no terminal's Ctrl-C reaches it.
+
+    When this process dies, the kernel sends it SIGTERM.
 
     Args:
         variables: in addition to this process's environment.
-        lock_fds: the first, the run's lock, becomes standard input, the one descriptor that torchrun hands on to its workers:
-            while any of them lives, no other command can take the run. The others are torchrun's, which outlives its workers.
+        lock_fds: the first, the run's lock, becomes standard input, the one descriptor that
+            torchrun hands on to its workers: while any of them lives, no other command can take the
+            run. The others are torchrun's, which outlives its workers.
 
     Raises:
         ConfigError: the program is not installed.
@@ -145,8 +157,8 @@ def spawn(
     environment = torchrun_environment(variables, grace_period)
     if shutil.which(command[0], path=environment.get("PATH", "")) is None:
         raise ConfigError(
-            f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; run this on a machine of the Slurm "
-            "cluster, or use environment.launcher=local."
+            f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; "
+            "run this on a machine of the Slurm cluster, or use environment.launcher=local."
         )
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -180,7 +192,10 @@ class TorchrunWorkers:
         return self.process.poll()
 
     def stop(self, grace_period: float) -> None:
-        """Have every rank save at its next step boundary; after `grace_period` seconds all are killed."""
+        """Have every rank save at its next step boundary.
+
+        After `grace_period` seconds all are killed.
+        """
         self.request_stop()
         try:
             self.process.wait(grace_period)
@@ -188,7 +203,10 @@ class TorchrunWorkers:
             self.end()
 
     def request_stop(self) -> None:
-        """Send SIGTERM to every rank, or to torchrun if no rank is up and there is nothing to save."""
+        """Send SIGTERM to every rank.
+
+        It goes to torchrun if no rank is up and there is nothing to save.
+        """
         for pid in self.running() or [self.process.pid]:
             send(pid, signal.SIGTERM)
 
@@ -198,7 +216,8 @@ class TorchrunWorkers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        # torchrun starts each rank in a session of its own, which is outside the process group killed above.
+        # torchrun starts each rank in a session of its own, which is outside the process group
+        # killed above.
         for status in self.statuses():
             while is_rank(status.pid, self.attempt_dir):
                 send(status.pid, signal.SIGKILL)
@@ -219,17 +238,25 @@ class TorchrunWorkers:
         return [pid for pid in pids if is_rank(pid, self.attempt_dir)]
 
     def hint(self) -> str:
-        """Why no rank may have started: a known cause, else the last exception that torchrun.log has, or its last line."""
+        """Why no rank may have started.
+
+        A known cause, else the last exception that torchrun.log has, or its last line.
+        """
         log = self.log()
         if "EADDRINUSE" in log:
-            return "another program has taken the port of the rendezvous; end it, or change environment.master_port (auto: a free one)"
+            return (
+                "another program has taken the port of the rendezvous; "
+                "end it, or change environment.master_port (auto: a free one)"
+            )
         if self.nnodes > 1 and (not log or "Rendezvous" in log):
             return f"not all nodes joined within {JOIN_TIMEOUT} s"
-        lines = re.findall(r".*\w.*", log)  # without the frame of torchrun's summary
-        return " ".join((EXCEPTION.findall(log) or lines or [""])[-1].split())
+        # Lines without the frame of torchrun's summary.
+        lines = re.findall(r".*\w.*", log)
+        candidates = EXCEPTION.findall(log) or lines or [""]
+        return " ".join(candidates[-1].split())
 
     def log(self) -> str:
-        """What torchrun printed."""
+        """The output of torchrun."""
         return (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace")
 
 
@@ -238,13 +265,19 @@ class SrunWorkers(TorchrunWorkers):
     """srun, with a torchrun and its ranks on every node."""
 
     def request_stop(self) -> None:
-        """Have srun pass SIGUSR1 to all processes of its step; it would answer SIGTERM by killing them."""
+        """Have srun pass SIGUSR1 to all processes of its step.
+
+        It would answer SIGTERM by killing them.
+        """
         statuses = read_statuses(self.attempt_dir, self.world_size)
         up = any(status and status.state == "running" for status in statuses)
         send(self.process.pid, signal.SIGUSR1 if up else signal.SIGTERM)
 
     def end(self) -> None:
-        """Have srun kill its step; where srun itself was killed, cancel the step. Return once it has left the nodes."""
+        """Have srun kill its step; where srun itself was killed, cancel the step.
+
+        Return once the step has left the nodes.
+        """
         if self.poll() is None:
             send(self.process.pid, signal.SIGTERM)
             try:
@@ -257,10 +290,10 @@ class SrunWorkers(TorchrunWorkers):
         except OSError:  # no node had started
             return
         until = time.monotonic() + SRUN_END_SECONDS
-        while (
-            time.monotonic() < until
-            and step in _slurm("squeue", "--steps", "--noheader", "--format=%i").split()
-        ):
+        while time.monotonic() < until:
+            running_steps = _slurm("squeue", "--steps", "--noheader", "--format=%i").split()
+            if step not in running_steps:
+                break
             _slurm("scancel", "--signal=KILL", step)
             time.sleep(0.5)
 
@@ -273,7 +306,10 @@ class SrunWorkers(TorchrunWorkers):
 
 
 def _slurm(*command: str) -> str:
-    """The output of one of Slurm's commands; "" where it is missing or the controller does not answer."""
+    """The output of one of Slurm's commands.
+
+    "" if the command is missing or the controller does not answer.
+    """
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,10 @@
 """Training on several nodes: the others join each attempt of node 0 by torchrun's c10d rendezvous.
 
-The nodes share the run's folder. Node 0 writes rendezvous.json into the folder of each attempt; the others read it.
-Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what srun starts on each node, this becomes torchrun.
+The nodes share the run's folder. Node 0 writes rendezvous.json into the folder of each attempt; the
+others read it.
+
+Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what srun starts on each
+node, this becomes torchrun.
 """
 
 import logging
@@ -50,22 +53,27 @@ log = logging.getLogger("infini_llama.nodes")
 
 
 def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str]:
-    """The workers' variables on a node that reads the plan from the attempt's folder, where possible secrets are masked."""
+    """The workers' variables on a node that reads the plan from the attempt's folder.
+
+    There, possible secrets are masked: they come from this machine's own environment.
+    """
     hidden = [name for name, value in plan.env.items() if value == MASK]
-    if missing := [name for name in hidden if name not in os.environ]:
+    missing = [name for name in hidden if name not in os.environ]
+    if missing:
         log.warning(
-            "the value of environment.env.%s is not stored, because it may be a secret; set it on this machine too",
+            "the value of environment.env.%s is not stored, because it may be a secret; "
+            "set it on this machine too",
             ", ".join(missing),
         )
-    return gloo_interface(endpoint) | {
-        name: value for name, value in plan.env.items() if name not in hidden
-    }
+    stored = {name: value for name, value in plan.env.items() if name not in hidden}
+    return gloo_interface(endpoint) | stored
 
 
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
-    """Take part in one attempt after the other until the supervisor, the command on node 0, has ended the run.
+    """Take part in one attempt after the other until the supervisor has ended the run.
 
-    After 70 and 76 it waits for the next attempt, unless the supervisor has marked the last one as not retried.
+    The supervisor is the command on node 0. After 70 and 76 it waits for the next attempt, unless
+    the supervisor has marked the last one as not retried.
 
     Args:
         master_addr: address of node 0 as seen from here; None: as node 0 has recorded it.
@@ -76,36 +84,36 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 
     Raises:
         PipelineError: there was no supervisor.
-        Preempted: this process was asked to stop; its ranks have saved a checkpoint, unless the grace period ended first.
+        Preempted: this process was asked to stop; its ranks have saved a checkpoint, unless the
+            grace period ended first.
     """
     taken: set[Path] = set()
-    was_supervised, since = False, time.monotonic()
+    was_supervised = False
+    since = time.monotonic()
     while True:
-        is_supervised = (
-            run.lease.exists()
-        )  # the supervisor removes it when it ends, unless it is killed
-        newest, ends = _open_attempt(run), read_attempts(run)
+        # The supervisor removes it when it ends, unless it is killed.
+        is_supervised = run.lease.exists()
+        newest = _open_attempt(run)
+        ends = read_attempts(run)
         last = ends[-1].code if ends else None
-        if newest is not None and newest not in taken and (endpoint := read_endpoint(newest)):
+        endpoint = read_endpoint(newest) if newest and newest not in taken else None
+        if newest and endpoint:
             endpoint = changed(endpoint, address=master_addr or endpoint.address)
             if _is_reachable(endpoint, since):
                 taken.add(newest)
-                log.info(
-                    "%s exited with %d on this node", newest.name, join_attempt(newest, endpoint)
-                )
+                code = join_attempt(newest, endpoint)
+                log.info("%s exited with %d on this node", newest.name, code)
                 since = time.monotonic()
                 was_supervised = True
-        elif (
-            last is not None
-            and was_supervised
-            and not newest
-            and not _continues(run, last, is_supervised)
-        ):
-            return last
+        elif last is not None and was_supervised and not newest:
+            is_over = not _continues(run, last, is_supervised)
+            if is_over:
+                return last
         if time.monotonic() - since > timeout:
             if last is None:
                 raise PipelineError(
-                    f"no command has supervised the run {run.path} for {timeout:.0f} s, or node 0 cannot be reached; start it on node 0."
+                    f"no command has supervised the run {run.path} for {timeout:.0f} s, "
+                    "or node 0 cannot be reached; start it on node 0."
                 )
             return last
         was_supervised |= is_supervised
@@ -113,20 +121,27 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 
 
 def _continues(run: RunFolder, code: int, is_supervised: bool) -> bool:
-    """Whether another attempt may follow the last one, with this exit code; in the delay before a retry, the supervisor holds no lease."""
+    """Whether another attempt may follow the last one, which ended with this exit code."""
     follows = ENDINGS[ExitCode(code)].follows
-    return follows != "nothing" and (is_supervised or (follows == "retry" and is_retried(run)))
+    if follows == "nothing":
+        return False
+    # In the delay before a retry, the supervisor holds no lease.
+    return is_supervised or (follows == "retry" and is_retried(run))
 
 
 def _open_attempt(run: RunFolder) -> Path | None:
     """The newest attempt, if its end is not on record."""
     folders = [folder for folder in attempt_folders(run) if attempt_plan_path(folder).exists()]
     recorded = {record.attempt for record in read_attempts(run)}
-    return folders[-1] if folders and number_of(folders[-1]) not in recorded else None
+    is_open = bool(folders) and number_of(folders[-1]) not in recorded
+    return folders[-1] if is_open else None
 
 
 def _is_reachable(endpoint: Endpoint, since: float) -> bool:
-    """Whether node 0's torchrun accepts connections; after half a minute without, the reason is logged."""
+    """Whether node 0's torchrun accepts connections.
+
+    After half a minute without one, the reason is logged.
+    """
     try:
         with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_SECONDS):
             return True
@@ -134,8 +149,8 @@ def _is_reachable(endpoint: Endpoint, since: float) -> bool:
         seconds = time.monotonic() - since
         if seconds > 30 and seconds % 30 < CONNECT_SECONDS + POLL_SECONDS:
             log.warning(
-                "this node cannot reach node 0 (%s) at %s:%d: %s; allow TCP to all ports above 1023 of both machines, or "
-                "set MASTER_ADDR",
+                "this node cannot reach node 0 (%s) at %s:%d: %s; "
+                "allow TCP to all ports above 1023 of both machines, or set MASTER_ADDR",
                 endpoint.host,
                 endpoint.address,
                 endpoint.port,
@@ -145,7 +160,10 @@ def _is_reachable(endpoint: Endpoint, since: float) -> bool:
 
 
 def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
-    """Run this node's workers of one attempt; returns an exit code.
+    """Run this node's workers of one attempt.
+
+    Returns:
+        an exit code.
 
     Raises:
         Preempted: this process was asked to stop.
@@ -154,9 +172,8 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     run = RunFolder(attempt_dir.parents[1])
     command = torchrun_command(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
-    process = spawn(
-        command, output, node_environment(attempt.plan, endpoint), attempt.grace_period, []
-    )
+    variables = node_environment(attempt.plan, endpoint)
+    process = spawn(command, output, variables, attempt.grace_period, lock_fds=[])
     workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
@@ -165,17 +182,19 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
         log.warning("stop requested; waiting up to %.0f s for a checkpoint", attempt.grace_period)
         workers.stop(attempt.grace_period)
         raise Preempted(
-            "this node received a stop signal and its workers have ended; run the same command to rejoin."
+            "this node received a stop signal and its workers have ended; "
+            "run the same command to rejoin."
         ) from requested
     finally:
         workers.end()
-    return outcome_of(
-        Evidence(process.wait(), list(workers.statuses()) or [None], str(attempt_dir))
-    ).code
+    statuses = list(workers.statuses()) or [None]
+    return outcome_of(Evidence(process.wait(), statuses, str(attempt_dir))).code
 
 
 def become_torchrun(attempt_dir: Path) -> None:
-    """Replace this process, a task of srun, by torchrun; the node of rank SLURM_NODEID 0 hosts the rendezvous.
+    """Replace this process, a task of srun, by torchrun.
+
+    The node of rank SLURM_NODEID 0 hosts the rendezvous.
 
     Raises:
         PipelineError: the node that hosts does not start within JOIN_TIMEOUT.
@@ -184,10 +203,8 @@ def become_torchrun(attempt_dir: Path) -> None:
     plan = attempt.plan
     is_host = os.environ.get("SLURM_NODEID", "0") == "0"
     if is_host:
-        write_atomic(
-            attempt_dir / SLURM_STEP,
-            f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}",
-        )
+        step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}"
+        write_atomic(attempt_dir / SLURM_STEP, step)
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)

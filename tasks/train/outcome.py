@@ -1,4 +1,4 @@
-"""How an attempt ended, from all that is known of it, and the exception with which the training stage then ends.
+"""The end of an attempt, from all that is known of it, and the exception that follows from it.
 
 What follows each exit code: `ENDINGS` in configs/errors.py.
 """
@@ -26,7 +26,8 @@ class Evidence:
     """All that is known of an attempt whose workers have ended.
 
     Attributes:
-        returncode: of torchrun; 1 for anything that went wrong in a worker, negative for a signal to torchrun itself.
+        returncode: of torchrun; 1 for anything that went wrong in a worker, negative for a signal
+            to torchrun itself.
         statuses: of each rank, None if it wrote none.
         log_folder: named in the message, for people.
         hint: why no worker may have started.
@@ -66,7 +67,8 @@ class Outcome:
 def outcome_of(evidence: Evidence) -> Outcome:
     """The end of an attempt, by the first of these that holds:
 
-    1. The ranks have finished, or one of them reported a failure of its own; everything else that was seen is a consequence.
+    1. The ranks have finished, or one of them reported a failure of its own; everything else that
+       was seen is a consequence.
     2. A rank hung, and the others did not save: HUNG.
     3. This process failed while it watched: UNEXPECTED.
     4. A stop was requested before any rank could save or report: PREEMPTED.
@@ -92,7 +94,9 @@ def outcome_of(evidence: Evidence) -> Outcome:
 
 def _reported(evidence: Evidence) -> Outcome:
     """The end of an attempt by the ranks' statuses and torchrun's exit code alone."""
-    returncode, statuses, logs = evidence.returncode, evidence.statuses, evidence.log_folder
+    returncode = evidence.returncode
+    statuses = evidence.statuses
+    logs = evidence.log_folder
     written = [status for status in statuses if status]
     if len(written) == len(statuses) and all(status.state == "done" for status in written):
         return Outcome("done", ExitCode.FINISHED, "finished", written[0].step)
@@ -123,11 +127,15 @@ def _reported(evidence: Evidence) -> Outcome:
     elif silent:
         ranks = ", ".join(map(str, silent))
         message = (
-            f"rank {ranks} ended without an error report (killed from outside, perhaps by the kernel for lack of memory); "
+            f"rank {ranks} ended without an error report "
+            "(killed from outside, perhaps by the kernel for lack of memory); "
             f"logs are in {logs}."
         )
     else:
-        message = f"torchrun exited with {returncode} although its workers had finished; see {logs}/torchrun.log."
+        message = (
+            f"torchrun exited with {returncode} although its workers had finished; "
+            f"see {logs}/torchrun.log."
+        )
     return Outcome("failed", ExitCode.UNEXPECTED, message)
 
 
@@ -139,7 +147,9 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
 
 
 def exception_of(outcome: Outcome, evidence: Evidence, run: str, step: int) -> Exception | None:
-    """The exception that ends the command whatever follows the exit code: a request to stop this process, or a fault of it.
+    """The exception that ends the command, whatever follows the exit code.
+
+    It is a request to stop this process, or a fault of this process.
 
     Args:
         run: its name.
@@ -148,7 +158,8 @@ def exception_of(outcome: Outcome, evidence: Evidence, run: str, step: int) -> E
     failed = outcome.kind == "failed"
     if evidence.stop_request is None:
         return evidence.fault if failed and outcome.culprit is None else None
-    # Where a rank refused its settings or data, the same command would not resume: that is what is reported.
+    # Where a rank refused its settings or data, the same command would not resume: that is what is
+    # reported.
     if failed and ENDINGS[ExitCode(outcome.code)].follows == "nothing":
         return None
     if failed:

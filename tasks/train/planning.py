@@ -1,4 +1,7 @@
-"""The plan of a run and of its next attempt: decided here from configuration, dataset, plan and the run's history."""
+"""The plan of a run and of its next attempt.
+
+Both follow from the configuration, the dataset, the environment plan and the run's history.
+"""
 
 import logging
 import math
@@ -45,20 +48,24 @@ from infini_llama.tasks.train.worker.data.order import WeightedSource, weighted_
 from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 log = logging.getLogger("infini_llama.train")
-ROWS_AT_ONCE = 4096  # whose targets are counted
+ROWS_AT_ONCE = 4096  # rows whose targets are counted at a time
 POLICIES = resume_policies(TrainingConfig)
-# Not compared by key: the length is compared in steps, initial weights by their digest, and settings of the plan with the environment.
+# Keys that are not compared: the length is compared in steps, initial weights by their digest, and
+# settings of the plan with the environment.
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
 
 
 def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
-    """Decide what the run `config.runtime.name` is, and write lineage.json and config.yaml; or refuse the folder.
+    """Decide what the run `config.runtime.name` is, or refuse its folder.
 
-    A finished run with nothing left to do keeps the settings of section `train` that it was trained with.
+    The decision is written into lineage.json and config.yaml.
+
+    A finished run with nothing left to do keeps the settings of section `train` that it was trained
+    with.
 
     Raises:
-        ConfigError: the settings contradict each other, or the folder belongs to another dataset, architecture or start; it names
-            every difference.
+        ConfigError: the settings contradict each other, or the folder belongs to another dataset,
+            architecture or start; it names every difference.
     """
     home = config.runtime.home.resolve()
     run = RunFolder.of(config.runtime)
@@ -86,19 +93,19 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     if before:
         _refuse_other_run(run, before, lineage)
         if (before.train, before.max_steps) != (lineage.train, lineage.max_steps):
-            lineage = _with_changed_settings(
-                run, before, lineage, goes_back(config.runtime.resume, before)
-            )
+            is_taken_back = goes_back(config.runtime.resume, before)
+            lineage = _with_changed_settings(run, before, lineage, is_taken_back)
     elif initial:
         refuse_unlike(initial, model, home / dataset.path)
     _warn_of_unused_curriculum(config.data, lineage)
     _warn_of_unused_profile(run, lineage)
     _warn_of_limit(plan, lineage)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    if not os.access(run.checkpoints, os.W_OK | os.X_OK):  # else the first save would find out
+    # Else the first save would find out.
+    if not os.access(run.checkpoints, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{run.checkpoints} cannot be written by this user; make it yours (chown -R), or set runtime.home to a folder that you may "
-            "write."
+            f"{run.checkpoints} cannot be written by this user; make it yours (chown -R), "
+            "or set runtime.home to a folder that you may write."
         )
     run.write(run.lineage, lineage)
     settings = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
@@ -114,7 +121,10 @@ def plan_attempt(
     invocation: str,
     verify_on_read: bool,
 ) -> AttemptPlan:
-    """The next attempt of a run. Damaged checkpoints are moved aside, those newer than a chosen one of the run to `abandoned/`.
+    """The next attempt of a run.
+
+    Damaged checkpoints are moved aside, and those newer than a chosen one of the run to
+    `abandoned/`.
 
     Args:
         lineage: of `bind_run`, or as the last attempt's end has changed it.
@@ -126,12 +136,12 @@ def plan_attempt(
     run = RunFolder.of(config.runtime)
     resume = config.runtime.resume
     if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
-        resume = "auto"  # the rule holds for the first attempt of a command
+        # The rule holds for the first attempt of a command.
+        resume = "auto"
     chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
     from_step = _refuse_unlike(run, chosen, lineage, plan) if chosen else 0
-    if (
-        resume not in checkpoints.RULES
-    ):  # a path holds until the run has a checkpoint of its own since
+    # A path holds until the run has a checkpoint of its own since.
+    if resume not in checkpoints.RULES:
         lineage = changed(lineage, resumed_from=resume)
     if chosen and from_step >= lineage.max_steps:
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
@@ -153,9 +163,12 @@ def plan_attempt(
 
 
 def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> AttemptPlan:
-    """The attempt after `before`, from the newest valid checkpoint; where the end of that one has changed it, with this lineage.
+    """The attempt after `before`, from the newest valid checkpoint.
 
     Checkpoints are moved as by `plan_attempt`.
+
+    Args:
+        lineage: as the end of `before` has changed it; None: as it was.
     """
     return plan_attempt(
         before.config,
@@ -168,12 +181,18 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
 
 
 def goes_back(resume: str, lineage: Lineage) -> bool:
-    """Whether `runtime.resume` names a checkpoint that the run has not started from yet, so that also a finished run has steps left."""
+    """Whether `runtime.resume` names a checkpoint that the run has not started from yet.
+
+    Then also a finished run has steps left.
+    """
     return resume not in checkpoints.RULES and resume != lineage.resumed_from
 
 
 def is_first_of_command(run: RunFolder, invocation: str) -> bool:
-    """Whether this command has made no attempt before. One that was killed with its command, or flow run, has no record yet."""
+    """Whether this command has made no attempt before.
+
+    An attempt that was killed with its command, or flow run, has no record yet.
+    """
     made = {record.attempt: record.invocation for record in read_attempts(run)}
     for folder in attempt_folders(run):
         if number_of(folder) not in made:
@@ -188,56 +207,69 @@ def _max_steps(
     weights: dict[str, float] | None,
     before: Lineage | None,
 ) -> int:
-    """Steps of the run: a function of the settings and the dataset, and of the steps at which the stages of a run that has begun end.
+    """Steps of the run.
+
+    They follow from the settings and the dataset, and from the steps at which the stages of a run
+    that has begun end.
 
     Raises:
         ConfigError: the warm-up would not end, or the length is in tokens and no row has a target.
     """
     train = config.train
-    rows, batch, steps = dataset.train.rows, train.global_batch_size, train.max_steps
-    if steps is None:
-        if train.num_epochs is not None:
-            setting = f"train.num_epochs={train.num_epochs:g}"
-            steps = math.ceil(
-                Fraction(repr(train.num_epochs)) * rows / batch
-            )  # exactly: 1.1 x 100 is 110
-        else:
-            assert train.max_tokens is not None  # one of the three is set
-            setting = f"train.max_tokens={train.max_tokens}"
-            if before and (before.train.max_tokens, before.train.global_batch_size) == (
-                train.max_tokens,
-                batch,
-            ):
-                steps = (
-                    before.max_steps
-                )  # counted anew, they could be others: the ends of its stages are rounded
-            else:
-                ends = (
-                    before.curriculum_ends
-                    if before
-                    else [stage.until for stage in config.data.curriculum]
-                )
-                targets = _targets_per_step(config, dataset, weights)
-                if not targets[-1]:
-                    raise ConfigError(
-                        f"{setting} counts tokens with a target, and no train sequence of the dataset has one; lengthen "
-                        "data.sequence_length, or shorten the prompts."
-                    )
-                steps = _steps_to_targets(
-                    count(train.max_tokens), targets, [Fraction(repr(end)) for end in ends]
-                )
-        log.info(
-            "%s: %d steps of %d sequences; the dataset has %d sequences",
-            setting,
-            steps,
-            batch,
-            rows,
+    if train.max_steps is not None:
+        return train.max_steps
+    rows = dataset.train.rows
+    batch = train.global_batch_size
+    if train.num_epochs is not None:
+        setting = f"train.num_epochs={train.num_epochs:g}"
+        # Exactly: 1.1 x 100 is 110.
+        steps = math.ceil(Fraction(repr(train.num_epochs)) * rows / batch)
+    else:
+        setting = f"train.max_tokens={train.max_tokens}"
+        steps = _steps_of_tokens(config, dataset, weights, before, setting)
+    log.info(
+        "%s: %d steps of %d sequences; the dataset has %d sequences",
+        setting,
+        steps,
+        batch,
+        rows,
+    )
+    if train.warmup_steps >= steps:
+        raise ConfigError(
+            f"train.warmup_steps={train.warmup_steps} must be fewer than "
+            f"the {steps} steps of {setting}; lower it, or train longer."
         )
-        if train.warmup_steps >= steps:
-            raise ConfigError(
-                f"train.warmup_steps={train.warmup_steps} must be fewer than the {steps} steps of {setting}; lower it, or train longer."
-            )
     return steps
+
+
+def _steps_of_tokens(
+    config: PipelineConfig,
+    dataset: DatasetRef,
+    weights: dict[str, float] | None,
+    before: Lineage | None,
+    setting: str,
+) -> int:
+    """Steps of a run whose length is `train.max_tokens`.
+
+    Args:
+        setting: the key and its value, for messages.
+    """
+    max_tokens = config.train.max_tokens
+    batch = config.train.global_batch_size
+    # One of the three lengths is set.
+    assert max_tokens is not None
+    if before and (before.train.max_tokens, before.train.global_batch_size) == (max_tokens, batch):
+        # Counted anew, they could be others: the ends of its stages are rounded.
+        return before.max_steps
+    ends = before.curriculum_ends if before else [stage.until for stage in config.data.curriculum]
+    targets = _targets_per_step(config, dataset, weights)
+    if not targets[-1]:
+        raise ConfigError(
+            f"{setting} counts tokens with a target, and no train sequence of the dataset "
+            "has one; lengthen data.sequence_length, or shorten the prompts."
+        )
+    exact_ends = [Fraction(repr(end)) for end in ends]
+    return _steps_to_targets(count(max_tokens), targets, exact_ends)
 
 
 def _steps_to_targets(number: int, targets: Sequence[Fraction], ends: Sequence[Fraction]) -> int:
@@ -249,12 +281,16 @@ def _steps_to_targets(number: int, targets: Sequence[Fraction], ends: Sequence[F
     """
     if ends and ends[0] < 1:
         shares = (end - start for start, end in pairwise((0, *ends, 1)))
-        targets, ends = [sum(map(mul, shares, targets), Fraction())], ()
-    steps, left = Fraction(), Fraction(number)
+        average = sum(map(mul, shares, targets), Fraction())
+        return math.ceil(Fraction(number) / average)
+    steps = Fraction()
+    left = Fraction(number)
     for end, per_step in zip(ends, targets, strict=False):
-        if left <= (end - steps) * per_step:
+        in_stage = (end - steps) * per_step
+        if left <= in_stage:
             return math.ceil(steps + left / per_step)
-        steps, left = end, left - (end - steps) * per_step
+        left -= in_stage
+        steps = end
     return math.ceil(steps + left / targets[-1])
 
 
@@ -263,29 +299,25 @@ def _targets_per_step(
 ) -> list[Fraction]:
     """Targets of a step, on average, in each stage of data.curriculum, and after them."""
     targets: list[Fraction] = []
+    folder = config.runtime.home.resolve() / dataset.path
     for table in (*(stage.row_table for stage in dataset.curriculum), dataset.row_table):
-        reader = TokenReader(
-            config.runtime.home.resolve() / dataset.path, table, "train", verify_on_read=True
-        )
+        reader = TokenReader(folder, table, "train", verify_on_read=True)
         rows = config.train.global_batch_size * (dataset.sequence_length // reader.sequence_length)
         targets.append(rows * _targets_of_row(reader, weights))
     return targets
 
 
 def _targets_of_row(reader: TokenReader, weights: dict[str, float] | None) -> Fraction:
-    """Targets of a sequence, on average: of all rows, or with weights of each source's, in its share."""
-    sources = (
-        weighted_sources(reader.sources, weights)
-        if weights
-        else (WeightedSource("", 0, len(reader), 1),)
-    )
+    """Targets of a sequence, on average: of all rows, or of each source's in its weighted share."""
+    everything = (WeightedSource("", 0, len(reader), 1),)
+    sources = weighted_sources(reader.sources, weights) if weights else everything
     targets = Fraction(0)
     for source in sources:
         rows = np.arange(source.first, source.first + source.rows)
-        parts = np.array_split(
-            rows, -(-len(rows) // ROWS_AT_ONCE)
-        )  # masks of all rows at once may not fit into memory
-        targets += Fraction(sum(map(reader.count_targets, parts)) * source.weight, source.rows)
+        # The masks of all rows at once may not fit into memory.
+        parts = np.array_split(rows, -(-len(rows) // ROWS_AT_ONCE))
+        counted = sum(map(reader.count_targets, parts))
+        targets += Fraction(counted * source.weight, source.rows)
     return targets / sum(source.weight for source in sources)
 
 
@@ -300,8 +332,8 @@ def _refuse_short_curriculum(config: PipelineConfig) -> None:
     if shortest and model.attention == "infini" and shortest <= model.segment_length:
         raise ConfigError(
             f"data.curriculum has sequences of {shortest} tokens, one segment of "
-            f"model.segment_length={model.segment_length}, in which the memory is never read and its gates are not "
-            "trained; use more than one segment in each stage."
+            f"model.segment_length={model.segment_length}, in which the memory is never read "
+            "and its gates are not trained; use more than one segment in each stage."
         )
 
 
@@ -316,8 +348,8 @@ def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
         log.info("sequences of %d tokens until step %d", stage.sequence_length, last_step)
         if last_step >= lineage.max_steps:
             log.warning(
-                "data.curriculum: the stage of sequence_length=%d ends at step %d, but train.max_steps=%d; the run "
-                "ends before the longer sequences",
+                "data.curriculum: the stage of sequence_length=%d ends at step %d, "
+                "but train.max_steps=%d; the run ends before the longer sequences",
                 stage.sequence_length,
                 last_step,
                 lineage.max_steps,
@@ -325,10 +357,15 @@ def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
 
 
 def _warn_of_unused_profile(run: RunFolder, lineage: Lineage) -> None:
-    span, step = lineage.train.profile_steps, checkpoints.latest_step(run.checkpoints)
-    if span and (span[0] > lineage.max_steps or (span[1] <= step and not run.profile.exists())):
+    span = lineage.train.profile_steps
+    if not span:
+        return
+    step = checkpoints.latest_step(run.checkpoints)
+    first, last = span
+    if first > lineage.max_steps or (last <= step and not run.profile.exists()):
         log.warning(
-            "train.profile_steps=%s: nothing is recorded, since the run continues with step %d and ends with step %d",
+            "train.profile_steps=%s: nothing is recorded, since the run continues with step %d "
+            "and ends with step %d",
             span,
             step + 1,
             lineage.max_steps,
@@ -339,8 +376,9 @@ def _warn_of_limit(plan: EnvironmentPlan, lineage: Lineage) -> None:
     limit = lineage.micro_batch_limit
     if limit and plan.micro_batch_size > limit:
         log.warning(
-            "train.micro_batch_size=%d is limited to %d: an attempt of this run ran out of memory with larger micro-batches "
-            "(micro_batch_limit in lineage.json); a new runtime.name has no limit",
+            "train.micro_batch_size=%d is limited to %d: an attempt of this run ran out of memory "
+            "with larger micro-batches (micro_batch_limit in lineage.json); "
+            "a new runtime.name has no limit",
             plan.micro_batch_size,
             limit,
         )
@@ -353,35 +391,34 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
         )
         for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
     )
+    weights = {source.name: source.weight for source in config.data.sources if source.weight}
     return LineageDataset(
         path=dataset.path,
         digest=dataset.digest,
         row_table=dataset.row_table,
         row_table_digest=dataset.row_table_digest,
         sequence_length=dataset.sequence_length,
-        weights={source.name: source.weight for source in config.data.sources if source.weight}
-        or None,
+        weights=weights or None,
         curriculum=stages or None,
     )
 
 
 def _refuse_other_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
+    settings = _changed_settings(before, now)
     refused = [
         *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
         *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
-        *(
-            line
-            for name, line in _changed_settings(before, now).items()
-            if POLICIES[name] is Resume.FIXED
-        ),
+        *(line for name, line in settings.items() if POLICIES[name] is Resume.FIXED),
     ]
     started, starts = (
         start.digest if start else "no weights" for start in (before.init_from, now.init_from)
     )
-    refused += [f"train.init_from: {started} before, {starts} now"] if started != starts else []
+    if started != starts:
+        refused.append(f"train.init_from: {started} before, {starts} now")
     if refused:
         raise ConfigError(
-            f"run folder {run.path} belongs to another run; choose another runtime.name. Differences",
+            f"run folder {run.path} belongs to another run; "
+            "choose another runtime.name. Differences",
             refused,
         )
 
@@ -389,15 +426,18 @@ def _refuse_other_run(run: RunFolder, before: Lineage, now: Lineage) -> None:
 def _with_changed_settings(
     run: RunFolder, before: Lineage, now: Lineage, is_taken_back: bool
 ) -> Lineage:
-    """`now`, with a warning of what makes the run another one than began; `before` if the run has finished, and no step follows."""
-    changed, result = _changed_settings(before, now), RunReader(run.path).result
-    if (
-        not is_taken_back
-        and result is not None
-        and result.is_final(now.max_steps, now.train.early_stopping_patience)
-    ):
-        if changed:
-            lines = "; ".join(changed.values())
+    """The lineage of a run whose settings have changed.
+
+    Returns:
+        `now`, with a warning of what makes the run another one than began; `before` if the run has
+        finished, and no step follows.
+    """
+    settings = _changed_settings(before, now)
+    result = RunReader(run.path).result
+    patience = now.train.early_stopping_patience
+    if not is_taken_back and result is not None and result.is_final(now.max_steps, patience):
+        if settings:
+            lines = "; ".join(settings.values())
             log.warning(
                 "run %s has already finished at step %d; changed settings are not used: %s",
                 run.path.name,
@@ -405,7 +445,7 @@ def _with_changed_settings(
                 lines,
             )
         return before
-    for name, line in changed.items():
+    for name, line in settings.items():
         if POLICIES[name] is not Resume.FREE:
             log.warning(
                 "%s: from here on, the run is no longer bitwise identical to an uninterrupted one.",
@@ -416,7 +456,10 @@ def _with_changed_settings(
 
 
 def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
-    """Changes of the schedule. More steps move a run back to an earlier part of it: the rate rises."""
+    """Warn if the learning rate of the next step changes with the settings.
+
+    More steps move a run back to an earlier part of its schedule: the rate rises.
+    """
     old, new = (
         start.train.learning_rate * factor(start.train, start.max_steps, step)
         for start in (before, now)
@@ -452,20 +495,23 @@ def _differences(
 
 
 def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int) -> None:
-    """Check a checkpoint after which no step is trained: a run that is beyond its end is finished with the steps that it has.
+    """Check a checkpoint after which no step is trained.
+
+    A run that is beyond its end is finished with the steps that it has.
 
     Raises:
         ConfigError: it is another run's, so that this one would have no checkpoint.
     """
     if chosen.parent.resolve() != run.checkpoints.resolve():
         raise ConfigError(
-            f"runtime.resume={chosen} is at step {step}, and this run ends at step {max_steps}, so there is nothing to train; set "
-            f"train.max_steps to more than {step}."
+            f"runtime.resume={chosen} is at step {step}, and this run ends at step {max_steps}, "
+            f"so there is nothing to train; set train.max_steps to more than {step}."
         )
     if step > max_steps:
         log.warning(
-            "the run is at step %d already, beyond its end at step %d: no step is trained, and it is finished with the weights of step "
-            "%d. To train to step %d, choose another runtime.name, or set runtime.resume to an older checkpoint.",
+            "the run is at step %d already, beyond its end at step %d: no step is trained, "
+            "and it is finished with the weights of step %d. To train to step %d, "
+            "choose another runtime.name, or set runtime.resume to an older checkpoint.",
             step,
             max_steps,
             step,
@@ -474,14 +520,23 @@ def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int)
 
 
 def _refuse_unlike(run: RunFolder, chosen: Path, lineage: Lineage, plan: EnvironmentPlan) -> int:
-    """Step of the checkpoint, once it is known to be of this architecture, and one of this run's folder of its dataset."""
-    state, configured = checkpoints.read_state(chosen), lineage.model.to_dict()
+    """Check that a checkpoint is of this architecture, and one of the run's folder of its dataset.
+
+    Returns:
+        the step of the checkpoint.
+    """
+    state = checkpoints.read_state(chosen)
     saved = state.model
-    if differing := [key for key in saved if key in configured and saved[key] != configured[key]]:
+    configured = lineage.model.to_dict()
+    differing = [key for key in saved if key in configured and saved[key] != configured[key]]
+    if differing:
         lines = [f"model.{key}: {saved[key]} there, {configured[key]} here" for key in differing]
         raise ConfigError(f"checkpoint {chosen} has another architecture", lines)
     if state.dataset not in (None, lineage.dataset.digest):
-        fault = f"checkpoint {chosen} was trained on another dataset ({state.dataset}) than this run ({lineage.dataset.digest})"
+        fault = (
+            f"checkpoint {chosen} was trained on another dataset ({state.dataset}) "
+            f"than this run ({lineage.dataset.digest})"
+        )
         if chosen.parent.resolve() == run.checkpoints.resolve():
             raise DataError(
                 f"{fault}; move it out of the run's folder, or choose another runtime.name."
@@ -491,9 +546,9 @@ def _refuse_unlike(run: RunFolder, chosen: Path, lineage: Lineage, plan: Environ
         )
     if state.world_size != plan.world_size:
         log.warning(
-            "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and their order stay the "
-            "same, but sums are rounded differently, so the run is no longer bitwise identical to an "
-            "uninterrupted one.",
+            "the checkpoint was written by %d worker(s) and is resumed by %d: the samples and "
+            "their order stay the same, but sums are rounded differently, "
+            "so the run is no longer bitwise identical to an uninterrupted one.",
             state.world_size,
             plan.world_size,
         )

@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def is_rank(pid: int, attempt_dir: Path) -> bool:
-    """Whether `pid` is still a worker of this attempt, not another process that was given its number."""
+    """Whether `pid` is still a worker of this attempt.
+
+    Its number may have been given to another process.
+    """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -21,26 +24,34 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:
+        # Another user's process.
         return True
     return True
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP; not by a debugger, which is "t"); False where unknown."""
+    """Whether a process of this machine is stopped (SIGSTOP, SIGTSTP); False where unknown.
+
+    A process that a debugger has stopped is not: its state is "t".
+    """
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
-            == "T"
-        )
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        # The name of the program, in parentheses, may contain spaces and parentheses.
+        after_name = stat.rsplit(")", 1)[1]
+        return after_name.split()[0] == "T"
     except (OSError, IndexError):
         return False
 
 
 def waited_for_processor(pid: int) -> float:
-    """Seconds in which the main thread of a process of this machine could have run, but others did; 0 where unknown."""
+    """Seconds in which the main thread of a process of this machine could have run, but others did.
+
+    0 where unknown.
+    """
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        fields = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+        return int(fields[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 

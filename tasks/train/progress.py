@@ -1,4 +1,4 @@
-"""The supervisor's progress reports while the workers run, from the files that these write."""
+"""The supervisor's progress reports while the workers run, from the files that they write."""
 
 import logging
 import math
@@ -14,9 +14,8 @@ from infini_llama.tasks.storage.record_files import parse_line
 
 log = logging.getLogger("infini_llama.train")
 SHORT = 60.0  # seconds: a run that ends sooner needs no announcement
-WARNING = re.compile(
-    rb"\S+ \S+ WARNING infini_llama\.[\w.]+: (.+)"
-)  # a line that worker/__main__.py logs
+# A line that worker/__main__.py logs.
+WARNING = re.compile(rb"\S+ \S+ WARNING infini_llama\.[\w.]+: (.+)")
 
 
 class NewLines:
@@ -27,7 +26,7 @@ class NewLines:
         self.offset = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[bytes]:
-        """Those since the last call."""
+        """Lines since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -39,15 +38,18 @@ class NewLines:
 
 
 class Progress:
-    """Follows metrics.jsonl, the checkpoints and the warnings of the first `ranks` ranks; polled a few times a second.
+    """Follows metrics.jsonl, the checkpoints and the warnings of the first `ranks` ranks.
 
-    What settings, data and model cause is logged by every rank: equal warnings of an attempt are reported once.
+    It is polled a few times per second. What settings, data and model cause is logged by every
+    rank: equal warnings of an attempt are reported once.
     """
 
     def __init__(
         self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int, ranks: int = 1
     ) -> None:
-        self.run, self.max_steps, self.logging_steps = run, max_steps, logging_steps
+        self.run = run
+        self.max_steps = max_steps
+        self.logging_steps = logging_steps
         self.metrics = NewLines(run.metrics)
         self.rank_logs = [NewLines(attempt_dir / f"rank-{rank}.log") for rank in range(ranks)]
         self.warnings = set[bytes]()
@@ -56,10 +58,13 @@ class Progress:
         self.run_id = run.read_id()
 
     def poll(self) -> None:
-        for line in (line for rank_log in self.rank_logs for line in rank_log.read()):
-            if (match := WARNING.fullmatch(line)) and match[1] not in self.warnings:
-                self.warnings.add(match[1])
-                log.warning("%s", match[1].decode(errors="replace"))
+        """Report what the workers have written since the last call."""
+        for rank_log in self.rank_logs:
+            for text in rank_log.read():
+                match = WARNING.fullmatch(text)
+                if match and match[1] not in self.warnings:
+                    self.warnings.add(match[1])
+                    log.warning("%s", match[1].decode(errors="replace"))
         for line in self._new_lines():
             if isinstance(line, TrainLine):
                 self._report(line)
@@ -81,7 +86,10 @@ class Progress:
         self._new_checkpoint()
 
     def _report(self, line: TrainLine) -> None:
-        """The step and, once an attempt, the time that is left, by its second step (the first one also warms up)."""
+        """Report the step and, once per attempt, the time that is left.
+
+        That time follows from the attempt's second step: the first one also warms up.
+        """
         loss = "update skipped" if line.loss is None else f"{line.loss:.4f}"
         if line.targets == 0:
             loss = "no targets"
@@ -90,7 +98,10 @@ class Progress:
             speed += f" read, {line.targets:,} of {line.input_tokens:,} are targets"
         if line.mfu is not None:
             speed += f"  MFU {line.mfu:.1%}"
-        text = f"step {line.step}/{self.max_steps}  loss {loss}  lr {line.learning_rate or 0.0:.3g}  {speed}"
+        text = (
+            f"step {line.step}/{self.max_steps}  loss {loss}  "
+            f"lr {line.learning_rate or 0.0:.3g}  {speed}"
+        )
         due = line.step % self.logging_steps == 0 or line.step == self.max_steps
         drawn = math.nan if line.loss is None else line.loss
         progress = Reached(line.step, self.max_steps, "steps", due, drawn)
@@ -106,6 +117,9 @@ class Progress:
 
     def _new_checkpoint(self) -> None:
         newest = next(iter(checkpoints.named(self.run.checkpoints)), None)
-        if newest is not None and (step := checkpoints.step_of(newest)) > self.checkpoint_step:
+        if newest is None:
+            return
+        step = checkpoints.step_of(newest)
+        if step > self.checkpoint_step:
             self.checkpoint_step = step
             log.info("checkpoint committed at step %d", step, extra={"checkpoint": step})

@@ -1,6 +1,7 @@
-"""Address at which the torchruns of an attempt meet: chosen by node 0, written into the attempt's folder for the others.
+"""Address of an attempt's rendezvous, at which the torchruns of all nodes find each other.
 
-A machine that is alone uses its loopback address, whatever its name is and whether that can be resolved.
+Node 0 chooses it, and writes it into the attempt's folder for the others. A machine that is alone
+uses its loopback address, whatever its name is and whether that can be resolved.
 """
 
 import array
@@ -24,9 +25,10 @@ SIOCGIFADDR = 0x8915  # the IPv4 address of an interface (netdevice(7), Linux)
 
 
 def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
-    """Choose where this node's torchrun listens, and write it down for the others, if there are any.
+    """Choose where this node's torchrun listens, and write it down for other nodes.
 
-    On one machine, a free port (0) is chosen by torchrun as it begins to listen, so that no other program can take it before.
+    On one machine, a free port (0) is chosen by torchrun as it begins to listen, so that no other
+    program can take it before.
 
     Raises:
         ConfigError: this machine has no address that others reach.
@@ -34,14 +36,13 @@ def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
     """
     name = socket.gethostname()
     if plan.nnodes == 1:
-        return Endpoint(
-            address=LOOPBACK, port=0 if plan.port == "auto" else _free_port(plan), host=name
-        )
+        port = 0 if plan.port == "auto" else _free_port(plan)
+        return Endpoint(address=LOOPBACK, port=port, host=name)
     address = own_address() if plan.master_addr == "auto" else plan.master_addr
     if address is None:
         raise ConfigError(
-            f"environment.master_addr=auto, but {name} has only a loopback address; set it to the address at which "
-            "the other nodes reach this machine."
+            f"environment.master_addr=auto, but {name} has only a loopback address; "
+            "set it to the address at which the other nodes reach this machine."
         )
     endpoint = Endpoint(address=address, port=_free_port(plan), host=name)
     write_atomic(attempt_dir / ENDPOINT, endpoint.model_dump_json())
@@ -54,14 +55,18 @@ def _free_port(plan: EnvironmentPlan) -> int:
             port: int = free.getsockname()[1]
     except OSError as fault:
         raise PipelineError(
-            f"node 0 ({socket.gethostname()}) cannot listen at environment.master_port={plan.port} ({fault.strerror}); end the "
-            "program that listens there, choose another port or use auto."
+            f"node 0 ({socket.gethostname()}) cannot listen at "
+            f"environment.master_port={plan.port} ({fault.strerror}); "
+            "end the program that listens there, choose another port or use auto."
         ) from fault
     return port
 
 
 def read_endpoint(attempt_dir: Path) -> Endpoint | None:
-    """The endpoint that node 0 has written; None before it does, or if the filesystem does not answer."""
+    """The endpoint that node 0 has written.
+
+    None before it does, or if the filesystem does not answer.
+    """
     try:
         return Endpoint.model_validate_json((attempt_dir / ENDPOINT).read_bytes())
     except (OSError, ValueError):
@@ -69,14 +74,17 @@ def read_endpoint(attempt_dir: Path) -> Endpoint | None:
 
 
 def gloo_interface(endpoint: Endpoint) -> dict[str, str]:
-    """The variable that keeps gloo to the interface by which this node reaches the others; it would else look up the host's name.
+    """The variable that keeps gloo to the interface by which this node reaches the others.
+
+    Without it, gloo would look up the host's name.
 
     NCCL has no such variable here: it chooses among the interfaces, and looks up no name.
     """
     if endpoint.address == LOOPBACK:
         interfaces = [name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES]
     else:
-        # That of the route to node 0; on node 0 itself, which is reached by its own address, the one that has it.
+        # That of the route to node 0; on node 0 itself, which is reached by its own address, the
+        # one that has it.
         address = own_address_towards(endpoint.address)
         interfaces = [name for name, value in addresses().items() if value == address]
     return {"GLOO_SOCKET_IFNAME": interfaces[0]} if interfaces else {}
@@ -97,7 +105,10 @@ def await_endpoint(attempt_dir: Path) -> Endpoint:
 
 
 def own_address_towards(host: str) -> str | None:
-    """The address from which this machine reaches `host`; None where there is no route. Nothing is sent."""
+    """The address from which this machine reaches `host`; None where there is no route.
+
+    Nothing is sent.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
@@ -114,7 +125,8 @@ def addresses() -> dict[str, str]:
             request = array.array("B", struct.pack("256s", name.encode()[:15]))
             try:
                 fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-            except OSError:  # it has none
+            except OSError:
+                # The interface has no address.
                 continue
             address = socket.inet_ntoa(bytes(request[20:24]))
             if not address.startswith("127."):
@@ -123,7 +135,10 @@ def addresses() -> dict[str, str]:
 
 
 def own_address() -> str | None:
-    """The address by which other machines probably reach this one; None where it has only the loopback's."""
+    """The address by which other machines probably reach this one.
+
+    None where it has only the loopback's.
+    """
     outward = own_address_towards("192.0.2.1")  # TEST-NET-1 (RFC 5737): takes the default route
     all_addresses = list(addresses().values())
     return outward if outward in all_addresses else next(iter(all_addresses), None)

@@ -1,7 +1,10 @@
-"""The next attempt after one that did not finish, by its exit code (`ENDINGS` in configs/errors.py).
+"""The next attempt after one that did not finish.
 
-`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75). `Retries`: whether and when the caller,
-Prefect or `pipeline.run`, enters the stage again after the exception of another end.
+It follows from the exit code (`ENDINGS` in configs/errors.py).
+
+`next_attempt`: another one at once, which the end has changed (71, 72) or did not cause (75).
+`Retries`: whether and when the caller, Prefect or `pipeline.run`, enters the stage again after the
+exception of another end.
 """
 
 import logging
@@ -28,8 +31,8 @@ log = logging.getLogger("infini_llama.train")
 def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
     """The attempt that this stage makes after one that did not finish; None: it makes none.
 
-    A preempted attempt resumes, one that ran out of memory with smaller micro-batches, and a diverged one from an older
-    checkpoint, without the samples since.
+    A preempted attempt resumes, one that ran out of memory with smaller micro-batches, and a
+    diverged one from an older checkpoint, without the samples since.
     """
     if ENDINGS[ExitCode(outcome.code)].follows != "attempt":
         return None
@@ -50,24 +53,28 @@ def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
 
 
 def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
-    """With half the micro-batch (or the next smaller size that divides a rank's share) for all further attempts of the run.
+    """The run's lineage with half the micro-batch, for all its further attempts.
 
-    Global batch and order of samples stay.
+    Where half does not divide a rank's share, the next smaller size that does is taken. Global
+    batch and order of samples stay.
 
     Returns:
         None if the micro-batch is one sequence already.
     """
-    train, now = attempt.config.train, attempt.micro_batch_size
+    train = attempt.config.train
+    now = attempt.micro_batch_size
     share = train.global_batch_size // train.groups(attempt.plan.world_size)
     smaller = next((size for size in range(now // 2, 0, -1) if share % size == 0), None)
     if smaller is None:
         log.warning(
-            "the micro-batch is already one sequence; use a smaller model, shorter sequences or more memory"
+            "the micro-batch is already one sequence; "
+            "use a smaller model, shorter sequences or more memory"
         )
         return None
     log.warning(
-        "retrying with micro-batches of %d instead of %d: the global batches and their order stay the same, but sums "
-        "are rounded differently, so the run is no longer bitwise identical to one with the larger micro-batch.",
+        "retrying with micro-batches of %d instead of %d: the global batches and their order "
+        "stay the same, but sums are rounded differently, "
+        "so the run is no longer bitwise identical to one with the larger micro-batch.",
         smaller,
         now,
     )
@@ -75,10 +82,13 @@ def _with_smaller_micro_batch(attempt: AttemptPlan) -> Lineage | None:
 
 
 def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
-    """Back at the newest checkpoint from before the first skipped update, without the samples since.
+    """The run's lineage back at the newest checkpoint from before the first skipped update.
 
-    If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes back to the next older one, or
-    to the start, and the skipped range grows. All these together count as one rollback; without an older checkpoint, the run fails.
+    The samples since then are skipped.
+
+    If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes
+    back to the next older one, or to the start, and the skipped range grows. All these together
+    count as one rollback; without an older checkpoint, the run fails.
 
     Args:
         error: of the diverged run: its `first_skip`, and the samples consumed when it gave up.
@@ -86,16 +96,15 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
     Returns:
         None beyond `runtime.max_rollbacks`, or where nothing older exists.
     """
-    assert (
-        error.first_skip is not None and error.samples is not None
-    )  # every diverged rank reports both
-    run, limit = RunFolder(attempt.run_dir), attempt.config.runtime.max_rollbacks
+    # Every diverged rank reports both.
+    assert error.first_skip is not None and error.samples is not None
+    run = RunFolder(attempt.run_dir)
+    limit = attempt.config.runtime.max_rollbacks
     before = attempt.lineage.skipped_samples
     # Newer ones stay until it is certain that the run goes back.
     good, first = _newest_until(attempt, error.first_skip - 1)
-    if (
-        limit and before and before[-1].first == first
-    ):  # diverged again after a rollback to this checkpoint
+    # It diverged again after a rollback to this checkpoint.
+    if limit and before and before[-1].first == first:
         if good is None:
             log.warning(
                 "the run diverged again from its start; nothing older exists to roll back to"
@@ -123,25 +132,31 @@ def _rolled_back(attempt: AttemptPlan, error: RankError) -> Lineage | None:
 
 
 def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:
-    """The newest valid checkpoint of the run up to a step, None without one, and the samples consumed where it starts then.
+    """The newest valid checkpoint of the run up to a step, and the samples consumed there.
 
-    Without one, that is the start, or the checkpoint of another run that `runtime.resume` names.
+    Without one, it is None, and the run starts from scratch, or from the checkpoint of another run
+    that `runtime.resume` names.
     """
-    own, resume = RunFolder(attempt.run_dir).checkpoints, attempt.config.runtime.resume
+    own = RunFolder(attempt.run_dir).checkpoints
+    resume = attempt.config.runtime.resume
     good = checkpoints.newest_with_damaged_moved_aside(own, step)
     is_of_another = (
         resume not in checkpoints.RULES and Path(resume).parent.resolve() != own.resolve()
     )
     start = good or (Path(resume) if is_of_another else None)
-    return good, checkpoints.read_state(start).samples if start else 0
+    samples = checkpoints.read_state(start).samples if start else 0
+    return good, samples
 
 
 class Retries:
-    """A budget of `limit` failures at one checkpoint step; a checkpoint newer than at the last failure renews it.
+    """A budget of `limit` failures at one checkpoint step.
+
+    A checkpoint newer than at the last failure renews it.
 
     Args:
         limit: retries without progress, as `runtime.retries`.
-        first_delay: seconds before the first of them, doubled for each further one, at most ten minutes.
+        first_delay: seconds before the first of them, doubled for each further one, at most ten
+            minutes.
         newest_step: step of the newest committed checkpoint, asked after each failure.
         on_end: called when the attempts have ended after a failure, see `until_end`.
     """
@@ -153,51 +168,46 @@ class Retries:
         newest_step: Callable[[], int],
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.limit, self.first_delay, self.newest_step, self.on_end = (
-            limit,
-            first_delay,
-            newest_step,
-            on_end,
-        )
-        self.failed_at, self.failures = -1, 0
+        self.limit = limit
+        self.first_delay = first_delay
+        self.newest_step = newest_step
+        self.on_end = on_end
+        self.failed_at = -1
+        self.failures = 0
 
     @contextmanager
     def until_end(self) -> Generator[None]:
-        """Around all attempts of a command. What ends them after a failure is also a request to stop during a delay."""
+        """Call `on_end` if the attempts that a command makes inside end after a failure.
+
+        A request to stop during a delay ends them, too.
+        """
         try:
             yield
         except BaseException as error:
-            if self.failures and not isinstance(
-                error, Busy
-            ):  # else the newest attempt is another command's
+            # After Busy, the newest attempt is another command's.
+            if self.failures and not isinstance(error, Busy):
                 self.on_end()
             raise
 
     def delay_after(self, error: BaseException) -> float | None:
         """Seconds to wait before the next attempt, None where `error` or the budget forbids one."""
-        if isinstance(error, PipelineError):  # else a defect, or a fault of this machine
-            if not (
-                isinstance(error, TrainFailed)
-                and ENDINGS[ExitCode(error.exit_code)].follows == "retry"
-            ):
-                return None
-        elif not isinstance(error, Exception):  # a request to stop
+        if not _should_retry(error):
             return None
         step = self.newest_step()
         self.failures = 1 if step > self.failed_at else self.failures + 1
         self.failed_at = step
         if self.failures > self.limit:
             log.error(
-                "training failed %d time(s) at step %d without a new checkpoint (runtime.retries=%d) and is not "
-                "retried; the errors are in attempts.jsonl of the run.",
+                "training failed %d time(s) at step %d without a new checkpoint "
+                "(runtime.retries=%d) and is not retried; "
+                "the errors are in attempts.jsonl of the run.",
                 self.failures,
                 step,
                 self.limit,
             )
             return None
-        delay = min(
-            self.first_delay * 2 ** (self.failures - 1), max(LONGEST_DELAY, self.first_delay)
-        )
+        longest = max(LONGEST_DELAY, self.first_delay)
+        delay = min(self.first_delay * 2 ** (self.failures - 1), longest)
         log.warning(
             "training failed: %s; retrying in %g s; newest checkpoint: step %d (retry %d of %d)",
             str(error).rstrip(".") if isinstance(error, PipelineError) else repr(error),
@@ -207,6 +217,14 @@ class Retries:
             self.limit,
         )
         return delay
+
+
+def _should_retry(error: BaseException) -> bool:
+    """Whether another attempt may succeed after this error."""
+    if isinstance(error, TrainFailed):
+        return ENDINGS[ExitCode(error.exit_code)].follows == "retry"
+    # Any other exception is a defect or a fault of this machine, and the rest are requests to stop.
+    return isinstance(error, Exception) and not isinstance(error, PipelineError)
 
 
 def retries_for(runtime: RuntimeConfig) -> Retries:

@@ -1,4 +1,7 @@
-"""The training stage: takes the run's folder and makes attempts until the run is finished or a person has to act."""
+"""The training stage: it takes the run's folder and makes attempts.
+
+They end when the run is finished, or when a person has to act.
+"""
 
 import logging
 import os
@@ -39,23 +42,27 @@ def train(
     verify_on_read: bool = False,
     each_poll: Callable[[], None] = lambda: None,
 ) -> RunSummary:
-    """Train the run `config.runtime.name` on `dataset` under an environment plan, which is pinned here.
+    """Train the run `config.runtime.name` on `dataset`, under an environment plan.
 
-    What follows each exit code: `ENDINGS` in configs/errors.py.
+    The plan is pinned here. What follows each exit code: `ENDINGS` in configs/errors.py.
 
     Args:
         environment: the plan, and the record that is written here.
-        invocation: ID of this command, from `attempt.new_invocation`, or of the flow run; `runtime.resume` applies to its first attempt
-            only.
-        verify_on_read: shards are checked when they are first opened, since verify-data has not read them.
-        each_poll: called a few times per second; an Exception that it raises is a failure, anything else a request to stop.
+        invocation: ID of this command, from `attempt.new_invocation`, or of the flow run;
+            `runtime.resume` applies to its first attempt only.
+        verify_on_read: shards are checked when they are first opened, since verify-data has not
+            read them.
+        each_poll: called a few times per second; an Exception that it raises is a failure, anything
+            else a request to stop.
 
     Returns:
-        the summary (also runs/<name>/summary.json); `already_finished` if there was nothing left to do.
+        the summary (also runs/<name>/summary.json); `already_finished` if there was nothing left to
+            do.
 
     Raises:
         ConfigError, DataError: it is not retried.
-        Preempted: this process was asked to stop; a checkpoint of the last step is committed, unless the grace period ended first.
+        Preempted: this process was asked to stop; a checkpoint of the last step is committed,
+            unless the grace period ended first.
         TrainFailed: an attempt failed, and no other is made here.
         Busy: another process, here or on another machine, trains this run.
     """
@@ -65,9 +72,8 @@ def train(
         lineage = bind_run(config, dataset, plan)
         reader = RunReader(run.path)
         is_finished = reader.result is not None and not goes_back(config.runtime.resume, lineage)
-        if (
-            not is_finished or reader.environment is None
-        ):  # of a finished run, what it was trained in stays
+        # A finished run keeps the record of the environment that it was trained in.
+        if not is_finished or reader.environment is None:
             run.write(run.environment, environment.record)
         if is_finished:
             if config.runtime.resume == "never" and is_first_of_command(run, invocation):
@@ -76,18 +82,19 @@ def train(
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
         is_local = config.environment.has_local_workers
-        with hold_gpus(
-            gpus_of(environment.record.facts, plan) if is_local else [], locked.poll
-        ) as gpus:
+        gpus = gpus_of(environment.record.facts, plan) if is_local else []
+        with hold_gpus(gpus, locked.poll) as gpu_locks:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
-            return attempts_until_finished(attempt, LockedRun((*locked.locks, *gpus), locked.poll))
+            return attempts_until_finished(
+                attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll)
+            )
 
 
 @contextmanager
 def hold_run(
     run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
 ) -> Generator[LockedRun]:
-    """Inside, no other command trains the run, on this machine (the lock) or on another (the lease).
+    """Lock the run against other commands, on this machine (the lock) or on another (the lease).
 
     `poll` raises Busy once either is lost.
 
@@ -112,25 +119,25 @@ def hold_run(
 
 @contextmanager
 def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
-    """Inside, a run is bound to the settings of a command. If that fails before an attempt, its records are as they were: a new run leaves
-    its name to other settings, and a finished one has those that it was trained with."""
-    records = {
-        path: path.read_bytes()
-        for path in (run.lineage, run.environment, run.config)
-        if path.is_file()
-    }
+    """Restore the run's records if what is done inside fails before an attempt is made.
+
+    Inside, a run is bound to the settings of a command. After a failure, a new run leaves its name
+    to other settings, and a finished one has those that it was trained with.
+    """
+    paths = (run.lineage, run.environment, run.config)
+    records = {path: path.read_bytes() for path in paths if path.is_file()}
     made = attempt_folders(run)
     try:
         yield
-    except Busy:  # the folder may be another run's by now
+    except Busy:
+        # The folder may be another run's by now.
         raise
     except BaseException:
         if attempt_folders(run) == made:
-            for path in (run.lineage, run.environment, run.config):
+            for path in paths:
                 if path in records:
-                    write_atomic(
-                        path, records[path].decode(errors="replace")
-                    )  # what is damaged stays so
+                    # A damaged record stays damaged.
+                    write_atomic(path, records[path].decode(errors="replace"))
                 elif path.is_file():
                     path.unlink()
         raise
@@ -178,7 +185,7 @@ def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
 def hold_gpus(
     gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None
 ) -> Generator[list[Lock]]:
-    """Inside, no other run of this user computes on these GPUs; waits for one that does.
+    """Lock these GPUs against other runs of this user, and wait for one that computes on them.
 
     Args:
         gpus: of `gpus_of`; the same order everywhere, so that two runs never wait for each other.

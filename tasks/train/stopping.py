@@ -1,4 +1,4 @@
-"""How the workers of an attempt are stopped, and the grace period that they get to save a checkpoint."""
+"""Stop of an attempt's workers, and the grace period that they get to save a checkpoint."""
 
 import logging
 import os
@@ -18,36 +18,39 @@ COMMAND_END_SECONDS = 5.0  # that this process takes after its workers
 
 
 def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
-    """Seconds that the workers get: `runtime.grace_period`, or what a save has been seen to need, where that is more.
+    """Seconds that the workers get.
 
-    Asked before an attempt, for torchrun's own limit, and again when it is stopped, since it may have measured more meanwhile.
+    That is `runtime.grace_period`, or what a save has been seen to need, where that is more. Asked
+    before an attempt, for torchrun's own limit, and again when it is stopped, since it may have
+    measured more meanwhile.
     """
     return max(runtime.grace_period, stop_seconds(read_metrics(run)))
 
 
 def stop_seconds(lines: list[MetricsLine]) -> float:
-    """Seconds from a request to the last rank's end, by the slowest of what these lines have measured.
+    """Seconds from a request to the last rank's end, by the slowest that these lines have measured.
 
-    The step that is under way, an evaluation where one is due, the end of a save in the background and the save itself; half
-    as much again, since the next one may be slower. 0 before anything was measured.
+    The step that is under way, an evaluation where one is due, the end of a save in the background
+    and the save itself; half as much again, since the next one may be slower. 0 before anything was
+    measured.
     """
     steps = [line for line in lines if isinstance(line, TrainLine)]
     step = max((line.step_time for line in steps), default=0.0)
     save = max((line.save_time for line in steps), default=0.0)
     write = max((line.save_write_time for line in steps), default=0.0)
-    evaluation = max(
-        (line.evaluation_time for line in lines if isinstance(line, ValidationLine)), default=0.0
-    )
+    validations = [line for line in lines if isinstance(line, ValidationLine)]
+    evaluation = max((line.evaluation_time for line in validations), default=0.0)
     return 1.5 * (step + evaluation + save + 2 * max(write, save))
 
 
 def stop_workers(
     attempt: AttemptPlan, workers: TorchrunWorkers, request: BaseException | None = None
 ) -> BaseException | None:
-    """Let the workers save and end within the grace period; a second request ends them at once (by the caller).
+    """Let the workers save and end within the grace period.
 
-    What interrupts this within a second is the same request: Prefect and Ctrl-C have signal handlers of their own, which raise it
-    as often as it comes.
+    A second request ends them at once (by the caller). What interrupts this within a second is the
+    same request: Prefect and Ctrl-C have signal handlers of their own, which raise it as often as
+    it comes.
 
     Args:
         request: why; None: for a fault.
@@ -60,7 +63,8 @@ def stop_workers(
         try:
             grace = _grace_period_now(attempt)
             log.warning(
-                "stop requested; waiting up to %.0f s for a checkpoint (a second signal exits immediately)",
+                "stop requested; waiting up to %.0f s for a checkpoint "
+                "(a second signal exits immediately)",
                 grace,
             )
             notify_systemd(grace)
@@ -70,7 +74,8 @@ def stop_workers(
             raise
         except BaseException as interruption:
             if request is None:
-                request, requested = interruption, time.monotonic()
+                request = interruption
+                requested = time.monotonic()
             elif time.monotonic() - requested > ONE_REQUEST_SECONDS:
                 log.warning(
                     "second signal received: exiting now; the newest valid checkpoint remains"
@@ -82,12 +87,16 @@ def _grace_period_now(attempt: AttemptPlan) -> float:
     runtime = attempt.config.runtime
     try:
         return grace_period(RunFolder(attempt.run_dir), runtime)
-    except (OSError, ValueError):  # metrics.jsonl cannot be read just now
+    except (OSError, ValueError):
+        # metrics.jsonl cannot be read just now.
         return runtime.grace_period
 
 
 def notify_systemd(seconds: float) -> None:
-    """Request of systemd, where it is the one that stops this process, for the time that the checkpoint takes (sd_notify(3))."""
+    """Request from systemd the time that the checkpoint takes (sd_notify(3)).
+
+    It is only sent where systemd is the one that stops this process.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,6 +1,7 @@
-"""train as a Prefect task: failed workers are tried again by Prefect's retries, each time from the newest good checkpoint.
+"""train as a Prefect task, which Prefect retries after failures.
 
-Call it directly, never with .submit(): only the main thread gets the signals that request a checkpoint.
+Each retry starts from the newest good checkpoint. Call it directly, never with .submit(): only the
+main thread gets the signals that request a checkpoint.
 """
 
 import contextlib
@@ -31,15 +32,15 @@ from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
 MOST_RETRIES = 1000  # Prefect counts all retries together; `Retries` limits those without progress
-GPU_LIMIT = (
-    "infini-llama-gpu"  # a global concurrency limit, in force where `deploy --gpus` has made it
-)
+# A global concurrency limit, in force where `deploy --gpus` has made it.
+GPU_LIMIT = "infini-llama-gpu"
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
-# Seconds for which slots are leased. Their process renews them, and one that cannot goes on training.
-# Nothing but the lease's end frees the GPUs of a process that was killed.
+# Seconds for which slots are leased. Their process renews them, and one that cannot goes on
+# training. Nothing but the lease's end frees the GPUs of a process that was killed.
 GPU_LEASE = 60.0
-# The slot of a crashed run is freed by the server, so that this lease only has to outlast an outage: it is renewed after three quarters of
-# it, and the client then tries for 8 minutes to reach the server.
+# The slot of a crashed run is freed by the server, so that this lease only has to outlast an
+# outage: it is renewed after three quarters of it, and the client then tries for 8 minutes to reach
+# the server.
 RUN_LEASE = 3600.0
 
 
@@ -52,9 +53,10 @@ def train(
     verify_on_read: bool,
     page: RunPage,
 ) -> RunSummary:
-    """`stage.train`, with its progress on the run's page.
+    """Run `stage.train`, with its progress on the run's page.
 
-    A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or suspended, not failed.
+    A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or
+    suspended, not failed.
     """
     try:
         is_local = config.environment.has_local_workers
@@ -74,7 +76,10 @@ def train(
 
 
 def with_retries(retries: Retries) -> Task[..., RunSummary]:
-    """The task under this policy. Prefect reads the delay of a retry after its condition has returned, which therefore sets it."""
+    """The task under this policy.
+
+    Prefect reads the delay of a retry after its condition has returned, which therefore sets it.
+    """
 
     def set_delay_if_retried(task: Task[..., RunSummary], run: Any, state: Any) -> bool:
         delay = retries.delay_after(state.data)
@@ -87,7 +92,10 @@ def with_retries(retries: Retries) -> Task[..., RunSummary]:
 
 @contextlib.contextmanager
 def lasting_suspension() -> Generator[None]:
-    """Extend the time-out of a suspension that ends the block: after the page's default of 300 s, the run would fail."""
+    """Extend the time-out of a suspension that ends the block.
+
+    After the page's default of 300 s, the run would fail.
+    """
     try:
         yield
     except Pause:
@@ -95,46 +103,46 @@ def lasting_suspension() -> Generator[None]:
             _extend_suspension()
         except Exception as fault:
             log.warning(
-                "the time-out of the suspension cannot be extended (%r); resume the run before it ends.",
+                "the time-out of the suspension cannot be extended (%r); "
+                "resume the run before it ends.",
                 fault,
             )
         raise
 
 
 def _extend_suspension() -> None:
-    if (context := FlowRunContext.get()) is None or context.flow_run is None:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
         return
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(context.flow_run.id).state
-        if (
-            state is None
-            or not state.is_paused()
-            or (ends := state.state_details.pause_timeout) is None
-        ):
+        if state is None or not state.is_paused():
+            return
+        ends = state.state_details.pause_timeout
+        if ends is None:
             return
         until = now("UTC") + SUSPENDED
-        if until - ends < timedelta(
-            hours=1
-        ):  # it is extended already, and a person may resume it at any time
+        # It is extended already, and a person may resume it at any time.
+        if until - ends < timedelta(hours=1):
             return
         details = state.state_details.model_copy(update={"pause_timeout": until})
-        client.set_flow_run_state(
-            context.flow_run.id, state.model_copy(update={"state_details": details}), force=True
-        )
+        extended = state.model_copy(update={"state_details": details})
+        client.set_flow_run_state(context.flow_run.id, extended, force=True)
 
 
 def _raise_if_suspended() -> None:
-    """Suspend was pressed, which Prefect itself would only notice between two tasks."""
-    if (context := FlowRunContext.get()) is not None:
-        with (
-            lasting_suspension()
-        ):  # before the checkpoint is saved: while it ends, a person may have resumed it
-            context.flow_run_suspension_request.raise_if_requested()
+    """Raise Pause if Suspend was pressed, which Prefect would only notice between two tasks."""
+    context = FlowRunContext.get()
+    if context is None:
+        return
+    # Before the checkpoint is saved: while it ends, a person may have resumed it.
+    with lasting_suspension():
+        context.flow_run_suspension_request.raise_if_requested()
 
 
 @contextlib.contextmanager
 def _progress(page: RunPage) -> Generator[None]:
-    """A bar on the run's page."""
+    """Show a bar on the run's page."""
     artifact: list[UUID] = []
 
     def show(percent: float, words: str) -> None:
@@ -146,18 +154,23 @@ def _progress(page: RunPage) -> Generator[None]:
         made = create_progress_artifact(
             0.0, key=page.key("progress"), description=f"Run {page.run} is starting"
         )
-        assert isinstance(made, UUID)  # not the coroutine that a coroutine would get
+        # Not the coroutine that a coroutine would get.
+        assert isinstance(made, UUID)
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():
         yield
-    if artifact:  # also of a run that had already finished, or stopped early
+    # Also for a run that had already finished, or stopped early.
+    if artifact:
         with best_effort("the progress of training"):
             show(100.0, "finished")
 
 
 @contextlib.contextmanager
 def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
-    """A slot of the server's limit for each GPU, where it has one; the GPU's own lock decides whether it is free."""
+    """Occupy a slot of the server's limit for each GPU, where it has one.
+
+    The GPU's own lock decides whether it is free.
+    """
     slots = len(plan.gpus) if plan.device == "cuda" else 0
     limit = _gpu_limit() if slots else None
     if limit is None:
@@ -165,8 +178,9 @@ def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
         return
     if slots > limit:
         raise ConfigError(
-            f"the run needs {slots} GPUs, but the server's limit {GPU_LIMIT} is {limit}; raise it by 'infini-llama "
-            f"deploy --gpus {slots}', or set environment.nproc_per_node."
+            f"the run needs {slots} GPUs, but the server's limit {GPU_LIMIT} is {limit}; "
+            f"raise it by 'infini-llama deploy --gpus {slots}', "
+            "or set environment.nproc_per_node."
         )
     # A lease that cannot be renewed is no reason to end healthy training.
     with concurrency(

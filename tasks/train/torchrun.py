@@ -1,6 +1,7 @@
-"""torchrun, which does not look up this machine's name for its events: where no name server answers, that takes minutes.
+"""torchrun without a look-up of this machine's name for its events.
 
-The name is in nothing that is used: launch.py gives the address by which the nodes reach this one.
+Where no name server answers, that look-up takes minutes. The name is in nothing that is used:
+launch.py gives the address by which the nodes reach this one.
 """
 
 import socket
