@@ -51,11 +51,11 @@ class KeyValues:
                 f"{max(self.filled)} tokens and {length} more are over the capacity of "
                 f"{self.k.shape[2]}"
             )
-        together = self.together()
-        filled = self.filled[:1] if together else self.filled
-        begins = torch.tensor(filled, device=self.k.device)
-        places = begins[:, None] + torch.arange(length, device=self.k.device)
-        return places[0] if together else places
+        filled = self.filled[:1] if self.together() else self.filled
+        places = torch.tensor(filled, device=self.k.device)[:, None] + torch.arange(
+            length, device=self.k.device
+        )
+        return places[0] if self.together() else places
 
     def append(
         self,
@@ -144,9 +144,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
         q, k, v = self.project(x)
-        q = rows.rotary.turn(q)
-        k = rows.rotary.turn(k)
-        return self.merge(self.softmax(q, k, v, rows))
+        turn = rows.rotary.turn
+        return self.merge(self.softmax(turn(q), turn(k), v, rows))
 
     def read(
         self,

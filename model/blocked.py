@@ -51,8 +51,7 @@ def blocked_attention(
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    keep = keep_weights and torch.is_grad_enabled()
-    output, _ = attend(q, k, v, documents, keep)
+    output, _ = attend(q, k, v, documents, keep_weights and torch.is_grad_enabled())
     return output.transpose(1, 2)
 
 
@@ -113,10 +112,11 @@ def gradients(
         aten._softmax_backward_data(of_scores, part, -1, part.dtype, grad_input=of_scores)
         of_queries[here, rows] = torch.bmm(of_scores, keys[here, seen])
         of_keys[here, :, seen] += torch.bmm(queries[here, rows].mT, of_scores)
-    of_q = _ungrouped(of_queries.mul_(scale), q)
-    of_k = _transposed_back(of_keys.mul_(scale), count)
-    of_v = _transposed_back(of_values, count)
-    return of_q, of_k, of_v
+    return (
+        _ungrouped(of_queries.mul_(scale), q),
+        _transposed_back(of_keys.mul_(scale), count),
+        _transposed_back(of_values, count),
+    )
 
 
 class Block(NamedTuple):
@@ -140,10 +140,14 @@ class Block(NamedTuple):
     def softmax(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Compute the weights."""
         part = self.weights
-        scale = queries.shape[-1] ** -0.5
-        asking = queries[self.matrices, self.rows]
-        seen = keys[self.matrices, self.keys]
-        torch.baddbmm(part, asking, seen.mT, beta=0, alpha=scale, out=part)
+        torch.baddbmm(
+            part,
+            queries[self.matrices, self.rows],
+            keys[self.matrices, self.keys].mT,
+            beta=0,
+            alpha=queries.shape[-1] ** -0.5,
+            out=part,
+        )
         part[:, :, -self.hidden.shape[1] :] += self.hidden
         return torch.softmax(part, -1, out=part)
 

@@ -110,17 +110,7 @@ class LlamaConfig:
     pad_vocab_to_multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_heads()
-        self._check_choices()
-        self._check_memory()
-        for field in ("attention_dropout", "hidden_dropout"):
-            value = getattr(self, field)
-            if not is_number(value) or not 0 <= value < 1:
-                raise ValueError(f"{field}={value!r} is outside [0, 1)")
-
-    def _check_numbers(self) -> None:
-        """Check sizes and rates, and the types of fields; values of a config.json have any type."""
+        # values of a config.json have any type
         for field in SIZES:
             value = getattr(self, field)
             if type(value) is not int or not 1 <= value <= LARGEST:
@@ -140,22 +130,7 @@ class LlamaConfig:
         is_mapping = isinstance(self.rope_scaling, dict)
         if self.rope_scaling is not None and not is_mapping:
             raise ValueError(f"rope_scaling={self.rope_scaling!r} is not a mapping")
-
-    def _check_heads(self) -> None:
-        """Check that heads divide the width, and key-value heads the heads."""
-        divides = self.hidden_size % self.num_attention_heads == 0
-        if self.head_dim is None and (not divides or self.head_size % 2):
-            raise ValueError(
-                f"hidden_size={self.hidden_size} over "
-                f"num_attention_heads={self.num_attention_heads} is not an even integer"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads={self.num_key_value_heads} does not divide "
-                f"num_attention_heads={self.num_attention_heads}"
-            )
-
-    def _check_choices(self) -> None:
+        self._check_heads()
         for field, choices in (
             ("attention", get_args(Attention)),
             ("memory_update", get_args(MemoryUpdate)),
@@ -165,6 +140,25 @@ class LlamaConfig:
                 raise ValueError(
                     f"{field}={getattr(self, field)!r} is not one of {', '.join(choices)}"
                 )
+        self._check_memory()
+        for field in ("attention_dropout", "hidden_dropout"):
+            value = getattr(self, field)
+            if not is_number(value) or not 0 <= value < 1:
+                raise ValueError(f"{field}={value!r} is outside [0, 1)")
+
+    def _check_heads(self) -> None:
+        """Check that heads divide the model's width evenly, and key-value heads the heads."""
+        divided = self.hidden_size % self.num_attention_heads == 0
+        if self.head_dim is None and (not divided or self.head_size % 2):
+            raise ValueError(
+                f"hidden_size={self.hidden_size} over "
+                f"num_attention_heads={self.num_attention_heads} is not an even integer"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} does not divide "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
 
     def _check_memory(self) -> None:
         """Check the fields of the memory; the layers of a config.json are a list."""
@@ -219,9 +213,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def parameters(config: LlamaConfig) -> int:
     """All weights: of matrices, an embedding that is not the head's matrix, norms and gates."""
-    norms = 2 * config.hidden_size
-    if config.qk_norm:
-        norms += 2 * config.head_size
+    norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
     gates = config.num_attention_heads * len(config.layers_with_memory)
     embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
     rest = config.num_hidden_layers * norms + gates + config.hidden_size
@@ -234,20 +226,27 @@ def matrix_parameters(config: LlamaConfig) -> int:
 
     The embedding is not among them: it is only looked up.
     """
-    layers = config.num_hidden_layers * layer_matrix_parameters(config)
-    head = config.vocab_size * config.hidden_size
-    return layers + head
+    return (
+        config.num_hidden_layers * layer_matrix_parameters(config)
+        + config.vocab_size * config.hidden_size
+    )
 
 
 def layer_matrix_parameters(config: LlamaConfig) -> int:
     """Weights of the matrices of one layer."""
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    return _query_key_value(config) + _attention_output(config) + feed_forward
+    return (
+        _query_key_value(config)
+        + _attention_output(config)
+        + 3 * config.hidden_size * config.intermediate_size
+    )
 
 
 def _query_key_value(config: LlamaConfig) -> int:
-    heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    return config.hidden_size * heads * config.head_size
+    return (
+        config.hidden_size
+        * (config.num_attention_heads + 2 * config.num_key_value_heads)
+        * config.head_size
+    )
 
 
 def _attention_output(config: LlamaConfig) -> int:
@@ -270,9 +269,7 @@ def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
 def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights that have a gradient."""
     if frozen == "all_but_memory":
-        vectors = config.num_attention_heads
-        if config.qk_norm:
-            vectors += 2 * config.head_size
+        vectors = config.num_attention_heads + (2 * config.head_size if config.qk_norm else 0)
         return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * vectors
     if not frozen:
         return parameters(config)

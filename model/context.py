@@ -111,8 +111,7 @@ def shared_memories(
     # Each segment's own map and the product of those up to it are one recurrence: its start is
     # (M, A) in place of M.
     first = _nothing_on_the_first(A[:, :1], context)
-    first_alone = torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)
-    starts = torch.cat((M, first_alone), dim=-1)
+    starts = torch.cat((M, torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)), dim=-1)
     later = torch.cat((torch.zeros_like(first), A[:, 1:]), dim=1)
     M, A = scan(later, starts, torch.matmul).chunk(2, dim=-1)
     M_before = _passed_on(A[:, -1], M[:, -1], torch.matmul, context)
@@ -142,9 +141,7 @@ def _nothing_on_the_first(x: torch.Tensor, context: Context) -> torch.Tensor:
 
     Its backward pass has to meet the other ranks' too.
     """
-    if context.place > 0:
-        return x
-    return x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
+    return x if context.place > 0 else x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
 
 
 def _joined(M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -44,21 +44,17 @@ def choose(
 ) -> int:
     """One token by logits [V]; `seen` [V] is True for tokens that the text has."""
     if sampling.repetition_penalty != 1.0:
-        logits = _penalise(logits, seen, sampling.repetition_penalty)
+        penalty = sampling.repetition_penalty
+        wide = logits.double()
+        penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(logits.dtype)
+        limits = torch.finfo(logits.dtype)  # of two infinite logits, the difference is not a number
+        logits = torch.where(seen, penalised.clamp(limits.min, limits.max), logits)
     if sampling.temperature == 0:
         return int(logits.argmax())
     # In fp64, and with 0 for the likeliest: a small temperature overflows to minus infinity alone.
     scaled = ((logits - logits.max()).double() / sampling.temperature).to(logits.dtype)
     likely = keep_likely(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
     return int(torch.multinomial(likely.softmax(dim=0), 1, generator=generator))
-
-
-def _penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Logits [V] with those of `seen` tokens made less likely."""
-    wide = logits.double()
-    penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(logits.dtype)
-    limits = torch.finfo(logits.dtype)  # of two infinite logits, the difference is not a number
-    return torch.where(seen, penalised.clamp(limits.min, limits.max), logits)
 
 
 def keep_likely(

@@ -191,10 +191,9 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
         raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
     for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
         layers: Any = values.get(name)
-        if layers is None:
-            continue
-        is_list = isinstance(layers, list)
-        if not is_list or any(entry != same for entry in cast(list[Any], layers)):
+        if layers is not None and (
+            not isinstance(layers, list) or any(entry != same for entry in cast(list[Any], layers))
+        ):
             raise ValueError(
                 f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer"
             )
@@ -277,7 +276,10 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
 
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a folder of this model holds; a tied head is not among them."""
+    """Names and shapes of the tensors that a folder of this model holds.
+
+    A tied head is not among them.
+    """
     import torch
 
     from infini_llama.model.llama import Llama
@@ -293,12 +295,11 @@ def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str
     The names are the same. A head that is the embedding and rows that pad the vocabulary are left
     out.
     """
-    stored: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        stored[name] = tensor[: config.vocab_size] if name in BY_TOKEN else tensor
-    return stored
+    return {
+        name: tensor[: config.vocab_size] if name in BY_TOKEN else tensor
+        for name, tensor in state.items()
+        if name != "lm_head.weight" or not config.tie_word_embeddings
+    }
 
 
 def ignored(name: str, config: LlamaConfig) -> bool:
@@ -310,9 +311,8 @@ def ignored(name: str, config: LlamaConfig) -> bool:
     if is_gate(name):
         with_memory = tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
         return not name.startswith(with_memory)
-    if name == "lm_head.weight":
-        return config.tie_word_embeddings
-    return name.endswith("rotary_emb.inv_freq")
+    tied_head = name == "lm_head.weight" and config.tie_word_embeddings
+    return tied_head or name.endswith("rotary_emb.inv_freq")
 
 
 def is_gate(name: str) -> bool:

@@ -157,11 +157,9 @@ class SegmentAttention(Attention):
             v.flatten(0, 1),
             layout,
         )
-        local = local.unflatten(0, (-1, count))
-        heads, after = self.with_memory(q, k, v, local, layout, state)
+        heads, after = self.with_memory(q, k, v, local.unflatten(0, (-1, count)), layout, state)
         # Joined as [B, S N, H, d], so that the output projection reads it without another copy.
-        joined = heads.transpose(2, 3).flatten(1, 2)
-        return joined[:, :length].transpose(1, 2), after
+        return heads.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2), after
 
     def with_memory(
         self,
@@ -217,14 +215,15 @@ class SegmentAttention(Attention):
         start = 0
         if lengths is None:  # what still fits into the segment that was begun
             start = min(x.shape[1], self.segment_length - max(state.filled))
-            begun = self._inside(
-                q[:, :, :start],
-                k[:, :, :start],
-                v[:, :, :start],
-                rotary,
-                state,
+            heads.append(
+                self._inside(
+                    q[:, :, :start],
+                    k[:, :, :start],
+                    v[:, :, :start],
+                    rotary,
+                    state,
+                )
             )
-            heads.append(begun)
         if start < x.shape[1]:
             q, k, v = (part[:, :, start:] for part in (q, k, v))
             lengths = lengths or [q.shape[2]] * q.shape[0]
@@ -359,8 +358,12 @@ class InfiniAttention(SegmentAttention):
         """
         if self.write_range is None:
             return writes
-        wide = torch.promote_types(k.dtype, torch.float32)
-        drawn = torch.rand(*k.shape[:2], 1, device=k.device, dtype=wide)
+        drawn = torch.rand(
+            *k.shape[:2],
+            1,
+            device=k.device,
+            dtype=torch.promote_types(k.dtype, torch.float32),
+        )
         factors = torch.exp(self.write_range * drawn)
         return factors if writes is None else factors * writes
 
@@ -384,9 +387,13 @@ class InfiniAttention(SegmentAttention):
             return
         keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
         before = Memory(state.memory.M[full], state.memory.z[full])
-        k = state.plain_k[full][:, None]
-        v = state.v[full][:, None]
-        after = memories(k, v, self.update, before, keeps)
+        after = memories(
+            state.plain_k[full][:, None],
+            state.v[full][:, None],
+            self.update,
+            before,
+            keeps,
+        )
         state.memory.M[full] = after.M[:, 0]
         state.memory.z[full] = after.z[:, 0]
 

@@ -52,8 +52,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normed = F.rms_norm(wide, x.shape[-1:], eps=self.eps)
-        return normed.to(x.dtype) * self.weight
+        return F.rms_norm(wide, x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
 
 
 ACTIVATIONS = {
@@ -74,8 +73,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gated = self.act(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(gated)
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 def checkpointed(

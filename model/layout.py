@@ -87,8 +87,7 @@ def rows(
 def positions(documents: torch.Tensor) -> torch.Tensor:
     """Each token's place in its document, [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    first_token = torch.where(_starts(documents), places, 0).cummax(dim=1).values
-    return places - first_token
+    return places - torch.where(_starts(documents), places, 0).cummax(dim=1).values
 
 
 def boundaries(documents: torch.Tensor, most: int | None = None) -> torch.Tensor:
@@ -140,8 +139,11 @@ def segments(
     size = min(config.segment_length, shape[1])
     tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
     if documents is None:
-        reads = _all_but_the_first(shape, size, context, like.device)
-        return Segments(tables, reads=reads, context=context)
+        return Segments(
+            rotary=tables,
+            reads=_all_but_the_first(shape, size, context, like.device),
+            context=context,
+        )
     length = documents.shape[1]
     whole = min(config.segment_length, length)
     count = -(-length // whole)
@@ -189,5 +191,4 @@ def _all_but_the_first(
 def _last_document(documents: torch.Tensor) -> torch.Tensor:
     """The document of each token, and for padding that of the last token before it [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    last_token = torch.where(documents != PADDING, places, 0).cummax(dim=1).values
-    return documents.gather(1, last_token)
+    return documents.gather(1, torch.where(documents != PADDING, places, 0).cummax(dim=1).values)

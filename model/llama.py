@@ -1,7 +1,7 @@
 """The Llama architecture (Touvron et al. 2023, arXiv 2302.13971) with softmax or Infini-attention.
 
-Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax model's state_dict is one of theirs;
-Infini-attention adds model.layers.<i>.self_attn.gate.
+Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax model's state_dict
+is one of theirs; Infini-attention adds model.layers.<i>.self_attn.gate.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,10 @@ class States(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size]; without pre_norm norm(x + attention(x)) and so on."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), x [B, T, hidden_size].
+
+    Without pre_norm it is norm(x + attention(x)) and so on.
+    """
 
     def __init__(self, config: LlamaConfig, backend: str, number: int) -> None:
         super().__init__()
@@ -47,14 +50,21 @@ class DecoderLayer(nn.Module):
         self.checkpointing: Checkpointing | Callable[..., Any] = "none"
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
-        return checkpointed(self._forward, self.checkpointing if self.training else "none", x, rows)
+        """x [B, T, hidden_size] to the same shape."""
+        kind = self.checkpointing if self.training else "none"
+        return checkpointed(self._forward, kind, x, rows)
 
     def _forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         return self._finish(x, self.self_attn(self.normed(x), rows))
 
     def read(
-        self, x: torch.Tensor, rotary: Rotary, state: KeyValues, lengths: list[int] | None
+        self,
+        x: torch.Tensor,
+        rotary: Rotary,
+        state: KeyValues,
+        lengths: list[int] | None,
     ) -> torch.Tensor:
+        """Continue from a state, as the `read` of its attention does."""
         return self._finish(x, self.self_attn.read(self.normed(x), rotary, state, lengths))
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,21 +94,24 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """A causal language model.
 
-    Its initial weights depend on torch's global seed alone. Under `torch.device("meta")` it is built without memory; give it some
-    by `to_empty(device=…)` and call `init_weights()`, and it is the same model. There are no buffers.
+    Its initial weights depend on torch's global seed alone. Under `torch.device("meta")` it is
+    built without memory; give it some by `to_empty(device=…)` and call `init_weights()`, and it is
+    the same model. There are no buffers.
 
-    `attention_backend` is one of `model.backends.BACKENDS`: what computes softmax attention, no part of the architecture.
-    `most_documents` is an upper bound of a training row's documents, if it is known; a GPU is otherwise asked in every pass.
+    `attention_backend` is one of `model.backends.BACKENDS`: what computes softmax attention, no
+    part of the architecture. `most_documents` is an upper bound of a training row's documents, if
+    it is known; a GPU is otherwise asked in every pass.
     """
 
     def __init__(self, config: LlamaConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
         self.config = config
-        self.attention_backend, self.loss_chunk, self.z_loss = attention_backend, 0, 0.0
+        self.attention_backend = attention_backend
+        self.loss_chunk = 0
+        self.z_loss = 0.0
         self.most_documents: int | None = None
-        scaled_frequencies(
-            config, torch.device("meta"), torch.float32
-        )  # a wrong rope_scaling is refused here
+        # A wrong rope_scaling is refused here.
+        scaled_frequencies(config, torch.device("meta"), torch.float32)
         device = torch.get_default_device()
         with torch.device("meta"):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)
@@ -110,18 +123,24 @@ class Llama(nn.Module):
             self.init_weights()
 
     def tie_weights(self) -> None:
-        """Makes the head's weight the embedding's where the configuration says so; `to_empty` separates them."""
+        """Make the head's weight the embedding's where the configuration says so.
+
+        `to_empty` separates them.
+        """
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Matrices normal(0, initializer_range) as Hugging Face's, norms 1, gates 0 (half memory, half local).
+        """Initialise the weights.
 
-        Rows of embedding and head beyond the vocabulary are zeros, so that padding does not change the weights of the others.
+        Matrices are normal(0, initializer_range) as Hugging Face's, norms 1, gates 0 (half memory,
+        half local). Rows of embedding and head beyond the vocabulary are zeros, so that padding
+        does not change the weights of the others.
 
         Raises:
-            RuntimeError: a parameter of a kind that has no rule here, which would otherwise stay uninitialised.
+            RuntimeError: a parameter of a kind that has no rule here, which would otherwise stay
+                uninitialised.
         """
         self.tie_weights()
         for name, parameter in self.named_parameters():
@@ -137,8 +156,12 @@ class Llama(nn.Module):
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
     def freeze(self, frozen: FrozenLayers) -> None:
-        """Leave weights as they are, without gradients: the embedding, a head that is tied to it and so many layers, 0 nothing; or
-        all but the attention of the layers that have a memory."""
+        """Leave weights as they are, without gradients.
+
+        Args:
+            frozen: the embedding, a head that is tied to it and so many layers, 0 nothing; or all
+                but the attention of the layers that have a memory.
+        """
         if frozen == "all_but_memory":
             self.requires_grad_(False)
             for attention in self.memory_layers().values():
@@ -149,43 +172,56 @@ class Llama(nn.Module):
 
     def memory_layers(self) -> dict[int, InfiniAttention]:
         """The attention of each layer that has a memory, by the layer's number."""
-        found = ((number, layer.self_attn) for number, layer in enumerate(self._layers()))
-        return {
-            number: attention
-            for number, attention in found
-            if isinstance(attention, InfiniAttention)
-        }
+        with_memory: dict[int, InfiniAttention] = {}
+        for number, layer in enumerate(self._layers()):
+            if isinstance(layer.self_attn, InfiniAttention):
+                with_memory[number] = layer.self_attn
+        return with_memory
 
     @torch.no_grad()
     def set_gates(self, values: Sequence[float | Sequence[float]]) -> None:
-        """Set the gates, before the sigmoid: a value per layer with a memory, for all of its heads, or one for each of them."""
+        """Set the gates, before the sigmoid.
+
+        Args:
+            values: a value per layer with a memory, for all of its heads, or one for each of them.
+        """
         for attention, value in zip(self.memory_layers().values(), values, strict=True):
-            attention.gate.copy_(
-                torch.tensor(value, device=attention.gate.device).expand_as(attention.gate)
-            )
+            gate = attention.gate
+            gate.copy_(torch.tensor(value, device=gate.device).expand_as(gate))
 
     def uses_memory(self) -> bool:
         """Whether there is a memory that is not left out."""
         return any(attention.uses_memory for attention in self.memory_layers().values())
 
     def use_memory(self, on: bool) -> None:
-        """Lets Infini-attention read its memory or leaves it out, gates and all; what was trained stays as it is."""
+        """Let Infini-attention read its memory, or leave it out, gates and all.
+
+        What was trained stays as it is.
+        """
         for attention in self.memory_layers().values():
             attention.uses_memory = on
 
     def set_write_jitter(self, most: float) -> None:
-        """In training, scale what each segment writes to the memory by a random factor between 1 and `most`."""
+        """In training, scale what each segment writes by a random factor between 1 and `most`."""
         for attention in self.memory_layers().values():
             attention.set_write_jitter(most)
 
     def keep_attention_weights(self, keep: bool) -> None:
-        """Set whether the backend `blocked` keeps its softmax weights for the backward pass, or computes them again there."""
+        """Set whether the backend `blocked` keeps its softmax weights for the backward pass.
+
+        It otherwise computes them again there.
+        """
         for layer in self._layers():
             layer.self_attn.keep_weights = keep
 
     def checkpoint_activations(self, kind: Checkpointing) -> None:
-        """Set what each layer keeps for the backward pass of training: all it needs (none), its products alone (selective), or its
-        input alone (full). The rest is computed again, with the same result."""
+        """Set what each layer keeps for the backward pass of training.
+
+        The rest is computed again, with the same result.
+
+        Args:
+            kind: all it needs (none), its products alone (selective), or its input alone (full).
+        """
         for layer in self._layers():
             layer.checkpointing = kind
 
@@ -197,8 +233,9 @@ class Llama(nn.Module):
     ) -> torch.Tensor:
         """Last hidden states [B, T, hidden_size] of input_ids [B, T] int64.
 
-        documents [B, T] numbers each token's document in packed rows (`model.layout`): no token sees another document's. With a
-        `context`, input_ids are this rank's part of rows that several ranks share, and documents those of whole rows.
+        documents [B, T] numbers each token's document in packed rows (`model.layout`): no token
+        sees another document's. With a `context`, input_ids are this rank's part of rows that
+        several ranks share, and documents those of whole rows.
 
         Raises:
             ValueError: a context for a model whose attention is over whole rows.
@@ -212,7 +249,10 @@ class Llama(nn.Module):
         context: Context | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Last hidden states, see `hidden`, for embeddings x [B, T, hidden_size]; each layer's output is appended to `layer_outputs`."""
+        """Last hidden states, see `hidden`, for embeddings x [B, T, hidden_size].
+
+        Each layer's output is appended to `layer_outputs`.
+        """
         by_boundaries = self.attention_backend == "flash2"
         most = self.most_documents if self.training else None
         if self.config.attention != "softmax":
@@ -221,7 +261,8 @@ class Llama(nn.Module):
             layout = rows(self.config, x.shape[:2], documents, x, by_boundaries, most)
         else:
             raise ValueError(
-                "softmax attention does not support context parallelism; use infini or local attention"
+                "softmax attention does not support context parallelism; "
+                "use infini or local attention"
             )
         for layer in self._layers():
             x = layer(x, layout)
@@ -230,17 +271,24 @@ class Llama(nn.Module):
         return self.model.norm(x)
 
     def attention_weights(
-        self, input_ids: torch.Tensor, positions: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights [layers, B, H, P, T] of the tokens at `positions` [P] over all tokens of input_ids [B, T], and the last hidden
-        states [B, T, hidden_size]; of a model with softmax attention."""
+        """Attention weights and last hidden states of a model with softmax attention.
+
+        Returns:
+            weights [layers, B, H, P, T] of the tokens at `positions` [P] over all tokens of
+            input_ids [B, T], and the last hidden states [B, T, hidden_size].
+        """
         x = self.model.embed_tokens(input_ids)
         layout = rows(self.config, x.shape[:2], None, x)
         later = torch.arange(x.shape[1], device=x.device) > positions[:, None]
         weights: list[torch.Tensor] = []
         for layer in self._layers():
             q, k, _ = layer.self_attn.project(layer.normed(x))
-            q, k = layout.rotary.turn(q)[:, :, positions], layout.rotary.turn(k)
+            q = layout.rotary.turn(q)[:, :, positions]
+            k = layout.rotary.turn(k)
             k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
             scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
             weights.append(scores.masked_fill(later, -torch.inf).softmax(dim=-1))
@@ -269,32 +317,41 @@ class Llama(nn.Module):
         documents: torch.Tensor | None = None,
         context: Context | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T], and the number of targets.
+        """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T].
 
-        Labels are already one token ahead of the inputs; -100 is no target. `loss_chunk` tokens' logits exist at a time, 0: all;
-        `z_loss` adds to the gradient in training (`model.loss`). With a `context` both are this rank's part, and the sum and number,
-        too.
+        The number of targets is returned with it.
+
+        Labels are already one token ahead of the inputs; -100 is no target. `loss_chunk` tokens'
+        logits exist at a time, 0: all; `z_loss` adds to the gradient in training (`model.loss`).
+        With a `context` both are this rank's part, and the sum and number, too.
         """
         z_loss = self.z_loss if self.training else 0.0
-        if self.loss_chunk:
-            hidden = self.hidden(input_ids, documents, context)
-            chunk, vocabulary = self.loss_chunk, self.config.vocab_size
-            return chunked_cross_entropy_sum(
-                hidden, self.lm_head.weight, labels, chunk, z_loss, vocabulary
-            )
-        return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
+        if not self.loss_chunk:
+            return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
+        return chunked_cross_entropy_sum(
+            self.hidden(input_ids, documents, context),
+            self.lm_head.weight,
+            labels,
+            self.loss_chunk,
+            z_loss,
+            self.config.vocab_size,
+        )
 
     def new_states(self, batch: int, capacity: int) -> States:
         """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
         reach = capacity if self.config.attention == "softmax" else self.config.segment_length
         return States(
-            self._tables(reach),
-            [layer.self_attn.new_state(batch, capacity) for layer in self._layers()],
+            rotary=self._tables(reach),
+            layers=[layer.self_attn.new_state(batch, capacity) for layer in self._layers()],
         )
 
     def with_room(self, states: States, length: int) -> States:
-        """The states with room for `length` more tokens; where a softmax model's have too little, it is doubled at least."""
-        capacity, needed = len(states.rotary.cos), max(states.layers[0].filled) + length
+        """The states with room for `length` more tokens.
+
+        Where a softmax model's have too little, it is doubled at least.
+        """
+        capacity = len(states.rotary.cos)
+        needed = max(states.layers[0].filled) + length
         if self.config.attention != "softmax" or needed <= capacity:
             return states
         capacity = max(needed, 2 * capacity)
@@ -308,18 +365,27 @@ class Llama(nn.Module):
         return rotary(torch.arange(length, device=weight.device), self.config, weight.dtype)
 
     def read(
-        self, input_ids: torch.Tensor, states: States, lengths: list[int] | None = None
+        self,
+        input_ids: torch.Tensor,
+        states: States,
+        lengths: list[int] | None = None,
     ) -> torch.Tensor:
-        """Read the next tokens of each row, input_ids [B, t]; returns their last hidden states [B, t, hidden_size].
+        """Read the next tokens of each row, input_ids [B, t].
 
-        A text of any length can be read in pieces: the states are updated in place, and Infini-attention's do not grow.
+        A text of any length can be read in pieces: the states are updated in place, and
+        Infini-attention's do not grow.
 
         Args:
-            lengths: how many of the t tokens are row b's, the others are padding on the right; None: all. Only the first piece
-                may have them: later ones read one token at a time where rows do not stand together.
+            lengths: how many of the t tokens are row b's, the others are padding on the right;
+                None: all. Only the first piece may have them: later ones read one token at a time
+                where rows do not stand together.
+
+        Returns:
+            the tokens' last hidden states [B, t, hidden_size].
 
         Raises:
-            ValueError: more tokens than a softmax model's states have room for, or rows that do not stand together.
+            ValueError: more tokens than a softmax model's states have room for, or rows that do not
+                stand together.
         """
         return self.read_embeddings(self.model.embed_tokens(input_ids), states, lengths)
 
@@ -330,7 +396,10 @@ class Llama(nn.Module):
         lengths: list[int] | None = None,
         layer_outputs: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Read, as `read` does, embeddings x [B, t, hidden_size]; each layer's output is appended to `layer_outputs`."""
+        """Read embeddings x [B, t, hidden_size], as `read` does.
+
+        Each layer's output is appended to `layer_outputs`.
+        """
         for layer, state in zip(self._layers(), states.layers, strict=True):
             x = layer.read(x, states.rotary, state, lengths)
             if layer_outputs is not None:
@@ -338,7 +407,10 @@ class Llama(nn.Module):
         return self.model.norm(x)
 
     def below_memory(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer with a memory reads of whole segments, input_ids [n, N], [n, N, hidden_size]: of each by itself."""
+        """Input [n, N, hidden_size] of the first layer with a memory.
+
+        It is that of whole segments, input_ids [n, N], each by itself.
+        """
         x = self.model.embed_tokens(input_ids)
         layout = segments(self.config, x.shape[:2], None, x)
         for layer in self._layers()[: min(self.memory_layers())]:
@@ -346,39 +418,51 @@ class Llama(nn.Module):
         return x
 
     def remember(self, x: torch.Tensor, states: States) -> None:
-        """Read whole segments of which nothing is asked, x [B, n N, hidden_size] of `below_memory`, from the beginning of a segment.
+        """Read whole segments whose outputs are not needed, from the beginning of a segment.
 
-        Later tokens read what `read` would have left them: only layers with a memory keep something of a segment that is over, so
-        that the others' states stay as they are, and what follows the last memory's keys and values is left out.
+        Later tokens read what `read` would have left them: only layers with a memory keep something
+        of a segment that is over, so that the others' states stay as they are, and what follows the
+        last memory's keys and values is left out.
+
+        Args:
+            x: [B, n N, hidden_size] of `below_memory`.
         """
-        layers, with_memory = self._layers(), self.memory_layers()
+        layers = self._layers()
+        with_memory = self.memory_layers()
         last = max(with_memory)
         for number in range(min(with_memory), last):
             x = layers[number].read(x, states.rotary, states.layers[number], None)
         with_memory[last].write(layers[last].normed(x), states.layers[last])
 
     def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, States]:
-        """Reads prompts, input_ids [B, T], in the parallel form.
+        """Read prompts, input_ids [B, T], in the parallel form.
 
-        The segments that lie behind are read in pieces, so that activations do not grow with the prompt.
+        The segments that lie behind are read in pieces, so that activations do not grow with the
+        prompt.
 
         Returns:
-            logits [B, vocab_size] after each prompt's last token, and the states to `decode` from; a softmax model's have room
-            for `capacity` tokens, the prompt's included.
+            logits [B, vocab_size] after each prompt's last token, and the states to `decode` from;
+            a softmax model's have room for `capacity` tokens, the prompt's included.
         """
-        (batch, length), size = input_ids.shape, self.config.segment_length
-        states, behind = self.new_states(batch, capacity), 0
+        batch, length = input_ids.shape
+        size = self.config.segment_length
+        states = self.new_states(batch, capacity)
+        behind = 0
         if self.config.attention != "softmax":
-            behind, step = (length - 1) // size * size, max(1, PIECE // size) * size
-            for start in range(0, behind if self.uses_memory() else 0, step):
+            behind = (length - 1) // size * size
+        if self.uses_memory():
+            step = max(1, PIECE // size) * size
+            for start in range(0, behind, step):
                 piece = input_ids[:, start : min(start + step, behind)].reshape(-1, size)
-                self.remember(
-                    self.below_memory(piece).reshape(batch, -1, self.config.hidden_size), states
-                )
+                x = self.below_memory(piece)
+                self.remember(x.reshape(batch, -1, self.config.hidden_size), states)
         return self.logits(self.read(input_ids[:, behind:], states)[:, -1]), states
 
     def decode(self, tokens: torch.Tensor, states: States) -> torch.Tensor:
-        """Logits [B, vocab_size] after one more token each, tokens [B]; equal to `forward` over everything so far."""
+        """Logits [B, vocab_size] after one more token each, tokens [B].
+
+        They are equal to those of `forward` over everything so far.
+        """
         return self.logits(self.read(tokens[:, None], states)[:, -1])
 
     def _layers(self) -> list[DecoderLayer]:
@@ -386,11 +470,14 @@ class Llama(nn.Module):
 
 
 def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups: "decay" (matrices), "no_decay" (norms, embedding and a head tied to it), "gates" (a rate of their own).
+    """Optimizer groups: "decay", "no_decay" and "gates".
 
-    Every parameter that is not frozen is in one of them; a group may be empty.
+    They are matrices; norms, the embedding and a head tied to it; and gates, which have a rate of
+    their own. Every parameter that is not frozen is in one of them; a group may be empty.
     """
-    decay, no_decay, gates = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
+    decay: list[nn.Parameter] = []
+    no_decay: list[nn.Parameter] = []
+    gates: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

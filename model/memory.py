@@ -41,16 +41,20 @@ def scan(A: torch.Tensor, B: torch.Tensor, product: Product) -> torch.Tensor:
     B_even = B[:, 0::2]
     B_odd = B[:, 1::2]
     pairs = length // 2
-    A_joined = product(A_odd, A_even[:, :pairs])
-    B_joined = product(A_odd, B_even[:, :pairs]) + B_odd
-    odd = scan(A_joined, B_joined, product)
-    first = B_even[:, :1]
-    others = product(A_even[:, 1:], odd[:, : A_even.shape[1] - 1]) + B_even[:, 1:]
-    even = torch.cat((first, others), dim=1)
+    odd = scan(
+        product(A_odd, A_even[:, :pairs]),
+        product(A_odd, B_even[:, :pairs]) + B_odd,
+        product,
+    )
+    even = torch.cat(
+        (
+            B_even[:, :1],
+            product(A_even[:, 1:], odd[:, : A_even.shape[1] - 1]) + B_even[:, 1:],
+        ),
+        dim=1,
+    )
     together = torch.stack((even[:, :pairs], odd), dim=2).flatten(1, 2)
-    if length % 2:
-        return torch.cat((together, even[:, pairs:]), dim=1)
-    return together
+    return torch.cat((together, even[:, pairs:]), dim=1) if length % 2 else together
 
 
 # sigma(q) z sums positive terms: only a memory that hardly anything was written to, or a query far
@@ -146,9 +150,11 @@ def of_segments(
     features = sigma(k)
     if writes is not None:
         features = features * writes[:, :, None, :, None]
-    M = features.transpose(-1, -2) @ v.to(features.dtype)
-    z = features.sum(dim=-2)
-    return features, M, z
+    return (
+        features,
+        features.transpose(-1, -2) @ v.to(features.dtype),
+        features.sum(dim=-2),
+    )
 
 
 def delta_factors(
@@ -167,8 +173,7 @@ def delta_factors(
     """
     anew = torch.zeros_like(z_after[:, :1]) if z_before is None else z_before[:, None]
     z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
-    denominator = (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
-    shares = features / denominator
+    shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
     identity = torch.eye(features.shape[-1], dtype=z_after.dtype, device=z_after.device)
     A = identity - features.transpose(-1, -2) @ shares
     return A if keeps is None else torch.where(keeps[:, :, None, None, None], A, 0.0)
@@ -207,11 +212,9 @@ def retrieve(q: torch.Tensor, M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     *outer, heads, length, size = q.shape
     kv_heads = M.shape[-3]
     # Query heads that share a memory become more rows of one product, so M is never repeated.
-    grouped = q.reshape(*outer, kv_heads, heads // kv_heads * length, size)
-    features = sigma(grouped)
+    features = sigma(q.reshape(*outer, kv_heads, heads // kv_heads * length, size))
     denominator = (features @ z[..., None]).clamp_min(SMALLEST_DENOMINATOR)
-    retrieved = features @ M / denominator
-    return retrieved.reshape(*outer, heads, length, size)
+    return (features @ M / denominator).reshape(*outer, heads, length, size)
 
 
 def mix(
@@ -233,5 +236,4 @@ def mix(
     share = gate.sigmoid()[:, None, None].to(retrieved.dtype)
     if reads is not None:
         share = torch.where(reads[..., None, :, None], share, 0.0)
-    mixed = torch.lerp(local.to(retrieved.dtype), retrieved, share)
-    return mixed.to(local.dtype)
+    return torch.lerp(local.to(retrieved.dtype), retrieved, share).to(local.dtype)

@@ -24,8 +24,7 @@ class Rotary(NamedTuple):
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., T, head_dim] turned by its positions' angles, rounded to the type of x once."""
         first, second = x.chunk(2, dim=-1)
-        turned = x * self.cos + torch.cat((-second, first), dim=-1) * self.sin
-        return turned.to(x.dtype)
+        return (x * self.cos + torch.cat((-second, first), dim=-1) * self.sin).to(x.dtype)
 
     def at(self, positions: torch.Tensor) -> "Rotary":
         """The tables of positions [T], or [B, T] where rows differ, out of these of 0, 1, 2, …"""
@@ -58,8 +57,7 @@ def scaled_frequencies(
         ValueError: rope_scaling has an unknown type, or a key is missing or out of its range.
     """
     size = config.head_size
-    exponents = torch.arange(0, size, 2, device=device).to(dtype) / size
-    plain = 1.0 / config.rope_theta**exponents
+    plain = 1.0 / config.rope_theta ** (torch.arange(0, size, 2, device=device).to(dtype) / size)
     scaling = config.rope_scaling or {"rope_type": "default"}
     match scaling.get("rope_type"):
         case "default":
