@@ -181,7 +181,11 @@ class BackgroundSave:
     """
 
     def __init__(
-        self, folder: Path, train: TrainingConfig, ranks: Ranks, before_commit: Callable[[], None]
+        self,
+        folder: Path,
+        train: TrainingConfig,
+        ranks: Ranks,
+        before_commit: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.train = train

@@ -19,7 +19,10 @@ log = logging.getLogger("infini_llama.worker")
 
 
 def build_model(
-    config: LlamaConfig, train: TrainingConfig, plan: EnvironmentPlan, device: torch.device
+    config: LlamaConfig,
+    train: TrainingConfig,
+    plan: EnvironmentPlan,
+    device: torch.device,
 ) -> Llama:
     """A model whose initial weights depend on train.seed alone, which becomes the global seed."""
     torch.manual_seed(train.seed)
@@ -48,7 +51,10 @@ def init_gates(model: Llama, train: TrainingConfig) -> None:
 
 
 def save_memory(
-    model: Llama, train: TrainingConfig, loss_chunk: int, keep_attention_weights: bool = True
+    model: Llama,
+    train: TrainingConfig,
+    loss_chunk: int,
+    keep_attention_weights: bool = True,
 ) -> None:
     """Set what a step computes in parts, and which activations it recomputes, not keeps."""
     model.loss_chunk = loss_chunk

@@ -91,9 +91,7 @@ def preflight_seconds(communication_timeout: float, nnodes: int) -> float:
 
     On one machine, which may be loaded, at least as long as for a collective call in training.
     """
-    if nnodes > 1:
-        return PREFLIGHT_SECONDS
-    return max(PREFLIGHT_SECONDS, communication_timeout)
+    return PREFLIGHT_SECONDS if nnodes > 1 else max(PREFLIGHT_SECONDS, communication_timeout)
 
 
 def connect(rank: int, world_size: int, seconds: float) -> Store:
@@ -163,10 +161,11 @@ def _await(store: Store, what: str, world_size: int, until: float, complaint: st
 
 def _names_with_hosts(store: Store, ranks: list[int]) -> str:
     """The ranks' numbers, each with its host if it has reported to the store."""
-    hosts: dict[int, str] = {}
-    for rank in ranks:
-        if store.check([f"there-{rank}"]):
-            hosts[rank] = store.get(f"there-{rank}").decode()
+    hosts = {
+        rank: store.get(f"there-{rank}").decode()
+        for rank in ranks
+        if store.check([f"there-{rank}"])
+    }
     return ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in ranks)
 
 
@@ -192,8 +191,7 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
         try:
             facts_here = NodeFacts(node=number, host=host, facts=facts(attempt))
         except DataError as fault:
-            sentence = f"node {number} ({host}): {fault}"
-            facts_here = NodeFacts(node=number, host=host, fault=sentence)
+            facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
         store.set(f"facts-{number}", facts_here.model_dump_json())
     nodes = [
         NodeFacts.model_validate(json.loads(store.get(f"facts-{node}")))
@@ -202,9 +200,7 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
     faults = [node.fault for node in nodes if node.fault]
     if faults:
         raise DataError("\n".join(faults))
-    unlike: list[str] = []
-    for node in nodes[1:]:
-        unlike += differences(nodes[0], node)
+    unlike = [line for node in nodes[1:] for line in differences(nodes[0], node)]
     if unlike:
         raise ConfigError("the nodes differ", unlike)
 
@@ -256,14 +252,12 @@ def code_digest(root: Path = ROOT) -> str:
 
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """A sentence for each fact in which a node differs from the first one."""
-    sentences: list[str] = []
-    for name, value in first.facts.items():
-        if other.facts.get(name) != value:
-            sentences.append(
-                f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, "
-                f"but node 0 ({first.host}) has {value}."
-            )
-    return sentences
+    return [
+        f"node {other.node} ({other.host}) has {name} {other.facts.get(name)}, "
+        f"but node 0 ({first.host}) has {value}."
+        for name, value in first.facts.items()
+        if other.facts.get(name) != value
+    ]
 
 
 def _version(name: str) -> str:

@@ -38,9 +38,7 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a failure (docs/resume.md)."""
     if isinstance(error, PipelineError):
         return error.exit_code
-    if is_out_of_memory(error):
-        return ExitCode.OUT_OF_MEMORY
-    return ExitCode.UNEXPECTED
+    return ExitCode.OUT_OF_MEMORY if is_out_of_memory(error) else ExitCode.UNEXPECTED
 
 
 def peer_lost(error: BaseException) -> bool:
@@ -59,9 +57,7 @@ def root_cause(error: BaseException) -> BaseException:
         first_failure = next(iter(error.failures.values()))
         error = first_failure[0]
     sentence = no_space(error)
-    if sentence:
-        return PipelineError(sentence)
-    return error
+    return PipelineError(sentence) if sentence else error
 
 
 def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:

@@ -369,7 +369,9 @@ def optimizer_step(
 
 
 def tokens_without_logits(
-    model: Llama, micro_batches: Sequence[Batch], context: Context | None
+    model: Llama,
+    micro_batches: Sequence[Batch],
+    context: Context | None,
 ) -> int:
     """Tokens of this rank's micro-batches that the loss leaves out.
 

@@ -103,7 +103,10 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
 
 
 def validation_set(
-    reader: TokenReader, token_bytes: np.ndarray, train: TrainingConfig, micro_batch: int
+    reader: TokenReader,
+    token_bytes: np.ndarray,
+    train: TrainingConfig,
+    micro_batch: int,
 ) -> ValidationSet:
     """The rows that `train.eval_tokens` names."""
     sequences = SEQUENCES

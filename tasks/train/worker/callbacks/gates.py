@@ -68,7 +68,11 @@ class MemoryNorms:
                 attention.observer = None
 
     def _add(
-        self, layer: int, local: torch.Tensor, retrieved: torch.Tensor, M: torch.Tensor
+        self,
+        layer: int,
+        local: torch.Tensor,
+        retrieved: torch.Tensor,
+        M: torch.Tensor,
     ) -> None:
         values = (
             retrieved.float().square().mean(),
@@ -82,16 +86,15 @@ class MemoryNorms:
 
     @property
     def reads(self) -> tuple[float | None, ...]:
-        ratios: dict[int, float] = {}
-        for layer, (read, local, _, _) in self.sums.items():
-            ratios[layer] = (read / max(local, 1e-30)) ** 0.5
+        ratios = {
+            layer: (read / max(local, 1e-30)) ** 0.5
+            for layer, (read, local, _, _) in self.sums.items()
+        }
         return self._by_layer(ratios)
 
     @property
     def writes(self) -> tuple[float | None, ...]:
-        means: dict[int, float] = {}
-        for layer, (_, _, norm, passes) in self.sums.items():
-            means[layer] = norm / passes
+        means = {layer: norm / passes for layer, (_, _, norm, passes) in self.sums.items()}
         return self._by_layer(means)
 
     def _by_layer(self, values: dict[int, float]) -> tuple[float | None, ...]:

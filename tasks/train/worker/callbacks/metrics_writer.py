@@ -184,7 +184,10 @@ class WeightsAndBiases:
 
 
 def reporters(
-    names: Sequence[str], run_dir: Path, first_step: int, config: JsonObject
+    names: Sequence[str],
+    run_dir: Path,
+    first_step: int,
+    config: JsonObject,
 ) -> list[Reporter]:
     """The reporters that `train.report_to` names.
 
@@ -206,11 +209,11 @@ def reporters(
 
 def flat(config: JsonObject) -> dict[str, bool | int | float | str]:
     """The settings by dotted keys; what is not a number becomes text."""
-    settings: dict[str, bool | int | float | str] = {}
-    for key, value in dotted(config).items():
-        is_plain = isinstance(value, bool | int | float | str)
-        settings[key] = value if is_plain else json.dumps(value)
-    return settings
+    settings = dotted(config).items()
+    return {
+        key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        for key, value in settings
+    }
 
 
 class MetricsWriter:
@@ -257,11 +260,10 @@ class MetricsWriter:
         self._append(self.metrics, line)
         curves = _group("validation", line, VALIDATION)
         self.last_validation = self._report(curves, line.step)
-        memory: Curves = []
-        for layer, size in enumerate(line.memory_reads):
-            memory.append((f"memory-reads/layer-{layer}", size))
-        for layer, size in enumerate(line.memory_norms):
-            memory.append((f"memory-norms/layer-{layer}", size))
+        reads = enumerate(line.memory_reads)
+        norms = enumerate(line.memory_norms)
+        memory = [(f"memory-reads/layer-{layer}", size) for layer, size in reads]
+        memory += [(f"memory-norms/layer-{layer}", size) for layer, size in norms]
         self._report(memory, line.step)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
@@ -289,10 +291,9 @@ class MetricsWriter:
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
         """Report the curves that are finite at this step, and return them."""
-        drawn: dict[str, float] = {}
-        for name, value in curves:
-            if value is not None and math.isfinite(value):
-                drawn[name] = value
+        drawn = {
+            name: value for name, value in curves if value is not None and math.isfinite(value)
+        }
         self._each(lambda reporter: reporter.scalars(drawn, step))
         return drawn
 

@@ -107,7 +107,6 @@ def sample_texts(
     sampling = Sampling(temperature=0.8, top_k=50, seed=train.seed)
     for _ in writer.write(train.sample_tokens, sampling, seconds):
         pass
-    samples: list[Sample] = []
-    for prompt, text in zip(prompts, writer.texts, strict=True):
-        samples.append(Sample(prompt, prompt + text))
-    return samples
+    return [
+        Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)
+    ]

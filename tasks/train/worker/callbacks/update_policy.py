@@ -125,7 +125,10 @@ class UpdatePolicy(Callback):
     """
 
     def __init__(
-        self, train: TrainingConfig, fp16: bool, rows: Callable[[int], np.ndarray]
+        self,
+        train: TrainingConfig,
+        fp16: bool,
+        rows: Callable[[int], np.ndarray],
     ) -> None:
         self.limit = train.max_skips
         self.rows = rows

@@ -53,9 +53,7 @@ def to_batch(
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The array as a tensor on `device`, copied to a GPU from pinned memory while it computes."""
     tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,10 @@ def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
 
     def reader(row_table: str) -> TokenReader:
         return TokenReader(
-            attempt.dataset_path, row_table, "train", verify_on_read=attempt.verify_on_read
+            attempt.dataset_path,
+            row_table,
+            "train",
+            verify_on_read=attempt.verify_on_read,
         )
 
     return curriculum_stages(
@@ -270,9 +271,10 @@ class Prefetch:
         # A batch built for a position that is never reached is dropped.
         self.ahead = ahead
         built = self.ahead.pop(samples).result()
-        on_device: list[Batch] = []
-        for batch in built.micro_batches:
-            on_device.append(tuple(part.to(self.device, non_blocking=True) for part in batch))
+        on_device = [
+            tuple(part.to(self.device, non_blocking=True) for part in batch)
+            for batch in built.micro_batches
+        ]
         return GlobalBatch(on_device, built.targets)
 
     def _build(self, samples: int) -> GlobalBatch:

@@ -124,7 +124,8 @@ class WeightedSource:
 
 
 def weighted_sources(
-    sources: Sequence[SourceRows], weights: dict[str, float]
+    sources: Sequence[SourceRows],
+    weights: dict[str, float],
 ) -> tuple[WeightedSource, ...]:
     """The sources of a row table with their weights, in the order of their rows.
 
@@ -189,7 +190,7 @@ def representative_rows(reader: TokenReader, number: int) -> np.ndarray:
     if not reader.sources:
         return rows_of_samples(0, number, len(reader), seed=0)
     sources = [source for source in reader.sources if source.rows]
-    shares = {source.name: source.rows for source in sources}
+    shares: dict[str, float] = {source.name: source.rows for source in sources}
     weighted = weighted_sources(sources, shares)
     return mixed_rows(0, number, weighted, seed=0)
 

@@ -109,7 +109,10 @@ class DeepSpeed:
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
     def accumulate(
-        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+        self,
+        micro_batches: Sequence[Batch],
+        targets: int,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
@@ -190,12 +193,16 @@ class DeepSpeed:
         return self._gathered(list(self.parameters_by_name.values()))
 
     def _gathered(
-        self, parameters: list[nn.Parameter], modified: bool = False
+        self,
+        parameters: list[nn.Parameter],
+        modified: bool = False,
     ) -> AbstractContextManager[None]:
         """Inside, these parameters are whole on every rank; stage 3 alone splits them."""
         first = 0 if modified else None
         return self.deepspeed.zero.GatheredParameters(
-            parameters, modifier_rank=first, enabled=self.stage == 3
+            parameters,
+            modifier_rank=first,
+            enabled=self.stage == 3,
         )
 
     def to_plain_model(self) -> Llama | None:
@@ -232,6 +239,4 @@ def _finite_or_inf(norm: float) -> float:
 
     Whether the engine reports these as inf, nan or -1 depends on its stage.
     """
-    if math.isfinite(norm) and norm >= 0:
-        return norm
-    return math.inf
+    return norm if math.isfinite(norm) and norm >= 0 else math.inf

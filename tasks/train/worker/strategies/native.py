@@ -40,7 +40,10 @@ class LossModule(nn.Module):
     """
 
     def __init__(
-        self, model: Llama, context: Context | None = None, autocast: torch.autocast | None = None
+        self,
+        model: Llama,
+        context: Context | None = None,
+        autocast: torch.autocast | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -48,7 +51,10 @@ class LossModule(nn.Module):
         self.autocast = autocast or nullcontext()
 
     def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, documents: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        documents: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sum of the token cross-entropies of whole sequences, a scalar in fp32.
 
@@ -70,7 +76,11 @@ class NativeStrategy:
     """The model on one rank, and what DDP and FSDP add to; see `Strategy` for the methods."""
 
     def __init__(
-        self, model: Llama, train: TrainingConfig, ranks: Ranks, autocast: torch.autocast
+        self,
+        model: Llama,
+        train: TrainingConfig,
+        ranks: Ranks,
+        autocast: torch.autocast,
     ) -> None:
         self.model = model
         self.train = train
@@ -90,7 +100,10 @@ class NativeStrategy:
         return nullcontext()
 
     def accumulate(
-        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+        self,
+        micro_batches: Sequence[Batch],
+        targets: int,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for number, batch in enumerate(micro_batches):
@@ -104,12 +117,10 @@ class NativeStrategy:
         return total
 
     def clip_gradients(self, scale: float = 1.0) -> None:
-        parameters: list[nn.Parameter] = []
-        gradients: list[torch.Tensor] = []
-        for parameter in self.wrapped.parameters():
-            if parameter.grad is not None:
-                parameters.append(parameter)
-                gradients.append(parameter.grad)
+        parameters = [
+            parameter for parameter in self.wrapped.parameters() if parameter.grad is not None
+        ]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(1.0 / scale)
@@ -238,9 +249,7 @@ def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
     that are not a multiple of the ranks per copy.
     """
     size = train.shards(ranks.world_size, ranks.local_world_size)
-    if train.parallel == "fsdp":
-        return (size,)
-    return (ranks.world_size // size, size)
+    return (size,) if train.parallel == "fsdp" else (ranks.world_size // size, size)
 
 
 def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:

@@ -41,7 +41,10 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
             # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al.
             # 2025, arXiv 2502.16982, section 2.2).
             muon = torch.optim.Muon(
-                [matrices], lr=rate, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
+                [matrices],
+                lr=rate,
+                momentum=MOMENTUM,
+                adjust_lr_fn="match_rms_adamw",
             )
             adamw = torch.optim.AdamW(others, **adam)
             return Both(muon, adamw)
@@ -86,7 +89,10 @@ def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Grou
 
 
 def set_learning_rate(
-    optimizer: torch.optim.Optimizer, train: TrainingConfig, max_steps: int, step: int
+    optimizer: torch.optim.Optimizer,
+    train: TrainingConfig,
+    max_steps: int,
+    step: int,
 ) -> float:
     """Set every group's rate for the step that follows `step` completed ones.
 

@@ -22,16 +22,19 @@ class Ranks:
     """
 
     def __init__(
-        self, device: str, backend: str, timeout_seconds: float = 600.0, store: Store | None = None
+        self,
+        device: str,
+        backend: str,
+        timeout_seconds: float = 600.0,
+        store: Store | None = None,
     ) -> None:
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        if device == "cuda":
-            self.device = torch.device("cuda", self.local_rank)
-        else:
-            self.device = torch.device("cpu")
+        self.device = (
+            torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
+        )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         timeout = timedelta(seconds=timeout_seconds)
@@ -68,16 +71,12 @@ class Ranks:
 
         A share belongs to one rank, or with context parallelism to one group of ranks.
         """
-        if self.context is None:
-            return self.world_size
-        return self.world_size // self.context.size
+        return self.world_size if self.context is None else self.world_size // self.context.size
 
     @property
     def data_rank(self) -> int:
         """Index of the share of this rank, or of its group, among `data_world_size`."""
-        if self.context is None:
-            return self.rank
-        return self.rank // self.context.size
+        return self.rank if self.context is None else self.rank // self.context.size
 
     @property
     def is_context_rank0(self) -> bool:

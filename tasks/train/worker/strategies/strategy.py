@@ -35,7 +35,10 @@ class Strategy(Protocol):
     optimizer: torch.optim.Optimizer
 
     def accumulate(
-        self, micro_batches: Sequence[Batch], targets: int, scale: float = 1.0
+        self,
+        micro_batches: Sequence[Batch],
+        targets: int,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         """Forward and backward: add to every gradient that of the step's mean loss.
 
@@ -99,7 +102,11 @@ class Strategy(Protocol):
 
 
 def build_strategy(
-    model: Llama, train: TrainingConfig, precision: Precision, micro_batch_size: int, ranks: Ranks
+    model: Llama,
+    train: TrainingConfig,
+    precision: Precision,
+    micro_batch_size: int,
+    ranks: Ranks,
 ) -> Strategy:
     """The strategy that `train.parallel` names.
 
