@@ -137,8 +137,7 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
     named: dict[str, str] = {}
     for file in files:
         name = Path(file).stem
-        unusable = sorted(UNUSABLE & set(name))
-        if unusable:
+        if unusable := sorted(UNUSABLE & set(name)):
             raise ConfigError(
                 f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a "
                 f"deployment cannot contain {' or '.join(unusable)}; rename the file."
@@ -253,15 +252,29 @@ def _automations(silent_for: timedelta) -> list[AutomationCore]:
     pending = ["Pending", "Submitting", "InfrastructurePending"]
     ends = ["Cancelled", "Completed", "Failed", "Crashed"]
     return [
-        _automation(SILENT, ["heartbeat"], ["*"], silent_for, StateType.CRASHED, "no heartbeat"),
-        _automation(PENDING, pending, ["*"], 6 * silent_for, StateType.CRASHED, "no start"),
+        _automation(
+            SILENT,
+            after=["heartbeat"],
+            expect=["*"],
+            within=silent_for,
+            state=StateType.CRASHED,
+            fault="no heartbeat",
+        ),
+        _automation(
+            PENDING,
+            after=pending,
+            expect=["*"],
+            within=6 * silent_for,
+            state=StateType.CRASHED,
+            fault="no start",
+        ),
         _automation(
             CANCELLING,
-            ["Cancelling"],
-            ends,
-            silent_for,
-            StateType.CANCELLED,
-            "no end of cancelling",
+            after=["Cancelling"],
+            expect=ends,
+            within=silent_for,
+            state=StateType.CANCELLED,
+            fault="no end of cancelling",
         ),
     ]
 

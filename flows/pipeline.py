@@ -226,9 +226,9 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         settings = _without_free(config.data.model_dump(mode="json"))
         if _without_free(record.config.get("data")) != settings:
             return None
-        home = config.runtime.home
-        folder = home / record.lineage.dataset.path
-        dataset = changed(reference_for(config.data, folder, home), text=record.lineage.text)
+        folder = config.runtime.home / record.lineage.dataset.path
+        reference = reference_for(config.data, folder, config.runtime.home)
+        dataset = changed(reference, text=record.lineage.text)
         is_whole = has_all_files(folder, "dataset") and all(
             has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
             for table in dataset.row_tables

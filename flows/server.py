@@ -184,8 +184,7 @@ def has_api() -> bool:
     Raises:
         ConfigError: PREFECT_API_URL is not an address, or a setting of Prefect is wrong.
     """
-    url = os.environ.get("PREFECT_API_URL")
-    if url:
+    if url := os.environ.get("PREFECT_API_URL"):
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"PREFECT_API_URL={url} is not an address such as http://127.0.0.1:4200/api."

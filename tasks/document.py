@@ -1,4 +1,7 @@
-"""The description of a run, a dataset or a machine: Markdown with charts, which Prefect, a page and a terminal show alike."""
+"""The description of a run, a dataset or a machine.
+
+It is Markdown with charts, which Prefect, a page and a terminal show alike.
+"""
 
 import math
 import re
@@ -13,8 +16,13 @@ from infini_llama.tasks.formatting import Cells, shown
 
 @dataclass(frozen=True)
 class Curve:
-    """y against x. `line` shows the mean, and where it was thinned also the range; `points` a mark for each value; `level` is
-    one value for all x; `bars` stand between neighbours of x, of which there is one more."""
+    """y against x.
+
+    Attributes:
+        kind: `line` shows the mean, and where it was thinned also the range; `points` a mark for
+            each value; `level` is one value for all x; `bars` stand between neighbours of x, of
+            which there is one more.
+    """
 
     label: str
     x: Sequence[float]
@@ -28,7 +36,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """The data of one picture; `marks` are vertical lines, such as the beginnings of attempts."""
+    """The data of one picture.
+
+    Attributes:
+        marks: vertical lines, such as the beginnings of attempts.
+    """
 
     title: str
     curves: list[Curve]
@@ -56,7 +68,11 @@ class Document:
 
 
 def markdown(document: Document, picture: str = "") -> str:
-    """The document as Prefect shows it: without details and charts; `picture`, an image, stands where the first chart would."""
+    """The document as Prefect shows it, without details and charts.
+
+    Args:
+        picture: an image; it stands where the first chart would.
+    """
     shown_blocks = [f"# {cell(document.title)}"]
     for block in document.blocks:
         if isinstance(block, Chart) and picture:
@@ -64,7 +80,7 @@ def markdown(document: Document, picture: str = "") -> str:
             picture = ""
         elif isinstance(block, str):
             shown_blocks.append(block)
-    # a section with only charts and details has no heading here
+    # A section with only charts and details has no heading here.
     kept = [
         block
         for block, after in pairwise([*shown_blocks, "## "])
@@ -95,21 +111,35 @@ def table(records: Sequence[Cells]) -> str:
     if not records:
         return ""
     columns = list(dict.fromkeys(key for record in records for key in record))
-    is_number = {key: all(_is_number(record.get(key)) for record in records) for key in columns}
-    rules = ("---:" if is_number[key] else "---" for key in columns)
-    rows = (_line(cell(shown(record.get(key))) for key in columns) for record in records)
-    return "\n".join((_line(map(cell, columns)), _line(rules), *rows))
+    rules: list[str] = []
+    for key in columns:
+        is_number = all(_is_number(record.get(key)) for record in records)
+        rules.append("---:" if is_number else "---")
+    lines = [_line(map(cell, columns)), _line(rules)]
+    for record in records:
+        values = [record.get(key) for key in columns]
+        lines.append(_line(cell(shown(value)) for value in values))
+    return "\n".join(lines)
 
 
 def facts(values: Cells) -> str:
-    """Names and values, one a line, in a table without heads; None and empty ones are left out."""
-    present = {name: value for name, value in values.items() if value not in (None, "", [], (), {})}
-    rows = (_line((cell(name), cell(shown(value)))) for name, value in present.items())
-    return "\n".join(("|  |  |", "| --- | --- |", *rows)) if present else ""
+    """Names and values, one pair per line, in a table without heads.
+
+    None and empty ones are left out.
+    """
+    rows = [
+        _line((cell(name), cell(shown(value))))
+        for name, value in values.items()
+        if value not in (None, "", [], (), {})
+    ]
+    return "\n".join(("|  |  |", "| --- | --- |", *rows)) if rows else ""
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of lines, which are Markdown. What has long values stands here: Prefect does not wrap the cells of a table."""
+    """A list of lines, which are Markdown.
+
+    It is for long values: Prefect does not wrap the cells of a table.
+    """
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -128,39 +158,56 @@ def code(value: object) -> str:
 
 
 def text_block(text: str, longest: int = 1200) -> str:
-    """Text as it is, in a fence that nothing in it can close; a long one is cut."""
+    """Text as it is, in a fence that nothing in it can close.
+
+    Args:
+        longest: longer text is cut, in characters.
+    """
     cut = text if len(text) <= longest else text[:longest] + " …"
     fence = "`" * max(3, 1 + _longest_run_of_ticks(cut))
     return f"{fence}text\n{cut}\n{fence}"
 
 
 def as_markdown(record: Cells) -> str:
-    """A record: simple values first, then one table per collection of records and one block per longer text."""
+    """A record as Markdown.
+
+    Simple values come first, then one table per collection of records and one block per longer
+    text.
+    """
     blocks = [facts({key: value for key, value in record.items() if not _is_nested(value)})]
     for key, value in record.items():
         if isinstance(value, Mapping):
-            rows = [
-                {"": name, **cells} for name, cells in value.items() if isinstance(cells, Mapping)
-            ]
-            blocks.append(
-                subsection(cell(key), table(rows) if len(rows) == len(value) else facts(value))
-            )
+            blocks.append(subsection(cell(key), _records_by_name(value)))
         elif isinstance(value, list | tuple) and _is_nested(value):
-            rows = [cells for cells in value if isinstance(cells, Mapping)]
-            texts = [
-                text_block(str(text), len(str(text)))
-                for text in value
-                if not isinstance(text, Mapping)
-            ]
-            blocks.append(subsection(cell(key), "\n\n".join(filter(None, (table(rows), *texts)))))
+            blocks.append(subsection(cell(key), _records_and_texts(value)))
     return "\n\n".join(filter(None, blocks))
 
 
+def _records_by_name(values: Mapping[str, object]) -> str:
+    """A table with a row per record, if all values are records; names and values otherwise."""
+    rows = [{"": name, **cells} for name, cells in values.items() if isinstance(cells, Mapping)]
+    return table(rows) if len(rows) == len(values) else facts(values)
+
+
+def _records_and_texts(values: Sequence[object]) -> str:
+    """A table with a row per record, and a block per text below it."""
+    rows: list[Cells] = []
+    texts: list[str] = []
+    for value in values:
+        if isinstance(value, Mapping):
+            rows.append(value)
+        else:
+            texts.append(text_block(str(value), len(str(value))))
+    return "\n\n".join(filter(None, (table(rows), *texts)))
+
+
 def _is_nested(value: object) -> bool:
-    return isinstance(value, Mapping) or (
-        isinstance(value, list | tuple)
-        and any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
-    )
+    """Whether the value is a record, or a list with a record or a text of several lines."""
+    if isinstance(value, Mapping):
+        return True
+    if not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(item, Mapping) or "\n" in str(item) for item in value)
 
 
 def _line(cells: Iterable[str]) -> str:

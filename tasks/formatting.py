@@ -13,9 +13,8 @@ from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import RowCosts
 
 NATS_PER_BIT = math.log(2)
-Cells = Mapping[
-    str, object
-]  # of a card, a page or a text table: values by the words that stand beside them
+# Of a card, a page or a text table: values by the words that stand beside them.
+Cells = Mapping[str, object]
 log = logging.getLogger("infini_llama.cards")
 
 
@@ -46,7 +45,8 @@ def in_bytes(size: float) -> str:
 
 def in_time(seconds: float) -> str:
     """Seconds in the two largest units that matter, for example 3 h 20 min."""
-    rest, parts = round(seconds), []
+    rest = round(seconds)
+    parts: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, length)
         if count or (unit == "s" and not parts):
@@ -74,9 +74,8 @@ def passkey_rows(cells: Iterable[PasskeyResult]) -> list[dict[str, object]]:
     rows: dict[int, dict[str, object]] = {}
     for cell in cells:
         if cell.depth is not None:
-            rows.setdefault(cell.length, {"tokens": cell.tokens})[f"depth {cell.depth:g}"] = (
-                f"{cell.found:.0%}"
-            )
+            row = rows.setdefault(cell.length, {"tokens": cell.tokens})
+            row[f"depth {cell.depth:g}"] = f"{cell.found:.0%}"
     return list(rows.values())
 
 
@@ -143,7 +142,9 @@ _failed = set[str]()  # what failed in this process, of what is tried again and 
 
 @contextlib.contextmanager
 def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator[None]:
-    """A block that is only for people, which ends no run: an error in the block is logged as a warning, and the run continues.
+    """A block that is only for people, which ends no run.
+
+    An error in the block is logged as a warning, and the run continues.
 
     Args:
         what: the part of the run that is missing then.
@@ -157,8 +158,10 @@ def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator
             raise
         level = logging.DEBUG if repeated and what in _failed else logging.WARNING
         _failed.add(what)
-        words = f"{what} failed ({type(fault).__name__}: {fault}); the run continues without. {advice}".rstrip()
-        log.log(level, "%s", words, exc_info=repeated)
+        words = (
+            f"{what} failed ({type(fault).__name__}: {fault}); the run continues without. {advice}"
+        )
+        log.log(level, "%s", words.rstrip(), exc_info=repeated)
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ class RunPage:
 
     Attributes:
         run: name of the run.
-        series: what runs share whose artifacts are versions of each other: the deployment, or the run itself without one.
+        series: what runs share whose artifacts are versions of each other: the deployment, or the
+            run itself without one.
     """
 
     run: str

@@ -41,7 +41,8 @@ class Live(logging.Handler):
 
     Args:
         name: of the logger, one of those below "infini_llama" whose records carry a `Reached`.
-        show: takes percent (None where no total is known) and the record's message; whatever it raises is logged once, and ignored.
+        show: takes percent (None where no total is known) and the record's message; whatever it
+            raises is logged once, and ignored.
         seconds: between two calls.
     """
 
@@ -49,9 +50,12 @@ class Live(logging.Handler):
         self, name: str, show: Callable[[float, str], None], seconds: float = SECONDS_BETWEEN
     ) -> None:
         super().__init__(logging.DEBUG)
-        self.logger, self.show, self.seconds = logging.getLogger(name), show, seconds
+        self.logger = logging.getLogger(name)
+        self.show = show
+        self.seconds = seconds
         self.newest: tuple[float, str] | None = None
-        self.news, self.over = threading.Event(), threading.Event()
+        self.news = threading.Event()
+        self.over = threading.Event()
         self.failed = False
         self.thread = threading.Thread(target=self._run, name=f"live {name}", daemon=True)
 
@@ -59,14 +63,14 @@ class Live(logging.Handler):
         progress = progress_of(record)
         if progress is None or not progress.total:
             return
-        self.newest = min(100.0, 100 * progress.done / progress.total), record.getMessage()
+        percent = min(100.0, 100 * progress.done / progress.total)
+        self.newest = (percent, record.getMessage())
         self.news.set()
 
     def __enter__(self) -> "Live":
         self.level_before = self.logger.level
-        self.logger.setLevel(
-            logging.DEBUG
-        )  # each step is progress; the other handlers choose what is printed
+        # Each step is progress; the other handlers choose what is printed.
+        self.logger.setLevel(logging.DEBUG)
         self.logger.addHandler(self)
         self.thread.start()
         return self

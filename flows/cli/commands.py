@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from infini_llama.flows.cli.console import Answer
 
 
-LARGEST = 10**15  # of the numbers of options, so that what is computed from them does not overflow
-Argument = tuple[
-    Sequence[str], dict[str, Any]
-]  # names and settings, as argparse's `add_argument` takes them
+# The largest number of an option, so that what is computed from it does not overflow.
+LARGEST = 10**15
+# Names and settings, as argparse's `add_argument` takes them.
+Argument = tuple[Sequence[str], dict[str, Any]]
 
 
 class Command(NamedTuple):
-    """A command. function: "module.function" in this package."""
+    """A command.
+
+    Attributes:
+        function: "module.function" in this package.
+    """
 
     help: str
     function: str
@@ -47,7 +51,8 @@ def option(usage: str, help: str, *, repeated: bool = False, **settings: Any) ->
         repeated: can be given several times; the values are a list.
         settings: of `add_argument`; a default is added to the help.
     """
-    names, metavar = re.findall(r"--[\w-]+", usage), usage.split()[-1]
+    names = re.findall(r"--[\w-]+", usage)
+    metavar = usage.split()[-1]
     if not metavar.startswith("--"):
         settings["metavar"] = metavar
     elif "choices" not in settings:
@@ -93,16 +98,20 @@ def number(
     return read
 
 
-POSITIVE, SEED = number(int, 1), number(int, 0, 2**63 - 1)
-ABOVE_ZERO, NOT_NEGATIVE = number(float, 0, above=True), number(float, 0)
-SHARE, SHARE_ABOVE_ZERO = number(float, 0, 1), number(float, 0, 1, above=True)
+POSITIVE = number(int, 1)
+SEED = number(int, 0, 2**63 - 1)
+ABOVE_ZERO = number(float, 0, above=True)
+NOT_NEGATIVE = number(float, 0)
+SHARE = number(float, 0, 1)
+SHARE_ABOVE_ZERO = number(float, 0, 1, above=True)
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 
 
 def count(text: str) -> int:
     """A whole number of at least 1, such as 4096, 128k, 30M or 1.5B."""
     written = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbg]?)", text.lower())
-    if not written or not 1 <= (value := float(written[1]) * UNITS[written[2]]) <= LARGEST:
+    value = float(written[1]) * UNITS[written[2]] if written else 0
+    if not 1 <= value <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not a number such as 4096, 128k or 1.5M")
     return round(value)
 
@@ -173,7 +182,8 @@ COMMANDS = {
         option("--no-prefect --direct", "run the same stages without Prefect"),
         option(
             "--dry-run",
-            "only print the resolved configuration, the plan, the parameters and what is already built",
+            "only print the resolved configuration, the plan, the parameters and what is already "
+            "built",
         ),
     ),
     "preprocess": command(
@@ -269,19 +279,22 @@ COMMANDS = {
         ),
         option(
             "--lengths --context N",
-            "with --passkey: lengths in tokens, such as 4096 or 1M (default: 1, 2, 4 and 8 sequence lengths)",
+            "with --passkey: lengths in tokens, such as 4096 or 1M "
+            "(default: 1, 2, 4 and 8 sequence lengths)",
             type=count,
             nargs="+",
         ),
         option(
             "--depths D",
-            "with --passkey: positions of the number; 0: beginning, 1: end (default: 0 0.25 0.5 0.75 1)",
+            "with --passkey: positions of the number; 0: beginning, 1: end "
+            "(default: 0 0.25 0.5 0.75 1)",
             type=SHARE,
             nargs="+",
         ),
         option(
             "--segments N",
-            "with --passkey, instead: segment boundaries between every token of the number and its answer",
+            "with --passkey, instead: segment boundaries between every token of the number and its "
+            "answer",
             type=number(int, 0),
             nargs="+",
         ),
@@ -292,7 +305,8 @@ COMMANDS = {
         ),
         option(
             "--filler",
-            "with --segments: the text around it; text: the run's own held-out text (default: repeated)",
+            "with --segments: the text around it; text: the run's own held-out text "
+            "(default: repeated)",
             choices=["repeated", "random", "text"],
         ),
         option(
@@ -373,8 +387,8 @@ COMMANDS = {
         option("--older-than DAYS", "keep files younger than this", type=NOT_NEGATIVE, default=1.0),
         option(
             "--keep-checkpoints N",
-            "also include all but the N newest checkpoints of each run (at least 2, as the newest may be damaged); the "
-            "best and permanent ones are kept",
+            "also include all but the N newest checkpoints of each run (at least 2, as the newest "
+            "may be damaged); the best and permanent ones are kept",
             type=number(int, 2),
         ),
         option(
@@ -425,7 +439,8 @@ def overview() -> str:
         "Raw text to a trained Llama or Infini-Llama.",
     ]
     for heading, (example, names) in GROUPS.items():
-        lines += ["", heading, *(f"  {name:<11} {COMMANDS[name].help}" for name in names)]
+        lines += ["", heading]
+        lines += [f"  {name:<11} {COMMANDS[name].help}" for name in names]
         lines += [f"  Example: infini-llama {example}"]
     lines += [
         "",
@@ -434,33 +449,35 @@ def overview() -> str:
         "",
         "Exit codes:",
     ]
-    codes = {
-        str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()
-    } | OTHER_CODES
+    codes = {str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()}
+    codes |= OTHER_CODES
     in_order = sorted(codes.items(), key=lambda item: int(item[0].partition(",")[0]))
     lines += [f"{code:>10}  {meaning}" for code, meaning in in_order]
     return "\n".join(lines) + "\n"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with exit code 64 for invalid arguments, and `overview` in place of a flat list of commands."""
+    """A parser with exit code 64 for invalid arguments.
+
+    Its help is `overview` in place of a flat list of commands.
+    """
 
     of_commands: dict[str, Parser]
 
     def format_help(self) -> str:
         return super().format_help() if self._subparsers is None else overview()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         self.is_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         if self.is_json:
-            self._print_message(
-                json.dumps({"error": message, "exit_code": ConfigError.exit_code}) + "\n",
-                sys.stdout,
-            )
+            record = {"error": message, "exit_code": ConfigError.exit_code}
+            self._print_message(json.dumps(record) + "\n", sys.stdout)
         self.exit(ConfigError.exit_code, f"{self.prog}: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -509,8 +526,9 @@ def _unknown_command(name: str) -> str:
 
 def call(arguments: argparse.Namespace) -> Answer:
     """Import the module of the parsed command, and call the command's function."""
-    module, _, function = COMMANDS[arguments.command].function.partition(".")
-    return getattr(importlib.import_module(f"infini_llama.flows.cli.{module}"), function)(arguments)
+    module, _, name = COMMANDS[arguments.command].function.partition(".")
+    function = getattr(importlib.import_module(f"infini_llama.flows.cli.{module}"), name)
+    return function(arguments)
 
 
 def completion(arguments: argparse.Namespace) -> Answer:

@@ -1,6 +1,7 @@
-"""`infini-llama init`: a commented configuration whose sizes follow from the user's text and this machine.
+"""`infini-llama init`: a commented configuration for the user's text and this machine.
 
-The model is new, or with --from one of the Hub or of a folder whose training continues.
+Its sizes follow from both. The model is new, or with --from one of the Hub or of a folder whose
+training continues.
 """
 
 import json
@@ -55,21 +56,21 @@ BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
 ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv 2305.16264
-SAMPLED_FILES, SAMPLED_BYTES = (
-    8,
-    4 * 2**20,
-)  # what is read to estimate how much text a byte of a file holds
-FEWEST_SEQUENCES, SHORTEST = (
-    16,
-    128,
-)  # less text than this many sequences of this many tokens is refused
+# How many files, and bytes of text in each, are read to estimate how much text a byte of a file
+# holds.
+SAMPLED_FILES = 8
+SAMPLED_BYTES = 4 * 2**20
+# Less text than this many sequences of this many tokens is refused.
+FEWEST_SEQUENCES = 16
+SHORTEST = 128
 FEWEST_STEPS = 200
 FREE_MEMORY = (
     "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
 )
 CONTINUED_BATCH = 2**19  # tokens per step at most, where training continues
 HOURS = 24.0
-# Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per core of a CPU.
+# Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per
+# core of a CPU.
 GPU_SPEED = {(9, 0): 300e12, (8, 9): 60e12, (8, 0): 120e12, (0, 0): 20e12}
 CORE_SPEED = 30e9
 # Ways to need less memory, from the fastest to the smallest.
@@ -82,7 +83,12 @@ SAVING: tuple[dict[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Size:
-    """A model that is known to train well, and how. length: tokens per sequence; batch: tokens per step."""
+    """A model that is known to train well, and how.
+
+    Attributes:
+        length: tokens per sequence.
+        batch: tokens per step.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -135,7 +141,11 @@ class WrittenConfig(Record):
 
 @dataclass(frozen=True)
 class Overrides:
-    """Sizes that the command line sets in place of a rule. hours: at an assumed speed of this machine."""
+    """Sizes that the command line sets in place of a rule.
+
+    Attributes:
+        hours: at an assumed speed of this machine.
+    """
 
     tokens: int | None = None
     parameters: int | None = None
@@ -143,7 +153,9 @@ class Overrides:
 
 
 def init(arguments: Namespace) -> Answer:
-    output, files, model = Path(arguments.output), arguments.files, vars(arguments)["from"]
+    output = Path(arguments.output)
+    files = arguments.files
+    model = vars(arguments)["from"]
     overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
     if model is not None:
         if overrides.parameters:
@@ -174,24 +186,22 @@ def write_new(
     """Sample the text, probe the machine and write `output`.
 
     Raises:
-        ConfigError: `output` exists, cannot be written, or its name is not that of a configuration and a run; or no model fits.
+        ConfigError: `output` exists, cannot be written, or its name is not that of a configuration
+            and a run; or no model fits.
         DataError: no text is there, or too little.
     """
     _refuse(output)
     text, facts = _sampled(files, home, machine)
-    fitting = [
-        fit
-        for size in SIZES
-        if (fit := _planned(size, text.tokens, facts, home, overrides, attention))
-    ]
+    planned = [_planned(size, text.tokens, facts, home, overrides, attention) for size in SIZES]
+    fitting = [fitted for fitted in planned if fitted is not None]
     if not fitting:
         raise ConfigError(
-            f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width {SIZES[0].hidden_size}; {FREE_MEMORY}"
+            f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width "
+            f"{SIZES[0].hidden_size}; {FREE_MEMORY}"
         )
     chosen, why = _choose(fitting, text.tokens, facts, overrides)
-    return _write(
-        output, chosen, text, facts, model=f"{_count(chosen.parameters)} parameters: {why}"
-    )
+    comment = f"{_count(chosen.parameters)} parameters: {why}"
+    return _write(output, chosen, text, facts, comment)
 
 
 def write_continuation(
@@ -203,21 +213,25 @@ def write_continuation(
     overrides: Overrides = Overrides(),
     machine: Machine | None = None,
 ) -> WrittenConfig:
-    """Like `write_new`, for the weights of a Llama: its architecture and tokenizer, one epoch over the text.
+    """Like `write_new`, for the weights of a Llama.
+
+    The configuration has its architecture and tokenizer, and trains one epoch over the text.
 
     Args:
         model: OWNER/NAME on the Hugging Face Hub, or a folder.
         attention: what takes the place of the model's attention; None: nothing does.
 
     Raises:
-        ConfigError, DataError: as `write_new`; or the Hub does not give the model, or its folder cannot be imported.
+        ConfigError, DataError: as `write_new`; or the Hub does not give the model, or its folder
+            cannot be imported.
     """
     _refuse(output)  # before anything is downloaded
     folder = open_model(folder_of(model, None))
     heads = heads_to_read_memory(folder, attention)
     mapping: dict[str, Any] = {**configuration_of(folder, attention, None, heads)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
-    text, facts = _sampled(files, home, machine, load(settings) if is_given(settings) else None)
+    tokenizer = load(settings) if is_given(settings) else None
+    text, facts = _sampled(files, home, machine, tokenizer)
     size = parameters_of(folder)
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
@@ -236,7 +250,12 @@ def write_continuation(
 
 @dataclass(frozen=True)
 class Text:
-    """The user's text. patterns: as given with --files; tokens: estimated from a sample."""
+    """The user's text.
+
+    Attributes:
+        patterns: as given with --files.
+        tokens: estimated from a sample.
+    """
 
     patterns: list[str]
     files: list[TextFile]
@@ -260,8 +279,8 @@ def _sampled(
     tokens = sampled_tokens(files, tokenizer)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
         raise DataError(
-            f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model needs "
-            f"{FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
+            f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model "
+            f"needs {FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
         )
     return Text(patterns, files, tokens), probe(home, machine=machine)
 
@@ -280,31 +299,19 @@ def _write(
         model: the comment beside its section `model`.
         note: a sentence for the comment at its beginning.
     """
-    path, every = shlex.quote(str(output)), max(1, fitted.steps // 20)
-    size = {
-        "max_steps": fitted.steps,
-        "global_batch_size": fitted.batch,
-        "micro_batch_size": "auto",
-    }
-    rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
-    sections = {
-        "data": fitted.mapping["data"]
-        | {"files": text.patterns}
-        | _held_out(text.files, fitted.length),
-        "model": fitted.mapping["model"],
-        "train": fitted.mapping["train"] | size | fitted.saving | rest,
-        "runtime": {"name": output.stem},
-    }
+    path = shlex.quote(str(output))
     head = [
-        f"Written by `infini-llama init` for {_machine(facts)} and about {_count(text.tokens)} tokens of text.",
+        f"Written by `infini-llama init` for {_machine(facts)} and about {_count(text.tokens)} "
+        "tokens of text.",
         f"Run it: infini-llama run {path}",
-        f"Keys that are left out have their default. `infini-llama estimate {path}` prints memory and compute.",
-        *([note] if note else []),
+        f"Keys that are left out have their default. `infini-llama estimate {path}` prints memory "
+        "and compute.",
     ]
-    lines = [
-        *(f"# {line}" for line in head),
-        *_lines(sections, _comments(fitted, text) | {"model": model}),
-    ]
+    if note:
+        head.append(note)
+    sections = _sections(fitted, text, output.stem)
+    comments = _comments(fitted, text) | {"model": model}
+    lines = [*(f"# {line}" for line in head), *_lines(sections, comments)]
     content = "\n".join(lines) + "\n"
     parse_config(parse_yaml(content))
     output.write_text(content, encoding="utf-8")
@@ -324,19 +331,22 @@ def _write(
 
 
 def _comments(fitted: "Fitted", text: Text) -> dict[str, str]:
-    """What stands beside keys, by their dotted names."""
+    """The comments beside keys, by their dotted names."""
     divides = f"; {fitted.workers} GPUs divide it" if fitted.workers > 1 else ""
     return {
-        "data.files": "paths, folders or globs: txt, md, rst, py, json, jsonl, ndjson, csv, tsv, parquet or arrow, also compressed",
+        "data.files": "paths, folders or globs: txt, md, rst, py, json, jsonl, ndjson, csv, tsv, "
+        "parquet or arrow, also compressed",
         "data.sequence_length": "tokens per sequence",
         "data.validation_fraction": "fraction of documents to hold out",
         "data.validation_files": "held out, instead of a fraction of the files, which are few",
         "data.tokenizer.vocab_size": "learned from your text",
         "model.attention": "softmax; infini: local attention and a compressive memory",
         "model.segment_length": "tokens per segment (infini)",
-        "train.max_steps": f"{_count(fitted.tokens)} tokens: {fitted.tokens / text.tokens:.1f} epoch(s) over your text, "
+        "train.max_steps": f"{_count(fitted.tokens)} tokens: "
+        f"{fitted.tokens / text.tokens:.1f} epoch(s) over your text, "
         f"{fitted.tokens / fitted.parameters:.0f} tokens per parameter",
-        "train.global_batch_size": f"sequences per step: {_count(fitted.batch * fitted.length)} tokens{divides}",
+        "train.global_batch_size": "sequences per step: "
+        f"{_count(fitted.batch * fitted.length)} tokens{divides}",
         "train.micro_batch_size": "sequences per forward pass and worker: as many as fit and help",
         **{f"train.{key}": "to fit into the memory" for key in fitted.saving},
         "train.eval_steps": "steps; an evaluation also writes a sample",
@@ -352,7 +362,8 @@ def _lines(
     for key, value in section.items():
         if not within:
             yield ""
-        name, is_section = within + key, isinstance(value, dict)
+        name = within + key
+        is_section = isinstance(value, dict)
         line = "  " * within.count(".") + (f"{key}:" if is_section else f"{key}: {_value(value)}")
         yield f"{line:<{COMMENTS_AT}} # {comments[name]}" if name in comments else line
         if is_section:
@@ -371,31 +382,37 @@ def _value(value: object) -> str:
 
 
 def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) -> int:
-    """Tokens in these files, estimated from the text in some whole files of them; by the tokenizer, where it is known."""
-    read = text = 0
-    encoded = tokens = 0
-    for file in files[:: max(1, math.ceil(len(files) / SAMPLED_FILES))]:
+    """Tokens in these files, estimated from the text in some whole files of them.
+
+    The tokens are counted by the tokenizer, where it is known.
+    """
+    # Bytes of files that were read as a whole, and of the text in them.
+    read = 0
+    text = 0
+    # Bytes of text that the tokenizer encoded, and their tokens.
+    encoded = 0
+    tokens = 0
+    every = max(1, math.ceil(len(files) / SAMPLED_FILES))
+    for file in files[::every]:
         file_text = 0
         try:
             for record in file.records():
                 record = record if isinstance(record, str) else ""
                 if tokenizer is not None and file_text < ENCODED_BYTES:
                     sample = record[:ENCODED_BYTES]
-                    encoded, tokens = (
-                        encoded + len(sample.encode()),
-                        tokens + len(tokenizer.encode(sample).ids),
-                    )
+                    encoded += len(sample.encode())
+                    tokens += len(tokenizer.encode(sample).ids)
                 file_text += len(record.encode())
                 if file_text > SAMPLED_BYTES:
                     break
             else:
-                read, text = read + file.size(), text + file_text
+                read += file.size()
+                text += file_text
         except (Unreadable, OSError):  # preprocess names it
             continue
     bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
-    return int(
-        sum(file.size() for file in files) * (text / read if read else 1.0) / bytes_per_token
-    )
+    text_per_byte = text / read if read else 1.0
+    return int(sum(file.size() for file in files) * text_per_byte / bytes_per_token)
 
 
 @dataclass(frozen=True)
@@ -422,7 +439,11 @@ class Fitted:
 def _planned(
     size: Size, text: int, facts: MachineFacts, home: Path, overrides: Overrides, attention: str
 ) -> Fitted | None:
-    """A new model of this size with its length, batch and steps; None where it does not fit into the machine's memory."""
+    """A new model of this size with its length, batch and steps.
+
+    Returns:
+        None: it does not fit into the machine's memory.
+    """
     length = min(size.length, max(SHORTEST, 2 ** int(math.log2(text / 64))))
     mapping: dict[str, Any] = {
         "data": {
@@ -442,8 +463,10 @@ def _planned(
         "train": {"learning_rate": size.learning_rate},
     }
     total = parameters(model_of(PipelineConfig.model_validate(mapping)))
-    tokens = overrides.tokens or min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
-    tokens = min(tokens, overrides.tokens or int(_affordable(facts, overrides) / (6 * total)))
+    tokens = overrides.tokens
+    if not tokens:
+        enough = min(max(TOKENS_PER_PARAMETER * total, text), MOST_EPOCHS * text)
+        tokens = min(enough, int(_affordable(facts, overrides) / (6 * total)))
     return _fitted(mapping, size.vocab_size, size.batch, tokens, facts, home)
 
 
@@ -455,13 +478,18 @@ def _fitted(
     facts: MachineFacts,
     home: Path,
 ) -> Fitted | None:
-    """Batch, steps and what saves memory for a configuration; None where it does not fit into the machine's memory.
+    """Batch, steps and what saves memory for a configuration.
 
     Args:
-        most_per_step: tokens of a step at most; with few tokens in all, a step has fewer, so that there are enough steps.
+        most_per_step: tokens of a step at most; with few tokens in all, a step has fewer, so that
+            there are enough steps.
         tokens: of the whole training.
+
+    Returns:
+        None: it does not fit into the machine's memory.
     """
-    length, gpus = mapping["data"]["sequence_length"], max(1, len(facts.gpus))
+    length = mapping["data"]["sequence_length"]
+    gpus = max(1, len(facts.gpus))
     per_step = min(most_per_step, max(gpus * length, tokens // FEWEST_STEPS))
     batch = gpus * 2 ** max(0, round(math.log2(per_step / length / gpus)))
     for saving in SAVING if gpus > 1 else SAVING[:-1]:
@@ -475,10 +503,8 @@ def _fitted(
         )
         config = config.with_vocab_size(vocabulary)
         plan = plan_environment(config, facts)
-        need, have = (
-            bytes_of_plan(config, plan),
-            memory_per_worker(facts, plan.gpus, plan.nproc_per_node),
-        )
+        need = bytes_of_plan(config, plan)
+        have = memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
         if fits(need, have):
             steps = max(20, tokens // (batch * length))
             return Fitted(
@@ -503,9 +529,9 @@ def _choose(
         nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
         return nearest, f"the nearest to {_count(parameters)}"
     tokens = overrides.tokens or MOST_EPOCHS * text
-    enough = timely = [
-        plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens
-    ] or fitting[:1]
+    enough = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens]
+    enough = enough or fitting[:1]
+    timely = enough
     if overrides.tokens is None or overrides.hours:
         flops = _affordable(facts, overrides)
         timely = [plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= flops]
@@ -515,9 +541,9 @@ def _choose(
     if TOKENS_PER_PARAMETER * chosen.parameters > tokens:
         return chosen, "the smallest, since there is little text"
     if len(timely) < len(enough):
-        return (
-            chosen,
-            f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; --hours changes it",
+        return chosen, (
+            f"what trains in {overrides.hours or HOURS:g} hours at an assumed speed; "
+            "--hours changes it"
         )
     epochs = "" if overrides.tokens else f", from at most {MOST_EPOCHS} epochs"
     return chosen, f"{TOKENS_PER_PARAMETER} tokens per parameter{epochs}"
@@ -551,21 +577,43 @@ def _count(number: float) -> str:
 def _warning(text: Text, chosen: Fitted) -> str | None:
     if len(text.files) == 1 and _is_one_document(text.files[0]):
         return (
-            f"{text.files[0]} is one document, and whole documents are held out; split it into several files, or "
-            "name held-out text in data.validation_files."
+            f"{text.files[0]} is one document, and whole documents are held out; split it into "
+            "several files, or name held-out text in data.validation_files."
         )
     is_new = "init_from" not in chosen.mapping["train"]
     if is_new and TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text.tokens:
         need = TOKENS_PER_PARAMETER * chosen.parameters / MOST_EPOCHS
         return (
-            f"about {_count(text.tokens)} tokens are little text for {_count(chosen.parameters)} parameters, which learn from "
-            f"{_count(need)} or more; the model will repeat your text rather than write its own."
+            f"about {_count(text.tokens)} tokens are little text for {_count(chosen.parameters)} "
+            f"parameters, which learn from {_count(need)} or more; the model will repeat your text "
+            "rather than write its own."
         )
     return None
 
 
+def _sections(fitted: Fitted, text: Text, name: str) -> dict[str, Any]:
+    """The sections of the configuration of a run with this name."""
+    size = {
+        "max_steps": fitted.steps,
+        "global_batch_size": fitted.batch,
+        "micro_batch_size": "auto",
+    }
+    every = max(1, fitted.steps // 20)
+    rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
+    held_out = _held_out(text.files, fitted.length)
+    return {
+        "data": fitted.mapping["data"] | {"files": text.patterns} | held_out,
+        "model": fitted.mapping["model"],
+        "train": fitted.mapping["train"] | size | fitted.saving | rest,
+        "runtime": {"name": name},
+    }
+
+
 def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
-    """The key for held-out text: of a few files of one document each, a fraction may hold out none."""
+    """The key for held-out text.
+
+    A fraction of a few files of one document each may hold out none.
+    """
     few = len(files) < 20 and all(map(_is_one_document, files))
     if len(files) < 2 or not few:
         return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}

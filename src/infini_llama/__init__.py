@@ -5,7 +5,8 @@ Example:
 
     summary = run(PipelineConfig(data=DataConfig(files=["texts/**/*.txt"])))
 
-Names are imported when they are first used, so that `import infini_llama` loads neither torch nor pydantic.
+Names are imported when they are first used, so that `import infini_llama` loads neither torch nor
+pydantic.
 """
 
 from importlib import import_module
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from infini_llama.tasks.runs.load import load_run as load_run
 
 for _name in ("configs", "flows", "model", "tasks"):
-    if not (_folder := Path(__file__).with_name(_name)).is_dir():
+    _folder = Path(__file__).with_name(_name)
+    if not _folder.is_dir():
         raise ImportError(
-            f"{_folder} is not a link to the folder {_name}/ of the checkout, as in a download without links; run "
-            "`pip install .` there and start Python elsewhere, or clone with git -c core.symlinks=true."
+            f"{_folder} is not a link to the folder {_name}/ of the checkout, as in a download "
+            "without links; run `pip install .` there and start Python elsewhere, or clone with "
+            "git -c core.symlinks=true."
         )
 
 _MODULES = {

@@ -33,15 +33,19 @@ from infini_llama.tasks.records.estimate import (
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings, finding
 from infini_llama.tasks.train.initial import initial_weights
 
-# What a worker on a CPU holds beside its tensors: interpreter and libraries, and of the tensors' size what glibc's allocator keeps free
-# (0 to 0.3 in runs of 5 to 110 million parameters, docs/estimate.md).
-PROCESS, HOLES = 480_000_000, 0.2
+# What a worker on a CPU holds beside its tensors: interpreter and libraries, in bytes, and the
+# fraction of the tensors' size that glibc's allocator keeps free (0 to 0.3 in runs of 5 to 110
+# million parameters, docs/estimate.md).
+PROCESS = 480_000_000
+HOLES = 0.2
 
 
 def estimate(
     config: PipelineConfig, pinned: PinnedSettings | None = None
 ) -> tuple[EnvironmentPlan, Estimate]:
-    """The plan of the run that `config` describes, and its parameters, FLOPs per token and bytes per worker; nothing is built or trained.
+    """The plan of the run that `config` describes, and its estimate.
+
+    The estimate has parameters, FLOPs per token and bytes per worker. Nothing is built or trained.
 
     Args:
         pinned: of the run's first attempt, None before it.
@@ -50,9 +54,12 @@ def estimate(
         ConfigError: as the run itself would, except for a machine that is not this one.
     """
     config = config.with_vocab_size(vocabulary_of(config))
-    length, train = config.data.sequence_length, config.train
-    model, plan = model_of(config), plan_of(config, pinned)
-    sequences, micro = train.global_batch_size, plan.micro_batch_size
+    length = config.data.sequence_length
+    train = config.train
+    model = model_of(config)
+    plan = plan_of(config, pinned)
+    sequences = train.global_batch_size
+    micro = plan.micro_batch_size
     memory = bytes_of_plan(config, plan)
     state = checkpoint_bytes(model, train)
     if plan.device == "cpu":
@@ -94,11 +101,16 @@ def estimate(
 
 
 def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> EnvironmentPlan:
-    """The plan on this machine; where that cannot run the configuration, one of what it sets, with the reason as a finding."""
+    """The plan on this machine.
+
+    Where this machine cannot run the configuration, it is a plan of what the configuration sets,
+    with the reason as a finding.
+    """
     try:
         return plan_environment(config, probe(config.runtime.home), pinned)
     except ConfigError as refusal:
-        settings, train = config.environment, config.train
+        settings = config.environment
+        train = config.train
         device = "cuda" if settings.device == "cuda" else "cpu"
         default = "bf16" if device == "cuda" else "fp32"
         micro = train.least_micro_batch
@@ -127,15 +139,16 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
 
 
 def vocabulary_of(config: PipelineConfig) -> int:
-    """The vocabulary size of the weights to start from or of a given tokenizer, or the whole one to be learned."""
+    """The vocabulary size of the weights to start from, or of the tokenizer.
+
+    A tokenizer that is to be learned has the whole size that its configuration names.
+    """
     if initial := initial_weights(config.train.init_from):
         return initial.vocab_size
     tokenizer = config.data.tokenizer
-    return (
-        tokenizers.load(tokenizer).get_vocab_size()
-        if tokenizers.is_given(tokenizer)
-        else tokenizer.vocab_size
-    )
+    if tokenizers.is_given(tokenizer):
+        return tokenizers.load(tokenizer).get_vocab_size()
+    return tokenizer.vocab_size
 
 
 def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerToken:
