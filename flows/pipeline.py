@@ -240,7 +240,7 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
 
 
 def _without_free(data: object) -> object:
-    """The settings in `data` that a resumed run cannot change."""
+    """The settings in `data` without those that a resumed run may change."""
     if not isinstance(data, dict):
         return None
     return {name: value for name, value in data.items() if name not in FREE}

@@ -104,7 +104,7 @@ def estimate_text(estimate: "Estimate") -> str:
 def evaluation_text(evaluation: "Perplexity") -> str:
     """Results of `evaluate`: one line with and one without memory, and the losses by position."""
     measured = evaluation.measurements()
-    columns: dict[str, Sequence[float]] = {}
+    columns: dict[str, Sequence[float | None]] = {}
     for words, result in measured:
         if result.loss_by_part:
             columns[f"loss {words}".strip()] = result.loss_by_part
