@@ -8,28 +8,19 @@ import importlib
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any
-from unicodedata import category
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import is_panic, one_line, tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.encoder import (
-    Encode,
-    Ids,
-    encode_each,
-    encoder_of,
-    reference,
-)
-from infini_llama.tasks.preprocess.tokenizers.fragments import Cut, cut_of
+from infini_llama.tasks.preprocess.tokenizers.differing_characters import COMPOSED, CUT, has_any
+from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, Ids, encoder_of, reference
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import key_of
@@ -45,8 +36,6 @@ SAMPLED = 1000  # one document of so many is encoded by the reference too
 # Bytes of UTF-8; of a longer one its beginning: the reference takes 40 times as long, and a hundred
 # bytes of memory per token.
 LONGEST_SAMPLED = 2**15
-BEYOND = 0x34000  # no letter has a number so high
-ASCII = bytes(range(128))
 COMPARED = 1024  # texts at once
 FUZZ_STRINGS = 3000
 ALPHABETS = (
@@ -80,6 +69,7 @@ def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
         number = version(FAST)
         _gigatoken()
     except PackageNotFoundError:
+        log.info("%s is not installed: %s encodes the text, which takes longer", FAST, REFERENCE)
         return reference_engine()
     except Exception as error:
         # An installation can be broken in any way; it is not remembered, since it may be repaired.
@@ -251,49 +241,25 @@ def _sampling(encoder: Tokenizer) -> Encode:
 
 
 def fast_encoder(encoder: Tokenizer) -> Encode:
-    """gigatoken, except for pieces of text with characters younger than this Python's Unicode.
+    """gigatoken, but for texts with a character that it treats otherwise than the reference.
 
-    The reference encodes those. The tables of the engines are of different versions of Unicode:
-    what is a letter to one is none to another, and words are cut elsewhere (gigatoken 0.10.0 and
-    U+16ED1, for one).
+    The reference encodes those; see `differing_characters`.
     """
     fast = gigatoken_of(encoder.to_str())
     slow = reference(encoder)
-    cut = cut_of(encoder)
+    differing = CUT if encoder.normalizer is None else CUT + COMPOSED
 
     def encode(texts: list[bytes]) -> Ids:
         ids, offsets = fast(texts)
-        if not _is_young(b"".join([text for text in texts if not text.isascii()])):
+        if not has_any(b"".join([text for text in texts if not text.isascii()]), differing):
             return ids, offsets
         parts = np.split(ids, offsets[1:-1])
-        runs = [
-            run
-            for number, text in enumerate(texts)
-            if _is_young(text)
-            for run in _runs(number, text, cut)
-        ]
-        encoded = {
-            young: iter(
-                encode_each(engine, [text for _, is_young, text in runs if is_young == young])
-            )
-            for young, engine in ((True, slow), (False, fast))
-        }
-        for number, of_text in groupby(runs, key=itemgetter(0)):
-            parts[number] = np.concatenate([next(encoded[young]) for _, young, _ in of_text])
+        for number, text in enumerate(texts):
+            if has_any(text, differing):
+                parts[number] = slow([text])[0]
         return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
     return encode
-
-
-def _runs(number: int, text: bytes, cut: Cut) -> Iterator[tuple[int, bool, bytes]]:
-    """Pieces of a text in order, those with young characters apart from the others.
-
-    Yields:
-        The number of the text, whether the pieces have young characters, and the pieces.
-    """
-    pieces = (piece.encode() for piece in cut(text.decode()))
-    for young, run in groupby(pieces, _is_young):
-        yield number, young, b"".join(run)
 
 
 def gigatoken_of(description: str) -> Encode:
@@ -319,21 +285,3 @@ def _in_another_thread(action: Callable[[], Any]) -> Any:
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()
-
-
-def _is_young(text: bytes) -> bool:
-    if text.isascii():
-        return False
-    rest = text.translate(None, ASCII).decode()  # most of it is ASCII in most texts
-    return bool(
-        _young_characters().take(np.frombuffer(rest.encode("utf-32-le"), "<u4"), mode="clip").any()
-    )
-
-
-@cache
-def _young_characters() -> np.ndarray:
-    """bool [BEYOND + 1]: which characters this Python's Unicode does not know.
-
-    The last stands for all that follow.
-    """
-    return np.array([category(chr(number)) == "Cn" for number in range(BEYOND)] + [True])

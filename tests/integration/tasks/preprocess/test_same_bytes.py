@@ -37,7 +37,7 @@ def test_engines_workers_and_kills_do_not_change_the_bytes(
     data, digests, tokenizer, tmp_path, engine, workers, threads, monkeypatch
 ):
     if not find_spec(engine):
-        pytest.skip(f"{engine} is not installed (infini-llama[fast])")
+        pytest.skip(f"{engine} is not installed")
     text = f"{Path(json.__file__).parent.parent}/[a-h]*/*.py"
     plain = data(files=[text], tokenizer={"path": str(tokenizer)})
     settings = changed(plain, num_workers=workers)
