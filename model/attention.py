@@ -190,11 +190,11 @@ class Attention(nn.Module):
             q,
             k,
             v,
-            documents=layout.documents,
-            backend=self.backend,
-            dropout=self.dropout if self.training else 0.0,
-            ends=layout.boundaries,
-            keep_weights=self.keep_weights,
+            layout.documents,
+            self.backend,
+            self.dropout if self.training else 0.0,
+            layout.boundaries,
+            self.keep_weights,
         )
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

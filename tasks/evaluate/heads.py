@@ -1,6 +1,7 @@
-"""Attention heads of a pretrained model that retrieve, which are those that can learn to read from a memory.
+"""Attention heads of a pretrained model that retrieve.
 
-Measured with full attention, on texts with a hidden number and on repeated random tokens. See `HeadScores`.
+They are those that can learn to read from a memory. They are measured with full attention, on texts
+with a hidden number and on repeated random tokens. See `HeadScores`.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,15 +23,20 @@ from infini_llama.tasks.report.charts import import_matplotlib
 from infini_llama.tasks.storage.hf_folder import Folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
-TEXTS, FILLERS = 12, (64, 192, 320)  # tokens of filler, in turn
-REPETITIONS, REPEATED = 4, 64  # rows of random tokens, and how many are repeated in each
+TEXTS = 12
+FILLERS = (64, 192, 320)  # tokens of filler, in turn
+REPETITIONS = 4  # rows of random tokens
+REPEATED = 64  # tokens that are repeated in each of these rows
 
 
 def measure_heads(folder: Folder, seed: int) -> HeadScores:
-    """Scores of every head of the model in a folder, computed layer by layer with this package's own model and in fp32.
+    """Scores of every head of the model in a folder.
+
+    They are computed layer by layer with this package's own model and in fp32.
 
     Raises:
-        ConfigError: the folder's tensors are not those of its configuration, or its tokenizer cannot be read.
+        ConfigError: the folder's tensors are not those of its configuration, or its tokenizer
+            cannot be read.
         DataError: a file is damaged.
     """
     tokenizer = tokenizers.load(TokenizerConfig(path=str(folder.path)))
@@ -38,9 +44,8 @@ def measure_heads(folder: Folder, seed: int) -> HeadScores:
     load_pretrained(model, folder.path)
     model.eval()
     random = Random(seed)
-    texts = [
-        text_with_number(tokenizer, filler, random) for filler in islice(cycle(FILLERS), TEXTS)
-    ]
+    fillers = islice(cycle(FILLERS), TEXTS)
+    texts = [text_with_number(tokenizer, filler, random) for filler in fillers]
     measured = [retrieval(model, text) for text in texts]
     mean = torch.stack([scores for scores, _ in measured]).mean(dim=0)
     return HeadScores(
@@ -61,22 +66,26 @@ def text_with_number(tokenizer: Tokenizer, filler: int, random: Random) -> Asked
 
 @torch.inference_mode()
 def retrieval(model: Llama, asked: Asked) -> tuple[torch.Tensor, bool]:
-    """Retrieval scores [layers, H] in one text, and whether every token of the answer is the likeliest one."""
-    ids, size = [*asked.tokens(), *asked.answer], len(asked.answer)
+    """Retrieval scores [layers, H] in one text, and whether the model finds the answer.
+
+    It does if every token of the answer is the likeliest one.
+    """
+    ids = [*asked.tokens(), *asked.answer]
+    size = len(asked.answer)
     mentions = [
         place
         for place in range(asked.length - size + 1)
         if ids[place : place + size] == asked.answer
     ]
-    before = torch.arange(
-        asked.length - 1, asked.length - 1 + size
-    )  # the tokens that the answer is predicted from
+    # The tokens that the answer is predicted from.
+    before = torch.arange(asked.length - 1, asked.length - 1 + size)
     weights, hidden = model.attention_weights(torch.tensor([ids]), before)
-    to_digits = torch.stack(
-        [weights[:, 0, :, at, [place + at for place in mentions]].sum(-1) for at in range(size)]
-    )
+    to_digits: list[torch.Tensor] = []
+    for number in range(size):
+        places = [place + number for place in mentions]
+        to_digits.append(weights[:, 0, :, number, places].sum(-1))
     chosen = model.logits(hidden[0, before]).argmax(dim=-1)
-    return to_digits.mean(dim=0), chosen.tolist() == asked.answer
+    return torch.stack(to_digits).mean(dim=0), chosen.tolist() == asked.answer
 
 
 @torch.inference_mode()
@@ -94,22 +103,31 @@ def _rounded(scores: torch.Tensor) -> Scores:
 
 
 def save_picture(scores: HeadScores, target: Path) -> None:
-    """A PNG or SVG, by its name's end: retrieval and induction beside each other, layers by heads; dots mark `for_memory`."""
+    """Save retrieval and induction beside each other, layers by heads; dots mark `for_memory`.
+
+    Args:
+        target: a PNG or SVG, by its name's end.
+    """
     import_matplotlib()
     from matplotlib.figure import Figure
 
-    layers, heads = len(scores.retrieval), len(scores.retrieval[0])
+    layers = len(scores.retrieval)
+    heads = len(scores.retrieval[0])
     drawn = Figure(figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained")
     measured = {"retrieval": scores.retrieval, "induction": scores.induction}
     image = None
-    for axes, (title, values) in zip(
-        drawn.subplots(1, 2, sharey=True), measured.items(), strict=True
-    ):
+    panels = drawn.subplots(1, 2, sharey=True)
+    for axes, (title, values) in zip(panels, measured.items(), strict=True):
         image = axes.imshow(
-            values, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest"
+            values,
+            vmin=0,
+            vmax=1,
+            cmap="viridis",
+            aspect="auto",
+            interpolation="nearest",
         )
         axes.scatter(
-            [h for _, h in scores.for_memory],
+            [head for _, head in scores.for_memory],
             [layer for layer, _ in scores.for_memory],
             s=12,
             color="#d04010",

@@ -1,8 +1,10 @@
-"""Passkey retrieval: whether a model finds what it read long before, by length and depth, or by segment boundaries, in constant memory.
+"""Passkey retrieval: whether a model finds what it read long before, in constant memory.
 
-After Mohtashami and Jaggi 2023, arXiv 2305.16300, section 4.2, and Munkhdalai et al. 2024, arXiv 2404.07143, table 3. The number is
-asked for at the end; it counts as found where every one of its tokens is the likeliest after the right ones before it, which is when
-greedy decoding would give it. For a model with a memory, `controls` say whether the memory holds the number.
+It is measured by length and depth, or by segment boundaries, after Mohtashami and Jaggi 2023, arXiv
+2305.16300, section 4.2, and Munkhdalai et al. 2024, arXiv 2404.07143, table 3. The number is asked
+for at the end; it counts as found where every one of its tokens is the likeliest after the right
+ones before it, which is when greedy decoding would give it. For a model with a memory, `controls`
+say whether the memory holds the number.
 """
 
 import logging
@@ -54,13 +56,12 @@ class Asked:
     vocab_size: int
 
     def tokens(self) -> Iterator[int]:
-        rest = self.before % len(
-            self.filler
-        )  # the filler continues where what is hidden interrupts it
+        """All tokens from the first to the last of the question."""
+        earlier = islice(cycle(self.filler), self.before)
+        # The filler continues where what is hidden interrupts it.
+        rest = self.before % len(self.filler)
         later = islice(cycle([*self.filler[rest:], *self.filler[:rest]]), self.after)
-        return chain(
-            self.head, islice(cycle(self.filler), self.before), self.hidden, later, self.question
-        )
+        return chain(self.head, earlier, self.hidden, later, self.question)
 
     @property
     def length(self) -> int:
@@ -73,7 +74,11 @@ class Asked:
         return replace(self, hidden=[], after=len(self.hidden) + self.after)
 
     def boundaries(self, segment_length: int) -> int:
-        """Segment boundaries between the last token of the last mention and the token from which the answer is predicted."""
+        """Segment boundaries between the last mention and the answer.
+
+        They are counted from the mention's last token to the token from which the answer is
+        predicted.
+        """
         mention = last_mention(self.hidden, self.answer) or 0
         end = len(self.head) + self.before + mention + len(self.answer) - 1
         return (self.length - 1) // segment_length - end // segment_length
@@ -86,7 +91,11 @@ def last_mention(hidden: list[int], answer: list[int]) -> int | None:
 
 
 def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
-    """A text of at most `length` tokens with `key` at `depth` of its filler, 0 at its beginning and 1 at its end.
+    """A text of at most `length` tokens with a hidden number.
+
+    Args:
+        depth: place of the number in the filler, 0 at its beginning and 1 at its end.
+        key: the number.
 
     Raises:
         ConfigError: the length has no room for the number and the question.
@@ -97,38 +106,43 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
     least = len(head) + len(hidden) + len(question)
     if length < least:
         raise ConfigError(
-            f"--lengths or evaluate.passkey_lengths, {length}: the number and the question alone take {least} "
-            "tokens; give at least that many."
+            f"--lengths or evaluate.passkey_lengths, {length}: the number and the question alone "
+            f"take {least} tokens; give at least that many."
         )
     count = (length - least) // len(filler)
     before = round(depth * count)
     after = (count - before) * len(filler)
     return Asked(
-        head,
-        filler,
-        before * len(filler),
-        hidden,
-        after,
-        question,
-        answer,
-        tokenizer.get_vocab_size(),
+        head=head,
+        filler=filler,
+        before=before * len(filler),
+        hidden=hidden,
+        after=after,
+        question=question,
+        answer=answer,
+        vocab_size=tokenizer.get_vocab_size(),
     )
 
 
 def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
     """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
-    head, answer = in_text(tokenizer, HEAD + "".join(hidden.others), ""), f" {hidden.answer}"
-    parts = [in_text(tokenizer, part) for part in (hidden.statement, hidden.question)]
-    return [head, *parts, in_text(tokenizer, answer, hidden.question)]
+    return [
+        in_text(tokenizer, HEAD + "".join(hidden.others), ""),
+        in_text(tokenizer, hidden.statement),
+        in_text(tokenizer, hidden.question),
+        in_text(tokenizer, f" {hidden.answer}", hidden.question),
+    ]
 
 
 def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
-    """Tokens of a text that follows another one: Llama 2's tokenizer, for example, puts a space before what it encodes."""
+    """Tokens of a text that follows another one.
+
+    Llama 2's tokenizer, for example, puts a space before what it encodes.
+    """
     with tokenizer_faults():
-        first, both, by_itself = (
-            tokenizer.encode(each, add_special_tokens=False).ids
-            for each in (before, before + text, text)
-        )
+        first = tokenizer.encode(before, add_special_tokens=False).ids
+        both = tokenizer.encode(before + text, add_special_tokens=False).ids
+        by_itself = tokenizer.encode(text, add_special_tokens=False).ids
     return both[len(first) :] if both[: len(first)] == first else by_itself
 
 
@@ -140,10 +154,12 @@ def ask_across(
     random: Random,
     filler: list[int],
 ) -> Asked:
-    """A text in which every token of the answer is predicted `ends` segment boundaries after its last mention.
+    """A text whose answer is predicted `ends` segment boundaries after its last mention.
 
-    That mention stands whole in one segment, and all tokens from which the answer is predicted in another. Other mentions, and what
-    else is hidden, are at least as far. The filler's tokens are repeated as often as needed, from a random one on, and cut anywhere.
+    That holds for every token of the answer. The mention stands whole in one segment, and all
+    tokens from which the answer is predicted in another. Other mentions, and what else is hidden,
+    are at least as far. The filler's tokens are repeated as often as needed, from a random one on,
+    and cut anywhere.
 
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
@@ -155,26 +171,32 @@ def ask_across(
     last = last_mention(hidden, answer)
     if last is None or size > segment_length:
         raise ConfigError(
-            f"--segments: the answer's {size} tokens do not fit into segments of {segment_length}, or this tokenizer joins them to other "
-            "text; use a tokenizer whose digits stay single and longer segments."
+            f"--segments: the answer's {size} tokens do not fit into segments of {segment_length}, "
+            "or this tokenizer joins them to other text; "
+            "use a tokenizer whose digits stay single and longer segments."
         )
     somewhere = random.randrange(2 * segment_length)
     for before in range(somewhere, somewhere + segment_length):
         place = len(head) + before + last
         # Without more filler, the answer's first token is predicted from `start`.
-        start, target = (
-            len(head) + before + len(hidden) + len(question) - 1,
-            place // segment_length + ends,
-        )
-        first, final = max(start, target * segment_length), (target + 1) * segment_length - size
+        start = len(head) + before + len(hidden) + len(question) - 1
+        target = place // segment_length + ends
+        first = max(start, target * segment_length)
+        final = (target + 1) * segment_length - size
         if place % segment_length <= segment_length - size and first <= final:
-            after = random.randint(first, final) - start
             return Asked(
-                head, filler, before, hidden, after, question, answer, tokenizer.get_vocab_size()
+                head=head,
+                filler=filler,
+                before=before,
+                hidden=hidden,
+                after=random.randint(first, final) - start,
+                question=question,
+                answer=answer,
+                vocab_size=tokenizer.get_vocab_size(),
             )
     raise ConfigError(
-        f"--segments {ends}: the text between number and answer alone crosses more boundaries of segments of {segment_length} tokens; "
-        "give more boundaries."
+        f"--segments {ends}: the text between number and answer alone crosses more boundaries "
+        f"of segments of {segment_length} tokens; give more boundaries."
     )
 
 
@@ -184,7 +206,8 @@ class Begun:
 
     Attributes:
         states: after the segments before.
-        rest: the tokens of that segment, which has read nothing but M and z of the others; of softmax attention the last token.
+        rest: the tokens of that segment, which has read nothing but M and z of the others; of
+            softmax attention the last token.
     """
 
     asked: Asked
@@ -196,7 +219,8 @@ class Begun:
 def begin(model: Llama, asked: Asked) -> Begun:
     """Read all but the segment that the answer is predicted from."""
     size = 1 if model.config.attention == "softmax" else model.config.segment_length
-    first, tokens = (asked.length - 1) // size * size, asked.tokens()
+    first = (asked.length - 1) // size * size
+    tokens = asked.tokens()
     states = model.new_states(1, capacity=asked.length + len(asked.answer))
     if model.uses_memory():
         remember(model, islice(tokens, first), states)
@@ -209,12 +233,15 @@ def begin(model: Llama, asked: Asked) -> Begun:
 
 
 def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
-    """Read whole segments into a model's memory. Of segments that are equal, layers below the first memory are computed once."""
-    size, known = model.config.segment_length, dict[tuple[int, ...], torch.Tensor]()
-    while piece := [
-        segment for _ in range(max(1, PIECE // size)) if (segment := tuple(islice(tokens, size)))
-    ]:
-        if new := [segment for segment in dict.fromkeys(piece) if segment not in known]:
+    """Read whole segments into a model's memory.
+
+    Of segments that are equal, layers below the first memory are computed once.
+    """
+    size = model.config.segment_length
+    known: dict[tuple[int, ...], torch.Tensor] = {}
+    for piece in _segments(tokens, size, max(1, PIECE // size)):
+        new = [segment for segment in dict.fromkeys(piece) if segment not in known]
+        if new:
             if len(known) + len(new) > KNOWN_SEGMENTS:
                 known.clear()
                 new = list(dict.fromkeys(piece))
@@ -223,8 +250,29 @@ def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
         model.remember(torch.cat([known[segment] for segment in piece])[None], states)
 
 
+def _segments(
+    tokens: Iterator[int],
+    size: int,
+    at_a_time: int,
+) -> Iterator[list[tuple[int, ...]]]:
+    """Segments of `size` tokens, in lists of at most `at_a_time`."""
+    while True:
+        segments: list[tuple[int, ...]] = []
+        for _ in range(at_a_time):
+            segment = tuple(islice(tokens, size))
+            if segment:
+                segments.append(segment)
+        if not segments:
+            return
+        yield segments
+
+
 def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:
-    """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}; `measure` takes whether the memory is used."""
+    """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}.
+
+    Args:
+        measure: takes whether the memory is used.
+    """
     if not model.uses_memory():
         return {"model": measure(False)}
     results = {"memory": measure(True)}
@@ -242,8 +290,9 @@ def read(model: Llama, tokens: list[int], states: States) -> torch.Tensor:
 
 @torch.inference_mode()
 def right_tokens(model: Llama, begun: Begun) -> list[bool]:
-    """For each token of the answer whether it is the likeliest one, after the right ones before it."""
-    states, before_last = deepcopy(begun.states), begun.asked.answer[:-1]
+    """Whether each token of the answer is the likeliest one, after the right ones before it."""
+    states = deepcopy(begun.states)
+    before_last = begun.asked.answer[:-1]
     hidden = read(model, begun.rest, states)[:, -1:]
     if before_last:
         hidden = torch.cat((hidden, read(model, before_last, states)), dim=1)
@@ -253,10 +302,15 @@ def right_tokens(model: Llama, begun: Begun) -> list[bool]:
 
 @torch.inference_mode()
 def greedy_tokens(
-    model: Llama, rest: list[int], states: States, count: int, vocab_size: int
+    model: Llama,
+    rest: list[int],
+    states: States,
+    count: int,
+    vocab_size: int,
 ) -> list[int]:
     """`count` tokens of greedy decoding after `rest`, with IDs below `vocab_size`."""
-    states, written = deepcopy(states), list[int]()
+    states = deepcopy(states)
+    written: list[int] = []
     for _ in range(count):
         hidden = read(model, [written[-1]] if written else rest, states)[:, -1]
         written.append(int(model.logits(hidden)[0, :vocab_size].argmax()))
@@ -265,21 +319,21 @@ def greedy_tokens(
 
 @torch.inference_mode()
 def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
-    """Whether it is M and z that hold the number: each text's last segment is read after another text, and after filler alone.
+    """Whether it is M and z that hold the number.
 
-    Numbers that the two texts have in common are not counted.
+    Each text's last segment is read after another text, and after filler alone. Numbers that the
+    two texts have in common are not counted.
     """
     own_text = other_text = pairs = filler = 0
     empty = begin(model, texts[0].asked.without_hidden).states
     for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
-        answer, others = mine.asked.answer, theirs.asked.answer
-        filler += (
-            greedy_tokens(model, mine.rest, empty, len(answer), mine.asked.vocab_size) == answer
-        )
+        answer = mine.asked.answer
+        others = theirs.asked.answer
+        vocab_size = mine.asked.vocab_size
+        after_filler = greedy_tokens(model, mine.rest, empty, len(answer), vocab_size)
+        filler += after_filler == answer
         if len(answer) == len(others) and answer != others:
-            written = greedy_tokens(
-                model, mine.rest, theirs.states, len(answer), mine.asked.vocab_size
-            )
+            written = greedy_tokens(model, mine.rest, theirs.states, len(answer), vocab_size)
             pairs += 1
             own_text += written == answer
             other_text += written == others
@@ -291,10 +345,15 @@ def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
 
 
 def _measured(
-    model: Llama, texts: list[Asked], length: int, depth: float | None
+    model: Llama,
+    texts: list[Asked],
+    length: int,
+    depth: float | None,
 ) -> dict[str, PasskeyResult]:
-    """Retrieval by a model: {"model": …}, or for one with a memory {"memory": …, "no_memory": …}."""
-    segments = model.config.attention != "softmax"
+    """Retrieval by a model, by name as `with_and_without_memory` returns it."""
+    boundaries = None
+    if model.config.attention != "softmax":
+        boundaries = max(asked.boundaries(model.config.segment_length) for asked in texts)
 
     def result(with_memory: bool) -> PasskeyResult:
         begun = [begin(model, asked) for asked in texts]
@@ -306,9 +365,7 @@ def _measured(
             tokens=max(asked.length for asked in texts),
             depth=depth,
             distance=max(asked.after for asked in texts),
-            boundaries=max(asked.boundaries(model.config.segment_length) for asked in texts)
-            if segments
-            else None,
+            boundaries=boundaries,
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
@@ -326,12 +383,14 @@ def passkey(
     samples: int,
     seed: int = 0,
 ) -> list[dict[str, PasskeyResult]]:
-    """Retrieval at every length and depth, over `samples` numbers each, the same ones for every model.
+    """Retrieval at every length and depth, over `samples` numbers each.
+
+    The numbers are the same ones for every model.
 
     Raises:
         ConfigError: a length is too short.
     """
-    results = list[dict[str, PasskeyResult]]()
+    results: list[dict[str, PasskeyResult]] = []
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
@@ -359,20 +418,21 @@ def passkey_across(
     Raises:
         ConfigError: as `ask_across`.
     """
-    results, size = list[dict[str, PasskeyResult]](), model.config.segment_length
+    results: list[dict[str, PasskeyResult]] = []
+    size = model.config.segment_length
     for count in ends:
         random = Random(f"{seed}-{count}")
         texts = [
             ask_across(tokenizer, size, count, FORMS[form](random), random, filler)
             for _ in range(samples)
         ]
-        results.append(_measured(model, texts, max(asked.length for asked in texts), None))
+        length = max(asked.length for asked in texts)
+        results.append(_measured(model, texts, length, None))
         _log(f"{count} segment boundaries", results, len(ends))
     return results
 
 
 def _log(words: str, results: list[dict[str, PasskeyResult]], count: int) -> None:
     share = next(iter(results[-1].values())).found
-    log.info(
-        "%s: %.0f %%", words, 100 * share, extra={"progress": Reached(len(results), count, "cells")}
-    )
+    reached = Reached(len(results), count, "cells")
+    log.info("%s: %.0f %%", words, 100 * share, extra={"progress": reached})

@@ -1,4 +1,7 @@
-"""Perplexity over sequences of a dataset, over files in sequences, or over files as one stream in constant state."""
+"""Perplexity over sequences of a dataset, or over files.
+
+Files are read in sequences, or as one stream in constant state.
+"""
 
 import logging
 import math
@@ -44,12 +47,16 @@ class Measured:
     text_bytes: int = 0
 
     def add(
-        self, logits: torch.Tensor, labels: torch.Tensor, sizes: np.ndarray | None = None
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        sizes: np.ndarray | None = None,
     ) -> None:
         """Add the losses of labels [B, T].
 
         Args:
-            sizes: bytes of text that each label stands for, [B, T] or [T]; None: the sums by place are left as they are.
+            sizes: bytes of text that each label stands for, [B, T] or [T]; None: the sums by place
+                are left as they are.
         """
         losses = F.cross_entropy(
             logits.float().flatten(0, 1),
@@ -63,11 +70,16 @@ class Measured:
         self.targets += int(counted.sum())
         if sizes is not None:
             self.by_place[:, : nats.shape[1]] += [
-                part.sum(axis=0) for part in (nats, counted, sizes * counted)
+                nats.sum(axis=0),
+                counted.sum(axis=0),
+                (sizes * counted).sum(axis=0),
             ]
 
     def results(self, part: int | None) -> TextLoss:
-        """Loss in nats per token, perplexity, bits per byte; with `part` also those of each part of a sequence, `part` tokens long.
+        """Loss in nats per token, perplexity, bits per byte.
+
+        Args:
+            part: tokens of a part of a sequence, for those of each part too; None: only the whole.
 
         Raises:
             DataError: nothing was measured.
@@ -102,15 +114,25 @@ def part_of(model: Llama, length: int) -> int:
 
 @torch.inference_mode()
 def over_rows(
-    model: Llama, reader: TokenReader, token_bytes: np.ndarray, sequences: int | None, isolate: bool
+    model: Llama,
+    reader: TokenReader,
+    token_bytes: np.ndarray,
+    sequences: int | None,
+    isolate: bool,
 ) -> Measured:
-    """So many `representative_rows` of a split (None: all), each read as in training; bytes are those of the targets."""
+    """Sums over rows of a split, each read as in training; bytes are those of the targets.
+
+    Args:
+        sequences: number of `representative_rows`; None: all rows.
+        isolate: whether tokens see no other document, as in training.
+    """
     count = len(reader) if sequences is None else min(sequences, len(reader))
     chosen = representative_rows(reader, count)
     total = Measured(by_place=np.zeros((3, reader.sequence_length)))
     for start in range(0, count, BATCH):
         rows = chosen[start : start + BATCH]
-        tokens, mask = reader.gather(rows), reader.targets(rows)
+        tokens = reader.gather(rows)
+        mask = reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
         inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)
         total.add(model(inputs, *rest), labels, token_bytes[tokens[:, 1:]])
@@ -121,14 +143,16 @@ def over_rows(
 
 @torch.inference_mode()
 def over_text(model: Llama, ids: list[int], token_bytes: np.ndarray, total: Measured) -> None:
-    """Add a text whose first token is the end of the text before it, in rows that do not see one another.
+    """Add a text in rows that do not see one another.
 
-    Every token but the first is predicted once, so the bits per byte are those of the whole text.
+    Its first token is the end of the text before it. Every token but the first is predicted once,
+    so the bits per byte are those of the whole text.
     """
     length = total.by_place.shape[1]
     for start in range(0, len(ids) - 1, length):
-        row = torch.tensor([ids[start : start + length + 1]], device=model.lm_head.weight.device)
-        total.add(model(row[:, :-1]), row[:, 1:], token_bytes[ids[start + 1 : start + length + 1]])
+        tokens = ids[start : start + length + 1]
+        row = torch.tensor([tokens], device=model.lm_head.weight.device)
+        total.add(model(row[:, :-1]), row[:, 1:], token_bytes[tokens[1:]])
 
 
 @torch.inference_mode()
@@ -140,8 +164,8 @@ def streamed(model: Llama, ids: list[int], total: Measured) -> None:
     """
     if model.config.attention == "softmax":
         raise ConfigError(
-            "--stream reads a text of any length in constant state, which model.attention=softmax does not support; "
-            "remove --stream."
+            "--stream reads a text of any length in constant state, "
+            "which model.attention=softmax does not support; remove --stream."
         )
     states = model.new_states(1, capacity=0)
     for start in range(0, len(ids) - 1, PIECE):
@@ -151,7 +175,9 @@ def streamed(model: Llama, ids: list[int], total: Measured) -> None:
 
 
 def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
-    """Every text in these files, in the forms that data.files has, but not the files of this program.
+    """Every text in these files, in the forms that data.files has.
+
+    The files of this program are left out.
 
     Args:
         home: the folder of runs and datasets.
@@ -176,22 +202,16 @@ def over_texts(
     length: int,
     stream: bool,
 ) -> Measured:
-    """All of `texts`, each by itself: streamed, or in rows of `length` tokens. They are encoded as by preprocess.
+    """Sums over all of `texts`, each by itself: streamed, or in rows of `length` tokens.
+
+    They are encoded as by preprocess.
 
     Raises:
         DataError: the tokenizer fails, or has no token for too much of the texts.
     """
     total = Measured(by_place=np.zeros((3, length)))
     encoder = encoder_of(tokenizer)
-    if losses := losses_of(tokenizer):
-        unknown, lost, size = (
-            sum(part) for part in zip((0, 0, 0), *map(losses.of, texts), strict=True)
-        )
-        if is_too_much(lost, size):
-            raise DataError(
-                f"--files: the run's tokenizer has no token for {100 * lost / size:.3g} % of the text ({unknown:,} unknown tokens); at "
-                f"most {LARGEST_LOSS:.0%} may be lost; give other files."
-            )
+    _refuse_unknown_text(tokenizer, texts)
     for text in texts:
         with tokenizer_faults():
             ids = [end_of_text, *encoder.encode(text, add_special_tokens=False).ids]
@@ -201,6 +221,29 @@ def over_texts(
         else:
             over_text(model, ids, token_bytes, total)
     return total
+
+
+def _refuse_unknown_text(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    """Refuse texts of which the tokenizer has no token for too much.
+
+    Raises:
+        DataError: with the share that would be lost.
+    """
+    losses = losses_of(tokenizer)
+    if not losses:
+        return
+    unknown = lost = size = 0
+    for text in texts:
+        unknown_here, lost_here, size_here = losses.of(text)
+        unknown += unknown_here
+        lost += lost_here
+        size += size_here
+    if is_too_much(lost, size):
+        raise DataError(
+            f"--files: the run's tokenizer has no token for {100 * lost / size:.3g} % of the text "
+            f"({unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost; "
+            "give other files."
+        )
 
 
 def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:

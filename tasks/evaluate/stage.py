@@ -1,4 +1,7 @@
-"""Measures a trained model, for `infini-llama evaluate` and after training. Results are also kept in the run's folder."""
+"""Measurement of a trained model, for `infini-llama evaluate` and after training.
+
+Results are also kept in the run's folder.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -61,13 +64,17 @@ def evaluate(
     stream: bool = False,
     request: EvaluationRequest | None = None,
 ) -> Perplexity:
-    """Perplexity and bits per byte of a run's model; for Infini-attention with and without its memory.
+    """Perplexity and bits per byte of a run's model.
+
+    For Infini-attention they are measured with and without its memory.
 
     Args:
-        files: text to read instead of the run's dataset, in the forms of data.files, with the run's data.text_column.
+        files: text to read instead of the run's dataset, in the forms of data.files, with the run's
+            data.text_column.
         split: train or validation, of the run's dataset.
         sequences: number of sequences of it; None: all.
-        stream: read each text as one, in constant state, not in rows of the length that was trained.
+        stream: read each text as one, in constant state, not in rows of the length that was
+            trained.
         request: stored with the result, so that the last stage of a run finds it again.
 
     Raises:
@@ -90,7 +97,8 @@ def evaluate(
         reader = verified_reader(run_dir, split)
         isolate = lineage.train.document_masking
         read = partial(repairable()(over_rows), model, reader, token_bytes, sequences, isolate)
-        text, stream = f"{split} rows of {dataset.name}", False
+        text = f"{split} rows of {dataset.name}"
+        stream = False
     part = None if stream else part_of(model, length)
     losses = with_and_without_memory(model, lambda _: read().results(part))
     result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)
@@ -99,12 +107,15 @@ def evaluate(
 
 
 def verified_reader(run_dir: Path, split: str) -> TokenReader:
-    """Rows of one split of the dataset that a run was trained on, each file of which is verified before its first use.
+    """Rows of one split of the dataset that a run was trained on.
+
+    Each of its files is verified before its first use.
 
     Raises:
         DataError: the dataset is damaged, or another one than the run was trained on.
     """
-    dataset, bound = dataset_of(run_dir), RunFolder(run_dir).require_lineage().dataset
+    dataset = dataset_of(run_dir)
+    bound = RunFolder(run_dir).require_lineage().dataset
     table = dataset / ROW_TABLES / bound.row_table
     with repairable():
         digest = read_row_table(table).digest
@@ -125,7 +136,9 @@ def find_passkeys(
     seed: int = 0,
     request: EvaluationRequest | None = None,
 ) -> PasskeyRetrieval:
-    """Passkey retrieval of a run's model; for Infini-attention with and without its memory, and with that of another text.
+    """Passkey retrieval of a run's model.
+
+    For Infini-attention it is measured with and without its memory, and with that of another text.
 
     Args:
         lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
@@ -146,7 +159,9 @@ def find_passkeys_across(
     form: str,
     filler: str,
 ) -> PasskeyRetrieval:
-    """The same as `find_passkeys`, by the number of segment boundaries between what is hidden and the answer.
+    """Passkey retrieval by the number of segment boundaries between what is hidden and the answer.
+
+    It is measured as by `find_passkeys`.
 
     Args:
         form: what is hidden, of `FORMS`.
@@ -165,17 +180,14 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
     """Tokens of the text around what is hidden; see `find_passkeys_across`."""
     if filler == "text":
         reader = verified_reader(run_dir, "validation")
-        rows = rows_of_text(reader, dataset_of(run_dir))[
-            : -(-MOST_FILLER // reader.sequence_length)
-        ]
+        count = -(-MOST_FILLER // reader.sequence_length)
+        rows = rows_of_text(reader, dataset_of(run_dir))[:count]
         tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
+    if filler == "repeated":
+        return in_text(tokenizer, FILLER)
     random = Random(0)
-    text = (
-        FILLER
-        if filler == "repeated"
-        else "".join(random_words(random) for _ in range(MOST_FILLER // 20))
-    )
+    text = "".join(random_words(random) for _ in range(MOST_FILLER // 20))
     return in_text(tokenizer, text)
 
 
@@ -185,16 +197,13 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
     Raises:
         ConfigError: there is none.
     """
-    made = {
-        source.name for source in read_dataset(dataset).meta.sources if source.source == "passkey"
-    }
-    names, counts = (
-        [source.name for source in reader.sources],
-        [source.rows for source in reader.sources],
-    )
+    sources = read_dataset(dataset).meta.sources
+    made = {source.name for source in sources if source.source == "passkey"}
     rows = np.arange(len(reader), dtype=np.int64)
-    if names:  # rows stand in the order of their sources
-        rows = rows[~np.repeat([name in made for name in names], counts)]
+    if reader.sources:  # rows stand in the order of their sources
+        is_made = [source.name in made for source in reader.sources]
+        counts = [source.rows for source in reader.sources]
+        rows = rows[~np.repeat(is_made, counts)]
     if not len(rows):
         raise ConfigError(
             "--filler text: all held-out text has passkeys of its own; use repeated or random."
@@ -222,7 +231,10 @@ def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about = Evaluated(
-        run=run_dir.name, checkpoint=chosen.name, step=checkpoints.step_of(chosen), device=device
+        run=run_dir.name,
+        checkpoint=chosen.name,
+        step=checkpoints.step_of(chosen),
+        device=device,
     )
     return model.to(device), tokenizer, about
 
@@ -240,7 +252,9 @@ def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequ
 
 
 def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
-    """The measurements that `config.after_training` names; an earlier result for the same checkpoint and settings is reused.
+    """The measurements that `config.after_training` names.
+
+    An earlier result for the same checkpoint and settings is reused.
 
     Raises:
         ConfigError, DataError: as `evaluate` and `find_passkeys` do.
@@ -248,18 +262,25 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
     results: dict[str, Perplexity | PasskeyRetrieval] = {}
     for kind in config.measurements:
         request = _request(run_dir, config)
-        if (before := _measured_before(run_dir, kind, request)) is not None:
+        before = _measured_before(run_dir, kind, request)
+        if before is not None:
             log.info("%s of %s was already measured", kind, request.checkpoint)
             results[kind] = before
             continue
         log.info("measuring %s of %s", kind, request.checkpoint)
         if kind == "perplexity":
             results[kind] = evaluate(
-                run_dir, request.checkpoint, sequences=config.sequences, request=request
+                run_dir,
+                request.checkpoint,
+                sequences=config.sequences,
+                request=request,
             )
         else:
             results[kind] = find_passkeys(
-                run_dir, request.checkpoint, config.passkey_lengths, request=request
+                run_dir,
+                request.checkpoint,
+                config.passkey_lengths,
+                request=request,
             )
     return Evaluations.model_validate({kind: result.to_json() for kind, result in results.items()})
 
