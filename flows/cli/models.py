@@ -161,8 +161,7 @@ def heads_to_read_memory(folder: Folder, attention: str | None) -> HeadScores | 
     """Scores of the heads of a model with full attention that is to get a memory.
 
     Returns:
-        None: the model is not one of these, this machine's memory does not hold it, or no head can
-        learn to read a memory.
+        None: the model is not one of these, or this machine's memory does not hold it.
     """
     if attention != "infini" or folder.config.attention != "softmax":
         return None
