@@ -85,8 +85,7 @@ def _cores(facts: MachineFacts) -> Finding:
 def _memory(memory: Memory) -> Finding:
     limited = memory.limit == "control group"
     value = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB"
-    if limited:
-        value += " of this control group"
+    value += " of this control group" if limited else ""
     if memory.available >= 2 * GIB:
         return finding("memory available", value)
     fix = (
@@ -141,8 +140,7 @@ def _gpus(facts: MachineFacts) -> list[Finding]:
 def _gpu(number: int, gpu: Gpu) -> Finding:
     free = f"{gpu.free / GIB:.0f} of {gpu.memory / GIB:.0f} GiB free"
     value = f"{gpu.name}, {free}, {'bf16' if gpu.bf16 else 'no bf16'}"
-    if gpu.driver:
-        value += f", driver {gpu.driver}"
+    value += f", driver {gpu.driver}" if gpu.driver else ""
     if not gpu.is_busy:
         return finding(f"GPU {number}", value)
     users = (

@@ -32,9 +32,9 @@ PACKAGES = (
     "triton",
     "flash-attn",
 )
-# Variables of how threads of OpenMP wait for each other.
+# Variables that set how threads of OpenMP wait for each other.
 THREAD_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Variables of which freed memory glibc keeps.
+# Variables that set which freed memory glibc keeps.
 GLIBC_MEMORY = (
     "GLIBC_TUNABLES",
     "MALLOC_MMAP_MAX_",
@@ -42,7 +42,7 @@ GLIBC_MEMORY = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
 )
-# Variables of how torch divides a GPU's memory.
+# Variables that set how torch divides a GPU's memory.
 CUDA_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MEMORY_TUNABLE = re.compile(r"\bglibc\.malloc\.(mmap_max|mmap_threshold|trim_threshold|top_pad)=")
 # File systems where flock may not reach other machines, and renames and listings may lag.
