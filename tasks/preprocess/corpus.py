@@ -1,4 +1,7 @@
-"""The text that a configuration names: its parts, what is known of them, and the tokenizer that is given or learned from them."""
+"""The text that a configuration names.
+
+This is its parts, what is known of them, and the tokenizer that is given or learned from them.
+"""
 
 import logging
 from collections import Counter, defaultdict
@@ -58,10 +61,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OfSource(Generic[T]):
-    """Parts, or names of units, of one of data.sources, or of the section `data` (name ""), in order.
+    """Parts, or names of units, of one source, in order.
 
     Attributes:
-        training: of training files or the training split; a share of their documents may be held out.
+        name: of the source in data.sources; "" for the section `data`.
+        training: of training files or the training split; a share of their documents may be held
+            out.
         validation: of validation files or the validation split, which are held out as a whole.
     """
 
@@ -92,9 +97,12 @@ def learned_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
 def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataError:
     unknown, lost, size = loss.tolist()
     return DataError(
-        f"{file}: the tokenizer {data.tokenizer.path} has no token for {100 * lost / max(1, size):.3g} % of its text ({lost:,} of "
-        f"{size:,} bytes, {unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost, of a file and of all text. Use a "
-        f"tokenizer over bytes (without data.tokenizer.path one is trained on the text), or leave the file out of {file.key}."
+        f"{file}: the tokenizer {data.tokenizer.path} has no token for "
+        f"{100 * lost / max(1, size):.3g} % of its text ({lost:,} of {size:,} bytes, "
+        f"{unknown:,} unknown tokens); "
+        f"at most {LARGEST_LOSS:.0%} may be lost, of a file and of all text. "
+        "Use a tokenizer over bytes (without data.tokenizer.path one is trained on the text), "
+        f"or leave the file out of {file.key}."
     )
 
 
@@ -105,7 +113,9 @@ class LearnedTokenizer(Record):
 
 
 class Corpus:
-    """All text of one configuration: listed at first, and read part by part when `read` or `prepare` needs it.
+    """All text of one configuration.
+
+    It is listed at first, and read part by part when `read` or `prepare` needs it.
 
     Attributes:
         sources: in the order of their documents.
@@ -116,16 +126,20 @@ class Corpus:
     """
 
     def __init__(self, data: DataConfig, home: Path) -> None:
-        self.data, self.home = data, home
+        self.data = data
+        self.home = home
         self.sources: list[OfSource[Part]] = []
         self.not_text = NotText(home, data.not_text)
         for name, section in sections(data).items():
             files, held_out = files_of(section, name, self.not_text)
             share = 0.0 if held_out else data.validation_fraction
             mark = section.answer_after
-            self.sources.append(
-                OfSource(name, parts_of(files, share, mark), parts_of(held_out, 1.0, mark))
+            source = OfSource(
+                name=name,
+                training=parts_of(files, share, mark),
+                validation=parts_of(held_out, 1.0, mark),
             )
+            self.sources.append(source)
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = PartReports(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}
@@ -160,12 +174,15 @@ class Corpus:
     def recall(self) -> bool:
         """Look up earlier reports of the parts; True if all parts have one. No text is read."""
         for part in self.parts:
-            if part not in self.reports and (report := self.earlier_reports.get(part)) is not None:
+            if part in self.reports:
+                continue
+            report = self.earlier_reports.get(part)
+            if report is not None:
                 self.reports[part] = report
         return len(self.reports) == len(self.parts)
 
     def read(self) -> None:
-        """Reads the parts without a report, to name their units."""
+        """Read the parts without a report, to name their units."""
         self.recall()
         for part in self.parts:
             if part not in self.reports:
@@ -186,7 +203,9 @@ class Corpus:
         self.earlier_reports.remember(part, report)
 
     def prepare(self, recipe: Recipe, checksums: bool = False) -> Choice | None:
-        """Writes the units that are not in the store or do not verify there, by `data.num_workers` workers.
+        """Write the units that are not in the store or do not verify there.
+
+        They are written by `data.num_workers` workers.
 
         Args:
             checksums: see `verify_or_remove`.
@@ -210,10 +229,13 @@ class Corpus:
         if not missing:
             return None
         workers = choose_workers(self.data, missing, Machine())
-        if choice := workers.choice:
+        choice = workers.choice
+        if choice:
             log.info("%s: %s (%s)", choice.setting, choice.value, choice.reason)
-        done, total = 0, sum(part.size for part in missing)
-        for part, report in prepare_parts(Job(recipe, self.filters), missing, self.data, workers):
+        done = 0
+        total = sum(part.size for part in missing)
+        job = Job(recipe, self.filters)
+        for part, report in prepare_parts(job, missing, self.data, workers):
             self._remember(part, report)
             done += part.size
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
@@ -221,8 +243,10 @@ class Corpus:
 
     def _verify_or_remove_units(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
         """Whether the part was read and all of its units are there; see `verify_or_remove`."""
-        if (report := self.reports.get(part)) is None:
+        report = self.reports.get(part)
+        if report is None:
             return False
+        # Of all units, so that each damaged one is removed.
         verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
         return all(verified)
 
@@ -247,19 +271,29 @@ class Corpus:
         }
 
     def _dropped(self) -> set[Part]:
-        """Parts of large files of which a range is damaged. Damaged small files are left out by `PartReader`."""
+        """Parts of large files of which a range is damaged.
+
+        Damaged small files are left out by `PartReader`.
+        """
         ranges = [part for part in self.parts if part.span is not None]
         known = (part for part in ranges if part in self.reports)
         damaged = {part.files[0] for part in known if not self.reports[part].is_readable}
         return {part for part in ranges if part.files[0] in damaged}
 
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
-        """Which records are left out; the counts of duplicates are of a selection of the units."""
+        """The records that are left out.
+
+        Args:
+            duplicates, also_validation: counts of a selection of the units; see `Selection`.
+        """
         names = ("records", "empty", "too_short", "bad_records", "bad_files")
-        counts, bad, dropped = Counter[str](dict.fromkeys(names, 0)), list[str](), self._dropped()
+        counts = Counter[str](dict.fromkeys(names, 0))
+        bad = list[str]()
+        dropped = self._dropped()
         counts["bad_files"] = len({part.files[0] for part in dropped})
         for part in self.parts:
-            if (report := self.reports.get(part)) is None:
+            report = self.reports.get(part)
+            if report is None:
                 continue
             if part not in dropped:
                 counts.update({name: getattr(report, name) for name in names})
@@ -281,14 +315,15 @@ class Corpus:
         Raises:
             DataError: it is too much, of all text or of a file.
         """
-        losses, files = (
-            defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64)),
-            dict[str, TextFile](),
-        )
+        # Unknown tokens, lost bytes and all bytes of each file, int64 [3], by its name.
+        losses = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64))
+        files = dict[str, TextFile]()
         dropped = self._dropped()
         for part in self.parts:
-            for unit in () if part in dropped else self.reports[part].units:
-                if (lost := open_unit(recipe, unit.name).lost()) is None:
+            units = () if part in dropped else self.reports[part].units
+            for unit in units:
+                lost = open_unit(recipe, unit.name).lost()
+                if lost is None:
                     return Inexpressible()
                 begin = 0
                 for number, count in unit.files:
@@ -296,22 +331,17 @@ class Corpus:
                     files[str(file)] = file
                     losses[str(file)] += lost[begin : begin + count].sum(axis=0)
                     begin += count
-        worst = sorted(
-            (name for name in losses if losses[name][1]), key=lambda name: -losses[name][1]
-        )
+        worst = [name for name in losses if losses[name][1]]
+        worst.sort(key=lambda name: -losses[name][1])
         if not worst:
             return Inexpressible()
+        for name in worst:
+            _, lost_bytes, size = losses[name].tolist()
+            if lost_bytes > FEW_BYTES and is_too_much(lost_bytes, size):
+                raise _too_much_lost(files[name], losses[name], self.data)
         total = sum(losses.values(), np.zeros(3, np.int64))
-        bad = next(
-            (
-                name
-                for name in worst
-                if losses[name][1] > FEW_BYTES and is_too_much(*losses[name][1:].tolist())
-            ),
-            None,
-        )
-        if bad is not None or is_too_much(*total[1:].tolist()):
-            raise _too_much_lost(files[bad or worst[0]], losses[bad or worst[0]], self.data)
+        if is_too_much(*total[1:].tolist()):
+            raise _too_much_lost(files[worst[0]], losses[worst[0]], self.data)
         return Inexpressible(
             unknown=int(total[0]),
             share=float(total[1] / total[2]),

@@ -1,13 +1,14 @@
-"""The preprocess stage: text becomes units (tokens/units), and units become the dataset artifact that the other stages take.
+"""The preprocess stage: text becomes units, and units become the dataset that other stages take.
 
-The text is listed in parts (corpus, tokens/parts); each part is read into units, which are kept in a store; a selection of their
-documents is the dataset (tokens/dataset), over whose tokens the row tables (rows/tables) are computed.
+The text is listed in parts (corpus, tokens/parts). Each part is read into units (tokens/units),
+which are kept in a store. A selection of their documents is the dataset artifact (tokens/dataset),
+over whose tokens the row tables (rows/tables) are computed.
 """
 
 import logging
 import multiprocessing
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,7 @@ from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
 from infini_llama.tasks.preprocess.tokens.dataset import (
     Selection,
     SourceUnit,
+    WrittenSplit,
     describe_split,
     select,
     write_splits,
@@ -86,12 +88,12 @@ log = logging.getLogger("infini_llama.preprocess")
 
 
 def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef:
-    """`Preparation.build`."""
+    """Build the dataset of a text where it is missing; see `Preparation.build`."""
     return Preparation(data, home).build(repair)
 
 
 def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
-    """`Preparation.lookup`."""
+    """Look up the complete dataset of a text; see `Preparation.lookup`."""
     return Preparation(data, home).lookup()
 
 
@@ -118,7 +120,8 @@ class Preparation:
     """
 
     def __init__(self, data: DataConfig, home: Path) -> None:
-        self.data, self.home = data, home
+        self.data = data
+        self.home = home
         self.of_run: DatasetRef | None = None
         self.aside: Path | None = None
 
@@ -141,24 +144,32 @@ class Preparation:
         return self._planned()
 
     def lookup(self) -> DatasetRef | None:
-        """The reference of the complete dataset; None if it is incomplete, or if only reading the text would show it. No text is read."""
+        """The reference of the complete dataset. No text is read.
+
+        None if the dataset is incomplete, or if only reading the text would show it.
+        """
         if not self.corpus.recall():
             return None
         planned = self._planned()
         return self._reference(planned, built=[]) if self._is_complete(planned) else None
 
     def build(self, repair: bool = False) -> DatasetRef:
-        """Builds the token level and the row tables where they are missing; the same input gives the same bytes.
+        """Build the token level and the row tables where they are missing.
 
-        Two builders of the same text and settings: one builds, the other waits for it. Others share the store of units, and wait for each
-        other only where they build the same dataset. What a killed build has finished is in the store, and the next one does the rest.
+        The same input gives the same bytes.
+
+        Two builders of the same text and settings: one builds, the other waits for it. Others share
+        the store of units, and wait for each other only where they build the same dataset. What a
+        killed build has finished is in the store, and the next one does the rest.
 
         Args:
-            repair: verify every checksum of the dataset, and of its units if it is damaged. Only damaged units are encoded again; a
-                damaged dataset is assembled from its units, and its row tables are rebuilt if one of its shards is damaged.
+            repair: verify every checksum of the dataset, and of its units if it is damaged. Only
+                damaged units are encoded again; a damaged dataset is assembled from its units, and
+                its row tables are rebuilt if one of its shards is damaged.
 
         Returns:
-            the reference that the other stages take: path below home, digests, and the facts of both splits.
+            the reference that the other stages take: path below home, digests, and the facts of
+            both splits.
 
         Raises:
             ConfigError: the filesystem of the home folder lacks what a dataset needs.
@@ -191,24 +202,28 @@ class Preparation:
         locks = self.home / "locks"
         with (
             _locked(locks / f"prepare-{self.corpus.listing_key()[:12]}.lock"),
-            Lock(
-                locks / "units.lock", wait=FOREVER, shared=True
-            ),  # no unit is deleted by `gc`; see also `_tokenize`
+            # `gc` deletes no unit meanwhile, also none that another preparation reads.
+            Lock(locks / "units.lock", wait=FOREVER, shared=True),
         ):
             if repair:
                 planned = self.plan()
                 with self._locked_dataset(planned):
                     self._set_damaged_aside(planned)
-            if (reference := self.lookup()) is not None:
+            reference = self.lookup()
+            if reference is not None:
                 return reference
             require_device(self.data.device)  # before the work
             tokenized = self._tokenize(repair)
             planned = self._planned()
             with self._locked_dataset(planned):
-                return self._reference(planned, self._build_missing(planned, tokenized))
+                built = self._build_missing(planned, tokenized)
+                return self._reference(planned, built)
 
     def _locked_dataset(self, planned: DatasetPlan) -> AbstractContextManager[None]:
-        """The lock of the dataset's folder: the same text at other places has the same dataset, and another lock around its preparation."""
+        """The lock of the dataset's folder.
+
+        The same text at other places has the same dataset, and another lock around its preparation.
+        """
         return _locked(self.home / "locks" / f"dataset-{planned.key[:12]}.lock")
 
     def _planned(self) -> DatasetPlan:
@@ -216,7 +231,8 @@ class Preparation:
         if not any(report.units for report in corpus.reports.values()):
             log_left_out(corpus.left_out())
             raise DataError(
-                "all of the text is empty or skipped (data.min_length, data.on_bad_input), so there is none to train on; name other text."
+                "all of the text is empty or skipped (data.min_length, data.on_bad_input), "
+                "so there is none to train on; name other text."
             )
         key = tokens_key(self.data, corpus.units_by_source())
         first, *stages = [
@@ -245,32 +261,43 @@ class Preparation:
         tables = folder / ROW_TABLES
         stages = [tables / stage.row_table for stage in planned.curriculum]
         reference = dataset_ref(folder, tables / planned.table.row_table, self.home, built, stages)
-        provenance, at_its_build = describe(self.data), reference.text.left_out
+        provenance = describe(self.data)
+        at_its_build = reference.text.left_out
         # These two counts follow from the dataset; all others are of the text as it is today.
         left_out = self.corpus.left_out(at_its_build.duplicates, at_its_build.also_validation)
-        text = TextSummary(source=provenance.source, license=provenance.license, left_out=left_out)
+        text = TextSummary(
+            source=provenance.source,
+            license=provenance.license,
+            left_out=left_out,
+        )
         return changed(reference, text=text)
 
     def _set_damaged_aside(self, planned: DatasetPlan) -> None:
-        """Moves what does not have the bytes of its manifest aside; units that are damaged, too, are found when they are used."""
+        """Move aside what does not have the bytes of its manifest.
+
+        Units that are damaged, too, are found when they are used.
+        """
         folder = self._folder(planned)
-        for path, kind, key in [
+        artifacts = [
             *((table, ROW_TABLES, None) for table in row_tables(folder)),
             (folder, "dataset", planned.key),
-        ]:
+        ]
+        for path, kind, key in artifacts:
             try:
                 if path.exists():
                     check(path, kind, checksums=True, key=key)
             except Damaged as fault:
                 aside = move_aside(path)
                 log.warning("%s It was moved to %s.", fault, aside)
-                self.aside = aside if kind == "dataset" else self.aside
+                if kind == "dataset":
+                    self.aside = aside
 
     def _tokenize(self, repair: bool) -> _Tokenization:
-        """Writes the units that are missing, and with `repair` those of which a byte is wrong."""
-        data, corpus, notes = self.data, self.corpus, self.home / "engine-checks"
+        """Write the units that are missing, and with `repair` those of which a byte is wrong."""
+        corpus = self.corpus
+        notes = self.home / "engine-checks"
         tokenizer = corpus.load_or_train_tokenizer()
-        eos = end_of_text(tokenizer, data.tokenizer)
+        eos = end_of_text(tokenizer, self.data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         while True:
             engine = reference_engine() if is_small else choose_engine(tokenizer, notes)
@@ -279,14 +306,20 @@ class Preparation:
                 workers = corpus.prepare(recipe, repair)
             except EngineDiffers as fault:
                 remember_comparison(tokenizer, notes, str(fault))
-            else:  # perhaps another preparation with this recipe has met a difference meanwhile
+            else:
+                # Perhaps another preparation with this recipe has met a difference meanwhile.
                 if engine.name == REFERENCE or choose_engine(tokenizer, notes) == engine:
                     return _Tokenization(tokenizer, recipe, engine, workers)
-            # Its units may be wrong. They stay, since another preparation may read them; no later one uses them, and `gc` deletes them.
+            # Its units may be wrong. They stay, since another preparation may read them; no later
+            # one uses them, and `gc` deletes them.
             log.warning("all of the text is encoded again with another engine")
 
     def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenization) -> list[str]:
-        """Builds the levels of the dataset that are missing or lack files of their manifests, and returns their names."""
+        """Build the levels of the dataset that are missing or lack files of their manifests.
+
+        Returns:
+            names of these levels.
+        """
         built: list[str] = []
         folder = self._folder(planned)
         if not has_all_files(folder, "dataset", planned.key):
@@ -295,9 +328,8 @@ class Preparation:
             built.append("tokens")
             if aside:
                 _take_tables(aside, folder, planned.key)
-        for section, table in zip(
-            with_curriculum(self.data), (planned.table, *planned.curriculum), strict=True
-        ):
+        tables = (planned.table, *planned.curriculum)
+        for section, table in zip(with_curriculum(self.data), tables, strict=True):
             target = folder / ROW_TABLES / table.row_table
             if not has_all_files(target, ROW_TABLES, table.row_table_key):
                 _clear(target)
@@ -307,39 +339,22 @@ class Preparation:
         return built
 
     def _build_tokens(self, planned: DatasetPlan, tokenized: _Tokenization) -> None:
-        """Writes the token level of the dataset from the units of the text."""
-        data, folder = self.data, self._folder(planned)
-        texts = sections(data)
-        units = [
-            SourceUnit(
-                source.name,
-                open_unit(tokenized.recipe, name),
-                texts[source.name].loss_on == "answer",
-            )
-            for source in self.corpus.units_by_source()
-            for name in (*source.validation, *source.training)
-        ]
+        """Write the token level of the dataset from the units of the text."""
+        folder = self._folder(planned)
+        units = self._source_units(tokenized.recipe)
         folder.parent.mkdir(parents=True, exist_ok=True)
         inexpressible = self.corpus.inexpressible(tokenized.recipe)
-        selection = select([unit.unit for unit in units], data.deduplicate)
+        selection = select([unit.unit for unit in units], self.data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
         has_prompts = any(unit.has_prompts for unit in units)
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
             size = tokenizer.get_vocab_size()
             written = write_splits(units, selection, new, size, has_prompts)
-            for split in SPLITS:
-                if not written[split].shards:
-                    log_left_out(left_out)
-                    kept = sum(
-                        int(mask.sum()) for masks in selection.kept.values() for mask in masks
-                    )
-                    texts_kept = kept if data.deduplicate else kept - selection.duplicates
-                    raise self._too_few(split, kept, texts_kept, selection.also_validation)
-            trained = {shard.source for shard in written["train"].shards}
-            if untrained := next((name for name in texts if name not in trained), None):
+            fault = self._lack_of_text(written, units, selection)
+            if fault:
                 log_left_out(left_out)
-                raise _without_training(untrained, units, selection)
+                raise fault
             (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
             content = DatasetContent(
@@ -354,9 +369,9 @@ class Preparation:
             )
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
-                **describe(data).to_json(),  # pyright: ignore[reportArgumentType]
+                **describe(self.data).to_json(),  # pyright: ignore[reportArgumentType]
                 key=planned.key,
-                data=data.model_dump(mode="json"),
+                data=self.data.model_dump(mode="json"),
                 left_out=left_out,
                 inexpressible=inexpressible,
                 infini_llama=version("infini-llama"),
@@ -370,18 +385,50 @@ class Preparation:
             }
             commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
-    def _too_few(self, split: str, documents: int, distinct: int, copies: int) -> DataError:
+    def _source_units(self, recipe: Recipe) -> list[SourceUnit]:
+        """The units of the text, of each source its held-out ones first."""
+        texts = sections(self.data)
+        units = list[SourceUnit]()
+        for source in self.corpus.units_by_source():
+            has_prompts = texts[source.name].loss_on == "answer"
+            for name in (*source.validation, *source.training):
+                units.append(SourceUnit(source.name, open_unit(recipe, name), has_prompts))
+        return units
+
+    def _lack_of_text(
+        self,
+        written: Mapping[str, WrittenSplit],
+        units: Sequence[SourceUnit],
+        selection: Selection,
+    ) -> DataError | None:
+        """The error for a split without a document, or a source without one to train on."""
+        for split in SPLITS:
+            if not written[split].shards:
+                return self._too_few(split, selection)
+        trained = {shard.source for shard in written["train"].shards}
+        for name in sections(self.data):
+            if name not in trained:
+                return _without_training(name, units, selection)
+        return None
+
+    def _too_few(self, split: str, selection: Selection) -> DataError:
         data = self.data
+        copies = selection.also_validation
         if split == "train" and copies:
             return DataError(
-                f"all {copies} training document(s) are held-out text as well, which is not trained on; name other text to train on, or "
-                "to hold out (data.validation_files, data.validation_split)."
+                f"all {copies} training document(s) are held-out text as well, which is not "
+                "trained on; name other text to train on, or to hold out (data.validation_files, "
+                "data.validation_split)."
             )
+        documents = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
+        distinct = documents if data.deduplicate else documents - selection.duplicates
         other = ", change the fraction" if distinct > 1 else ""  # copies fall on the same side
         which = f" with {distinct} different text(s)" if distinct < documents else ""
         return DataError(
-            f"{documents} document(s){which} are too few to leave one for {'training' if split == 'train' else split} at "
-            f"data.validation_fraction={data.validation_fraction}; add files, split them into smaller ones{other}, "
+            f"{documents} document(s){which} are too few to leave one for "
+            f"{'training' if split == 'train' else split} at "
+            f"data.validation_fraction={data.validation_fraction}; "
+            f"add files, split them into smaller ones{other}, "
             "or name held-out text in data.validation_files."
         )
 
@@ -392,13 +439,20 @@ def _without_training(name: str, units: Sequence[SourceUnit], selection: Selecti
     held_out = sum(int(mask.sum()) for mask in kept["validation"])
     copies = sum(int((~mask).sum()) for masks in kept.values() for mask in masks)
     return DataError(
-        f"data.sources.{name} has no document to train on (held out: {held_out}; copies of others: {copies}); add text to it, name its "
-        "held-out text (validation_files, validation_split), or remove it."
+        f"data.sources.{name} has no document to train on "
+        f"(held out: {held_out}; copies of others: {copies}); add text to it, "
+        "name its held-out text (validation_files, validation_split), or remove it."
     )
 
 
 def _clear(folder: Path) -> Path | None:
-    """Under the lock: removes what killed builds of this artifact left, and moves a damaged one aside; returns where to."""
+    """Remove what killed builds of this artifact left, and move a damaged one aside.
+
+    The artifact's lock is held.
+
+    Returns:
+        the place of the damaged one.
+    """
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
     if not folder.exists():
@@ -409,20 +463,21 @@ def _clear(folder: Path) -> Path | None:
 
 
 def _take_tables(aside: Path, folder: Path, key: str) -> None:
-    """Moves the undamaged row tables of a dataset that was moved aside into its successor, which has the same tokens.
+    """Move the undamaged row tables of a dataset that was moved aside into its successor.
 
-    Those of damaged shards stay: a table may have been computed after the damage, with checksums that are right.
+    The successor has the same tokens. Tables of damaged shards stay: a table may have been computed
+    after the damage, with checksums that are right.
 
     Args:
         key: of the token level.
     """
     manifest = read_dataset(folder)
-    for file in (shard.file for split in SPLITS for shard in manifest.content[split].shards):
-        if (
-            not (aside / file).is_file()
-            or file_checksum(aside / file) != manifest.files[file].checksum
-        ):
-            log.warning("%s is damaged; the row tables of its dataset are rebuilt.", aside / file)
+    shards = (*manifest.content.train.shards, *manifest.content.validation.shards)
+    for shard in shards:
+        old = aside / shard.file
+        checksum = manifest.files[shard.file].checksum
+        if not old.is_file() or file_checksum(old) != checksum:
+            log.warning("%s is damaged; the row tables of its dataset are rebuilt.", old)
             return
     for table in row_tables(aside):
         try:
@@ -435,14 +490,18 @@ def _take_tables(aside: Path, folder: Path, key: str) -> None:
 
 
 def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
-    """Log the share of the sequences without a target, which teach nothing; a prompt longer than a sequence gives such."""
+    """Log the share of the sequences without a target, which teach nothing.
+
+    A prompt longer than a sequence gives such sequences.
+    """
     for table in reference.row_tables:
         for split in SPLITS:
             with repairable():
                 share = TokenReader(dataset, table.row_table, split).share_without_targets()
             if share:
                 log.warning(
-                    "%.3g %% of the %s sequences of %d tokens have no target: %s; lengthen data.sequence_length, or shorten the prompts",
+                    "%.3g %% of the %s sequences of %d tokens have no target: %s; "
+                    "lengthen data.sequence_length, or shorten the prompts",
                     100 * share,
                     split,
                     table.sequence_length,
@@ -453,16 +512,21 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
 
 
 def warn_of_unread_keys(data: DataConfig) -> None:
-    """Warns of keys that the source of a text does not read: a file has them, and an override or a form has changed the source."""
+    """Log keys that the source of a text does not read.
+
+    A file has them, and an override or a form has changed the source.
+    """
     for name, section in sections(data).items():
         place = f"data.sources.{name}" if name else "data"
-        if keys := ", ".join(f"{place}.{key}" for key in section.unread_keys):
+        keys = ", ".join(f"{place}.{key}" for key in section.unread_keys)
+        if keys:
             log.warning("not read with %s.source=%s: %s", place, section.source, keys)
 
 
 def log_left_out(report: LeftOut) -> None:
-    """Logs which records are left out, and why."""
-    if reasons := ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()):
+    """Log which records are left out, and why."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items())
+    if reasons:
         level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
         log.log(level, "%d records read: %s", report.records, "; ".join((reasons, *report.bad)))
     for place, count in report.own_files.items():
@@ -474,12 +538,16 @@ def log_left_out(report: LeftOut) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Locks one key; a second builder waits, however long the first one takes, and then uses what it built."""
+    """Lock one key.
+
+    A second builder waits, however long the first one takes, and then uses what it built.
+    """
     with ExitStack() as stack:
         try:
             stack.enter_context(Lock(path))
         except Busy:
-            # set while a spawned worker imports the script that started it: waiting would last forever
+            # Set while a spawned worker imports the script that started it: waiting would last
+            # forever.
             if getattr(multiprocessing.current_process(), "_inheriting", False):
                 raise RuntimeError(
                     "a worker ran the script again: guard it by if __name__ == '__main__':"

@@ -1,7 +1,8 @@
-"""The token level of a dataset: which documents of the units it has, and their Arrow streams in its folder.
+"""The token level of a dataset: its selection of documents of the units, and their Arrow streams.
 
-Exact duplicates and copies of validation text are found by the hashes in the units' tables. A stream of which every document is kept is
-linked into the folder; another is copied without the documents that are left out.
+Exact duplicates and copies of validation text are found by the hashes in the units' tables. A
+stream of which every document is kept is linked into the dataset's folder; another is copied
+without the documents that are left out.
 """
 
 import json
@@ -47,10 +48,11 @@ class Selection:
 
 
 def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
-    """Keeps the first of several documents with the same text if `drop_duplicates`, and no training document that is validation text.
+    """Select the documents to keep: no training document that is validation text.
 
     Args:
         units: in the order of their documents.
+        drop_duplicates: keep only the first of several documents with the same text.
     """
     # Validation text is numbered first, so that the first of several alike is held out if any is.
     order = [
@@ -60,7 +62,8 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     ]
     held_out = sum(count for split, count in order if split == "validation")
     total = sum(count for _, count in order)
-    is_first, is_leak = np.ones(total, dtype=bool), np.zeros(total, dtype=bool)
+    is_first = np.ones(total, dtype=bool)
+    is_leak = np.zeros(total, dtype=bool)
     tables = [unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units]
     for numbers, first in first_alike(tables, total):
         is_first[numbers] = numbers == first
@@ -73,13 +76,20 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     for split, count in order:
         kept[split].append(is_kept[begin : begin + count])
         begin += count
-    return Selection(kept, duplicates=int(is_copy.sum()), also_validation=int(is_leak.sum()))
+    return Selection(
+        kept,
+        duplicates=int(is_copy.sum()),
+        also_validation=int(is_leak.sum()),
+    )
 
 
 def first_alike(
-    tables: Sequence[np.ndarray], total: int
+    tables: Sequence[np.ndarray],
+    total: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Numbers of documents, and of each the first one with the same hash, int64 [some] each; memory holds about TOGETHER at a time.
+    """Numbers of documents, and of each the first one with the same hash, int64 [some] each.
+
+    Memory holds about TOGETHER documents at a time.
 
     Args:
         tables: hashes uint8 [documents, 16], mapped, in the order of their documents.
@@ -87,19 +97,27 @@ def first_alike(
     """
     groups = 1 + total // TOGETHER if total else 0
     for group in range(groups):
-        of_tables, before = [], 0
+        hashes_of_tables = list[np.ndarray]()
+        numbers_of_tables = list[np.ndarray]()
+        before = 0
         for table in tables:
-            high, low = np.ascontiguousarray(table).view("<u8").reshape(-1, 2).T
-            numbers = np.flatnonzero(low % np.uint64(groups) == group)
-            of_tables.append((high[numbers], low[numbers], numbers + before))
+            hashes = np.ascontiguousarray(table).view("<u8").reshape(-1, 2)
+            places = np.flatnonzero(hashes[:, 1] % np.uint64(groups) == group)
+            hashes_of_tables.append(hashes[places])
+            numbers_of_tables.append(places + before)
             before += len(table)
-        high, low, numbers = (np.concatenate(columns) for columns in zip(*of_tables, strict=True))
-        order = np.lexsort((low, high))  # which keeps equal ones in order
-        high, low, numbers = high[order], low[order], numbers[order]
+        hashes = np.concatenate(hashes_of_tables)
+        numbers = np.concatenate(numbers_of_tables)
+        # By the first half, then the second; equal ones stay in order.
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        hashes = hashes[order]
+        numbers = numbers[order]
+        high, low = hashes.T
         is_new = np.ones(len(order), dtype=bool)
         is_new[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
         if len(order):
-            yield numbers, numbers[is_new][np.cumsum(is_new) - 1]
+            firsts = numbers[is_new]
+            yield numbers, firsts[np.cumsum(is_new) - 1]
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,8 @@ class SourceUnit:
     """A unit and the one of data.sources that its text is of; "" where there is one source.
 
     Attributes:
-        has_prompts: its streams have a column with the tokens of each document's prompt (loss_on: answer).
+        has_prompts: its streams have a column with the tokens of each document's prompt
+            (loss_on: answer).
     """
 
     source: str
@@ -117,7 +136,12 @@ class SourceUnit:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A shard in the folder of a dataset; `bytes`: of its text; shortest, longest: of its documents, in tokens."""
+    """A shard in the folder of a dataset.
+
+    Attributes:
+        bytes: of its text.
+        shortest, longest: of its documents, in tokens.
+    """
 
     file: str
     source: str
@@ -144,11 +168,13 @@ def write_splits(
     vocab_size: int,
     has_prompts: bool,
 ) -> dict[str, WrittenSplit]:
-    """Writes the shards of both splits below `folder`, in the order of the units.
+    """Write the shards of both splits below `folder`, in the order of the units.
 
     Args:
-        selection: of these units. No token is read of a unit of which it keeps all or no documents, unless prompts are added.
-        has_prompts: whether the shards have a column with the tokens of each document's prompt: 0 where its unit has no prompts.
+        selection: of these units. No token is read of a unit of which it keeps all or no documents,
+            unless prompts are added.
+        has_prompts: whether the shards have a column with the tokens of each document's prompt: 0
+            where its unit has no prompts.
 
     Raises:
         Damaged: a stream that is to be copied is not what its unit says.
@@ -171,20 +197,34 @@ def _write(
     written: WrittenSplit,
     has_prompts: bool,
 ) -> None:
-    unit, file = source_unit.unit, f"{split}/data-{len(written.shards):05d}.arrow"
-    stream, path, facts = unit.shard_path(split), folder / file, unit.manifest.content[split]
-    checksum, size = unit.manifest.files[stream.name].checksum, facts.bytes
-    shortest, longest = facts.shortest_document, facts.longest_document
+    """Write the shard of the documents of a unit that are kept, and add it to `written`."""
+    unit = source_unit.unit
+    file = f"{split}/data-{len(written.shards):05d}.arrow"
+    path = folder / file
+    stream = unit.shard_path(split)
+    checksum = unit.manifest.files[stream.name].checksum
     if kept.all() and source_unit.has_prompts == has_prompts:
         _link(stream, path)
-        occurring, count = unit.counts(), facts.tokens
+        occurring = unit.counts()
         written.counts[occurring["token"]] += occurring[split]
+        facts = unit.manifest.content[split]
+        shard = WrittenShard(
+            file=file,
+            source=source_unit.source,
+            documents=int(kept.sum()),
+            tokens=facts.tokens,
+            bytes=facts.bytes,
+            shortest=facts.shortest_document,
+            longest=facts.longest_document,
+            checksum=checksum,
+        )
     else:
         with repairable():
             verify_checksum(stream, checksum)
         offsets, values = map_shard(stream)
-        lengths = np.diff(offsets)
-        tokens, lengths = values[np.repeat(kept, lengths)], lengths[kept]
+        all_lengths = np.diff(offsets)
+        lengths = all_lengths[kept]
+        tokens = values[np.repeat(kept, all_lengths)]
         prompts = (
             map_prompts(stream)[kept]
             if source_unit.has_prompts
@@ -192,18 +232,21 @@ def _write(
         )
         write_shard(path, tokens, lengths, prompts if has_prompts else None)
         written.counts += token_counts(tokens, len(written.counts))
-        size = int(unit.documents(split)["bytes"][kept].sum())
-        count, checksum = len(tokens), file_checksum(path)
-        shortest, longest = int(lengths.min()), int(lengths.max())
-    written.shards.append(
-        WrittenShard(
-            file, source_unit.source, int(kept.sum()), count, size, shortest, longest, checksum
+        shard = WrittenShard(
+            file=file,
+            source=source_unit.source,
+            documents=int(kept.sum()),
+            tokens=len(tokens),
+            bytes=int(unit.documents(split)["bytes"][kept].sum()),
+            shortest=int(lengths.min()),
+            longest=int(lengths.max()),
+            checksum=file_checksum(path),
         )
-    )
+    written.shards.append(shard)
 
 
 def _link(stream: Path, path: Path) -> None:
-    """Gives the stream a second name; where the filesystem has no such links, it is copied."""
+    """Give the stream a second name; where the filesystem has no such links, copy it."""
     try:
         os.link(stream, path)
     except OSError:
@@ -211,13 +254,17 @@ def _link(stream: Path, path: Path) -> None:
 
 
 def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> SplitContent:
-    """Describes a split, and adds the files by which `datasets.load_from_disk` opens its folder. No shard is read.
+    """Describe a split, and add the files by which `datasets.load_from_disk` opens its folder.
+
+    No shard is read.
 
     Args:
         written: at least one shard.
         has_prompts: whether they have a column with the tokens of each document's prompt.
     """
-    documents, tokens, shards = 0, 0, list[Shard]()
+    documents = 0
+    tokens = 0
+    shards = list[Shard]()
     for shard in written.shards:
         shards.append(
             Shard(
@@ -229,7 +276,8 @@ def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> Sp
                 first_token=tokens,
             )
         )
-        documents, tokens = documents + shard.documents, tokens + shard.tokens
+        documents += shard.documents
+        tokens += shard.tokens
     dtype = dtype_for(len(written.counts)).name
     feature = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "LargeList"}
     features: dict[str, object] = {"input_ids": feature}
@@ -249,25 +297,34 @@ def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> Sp
 
 
 def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
-    """The size of each source in a split, in the order of its documents; empty where there is one source."""
-    groups = groupby((shard for shard in written if shard.source), key=lambda shard: shard.source)
-    return tuple(
-        SourceStats(
-            name=name,
-            documents=sum(shard.documents for shard in shards),
-            tokens=sum(shard.tokens for shard in shards),
-            bytes=sum(shard.bytes for shard in shards),
+    """The size of each source in a split, in the order of its documents.
+
+    It is empty where there is one source.
+    """
+    named = [shard for shard in written if shard.source]
+    stats = list[SourceStats]()
+    for name, group in groupby(named, key=lambda shard: shard.source):
+        shards = list(group)
+        stats.append(
+            SourceStats(
+                name=name,
+                documents=sum(shard.documents for shard in shards),
+                tokens=sum(shard.tokens for shard in shards),
+                bytes=sum(shard.bytes for shard in shards),
+            )
         )
-        for name, shards in ((name, list(group)) for name, group in groups)
-    )
+    return tuple(stats)
 
 
 def _describe_for_datasets(
-    folder: Path, written: Sequence[WrittenShard], features: Mapping[str, object]
+    folder: Path,
+    written: Sequence[WrittenShard],
+    features: Mapping[str, object],
 ) -> None:
-    """Writes state.json and dataset_info.json, by which `datasets.load_from_disk` opens the split that `folder` is called after.
+    """Write state.json and dataset_info.json, by which `datasets.load_from_disk` opens a split.
 
     Args:
+        folder: of the split, called after it.
         features: of each column, as `datasets.Features.to_dict` gives them.
     """
     state = {
@@ -279,6 +336,12 @@ def _describe_for_datasets(
         "_output_all_columns": False,
         "_split": folder.name,
     }
-    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    info = {
+        "citation": "",
+        "description": "",
+        "features": features,
+        "homepage": "",
+        "license": "",
+    }
     (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=1), encoding="utf-8")

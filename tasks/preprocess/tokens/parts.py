@@ -1,7 +1,8 @@
-"""The text in parts, which are found without reading it: a file, a run of small files, or a range of a large one.
+"""The text in parts: a file, a run of small files, or a range of a large one.
 
-What reading a part has found, the names of its units and what was left out, is remembered by the places, sizes and times of its files,
-so that unchanged text is not read again.
+Parts are found without reading the text. What reading a part has found, the names of its units and
+what was left out, is remembered by the places, sizes and times of its files, so that unchanged text
+is not read again.
 """
 
 import time
@@ -22,20 +23,17 @@ from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
-UNIT_BYTES = (
-    32 * 2**20
-)  # of text at most in a unit, unless a single document is longer; of a file in a range of it
+# Of text at most in a unit, unless a single document is longer; of a file in a range of it.
+UNIT_BYTES = 32 * 2**20
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
 PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for its place in memory
-PARTS_VERSION = (
-    2  # of the reports in units/parts: a part whose report has another version is read again
-)
+# Of the reports in units/parts: a part whose report has another version is read again.
+PARTS_VERSION = 2
 NAMED = 10  # bad places that the report names
 SETTLED = 2 * 10**9  # nanoseconds after which a change of a file shows in its times
-DOCUMENT = np.dtype(
-    [("hash", "u1", 16), ("bytes", "<i4")]
-)  # of one document: xxh3_128 of its UTF-8
+# Of one document: xxh3_128 of its UTF-8, and its size.
+DOCUMENT = np.dtype([("hash", "u1", 16), ("bytes", "<i4")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +42,13 @@ class Part:
 
     Attributes:
         span: of the only file, the range to read; None: all of it.
-        held_out_share: share of its documents that are validation text: 1 of validation files; of training files
-            data.validation_fraction, or 0 where validation files are named.
+        held_out_share: share of its documents that are validation text: 1 of validation files; of
+            training files data.validation_fraction, or 0 where validation files are named.
         size: bytes to read, as far as they are known.
-        stamps: of each file when it was listed, what stays the same while its text does; None where nothing is known.
-        answer_after: ends the prompt of each document (data.answer_after); empty where they have none.
+        stamps: of each file when it was listed, what stays the same while its text does; None where
+            nothing is known.
+        answer_after: ends the prompt of each document (data.answer_after); empty where they have
+            none.
     """
 
     files: Sequence[TextFile]
@@ -67,7 +67,8 @@ class UnitReport(Record):
     """A unit that was read: `name` is that of its `Documents`.
 
     Attributes:
-        files: numbers of its files within the part, in order, each with how many documents are from it.
+        files: numbers of its files within the part, in order, each with how many documents are from
+            it.
     """
 
     name: str
@@ -79,7 +80,8 @@ class PartReport(Record):
 
     Attributes:
         bad: the first damaged places, in words.
-        is_readable: False where all of its files are damaged and skipped, so that nothing of the part is used.
+        is_readable: False where all of its files are damaged and skipped, so that nothing of the
+            part is used.
     """
 
     units: tuple[UnitReport, ...]
@@ -94,7 +96,12 @@ class PartReport(Record):
 
 @dataclass(frozen=True)
 class Filters:
-    """Which records are documents: `skip_bad` leaves out damaged ones, and min_length is in characters."""
+    """The conditions for a record to be a document.
+
+    Attributes:
+        min_length: in characters.
+        skip_bad: damaged records are left out.
+    """
 
     min_length: int
     skip_bad: bool
@@ -118,13 +125,15 @@ class Documents:
 
     @cached_property
     def name(self) -> str:
-        """Name of the unit: 32 hexadecimal digits for the texts, the share of them that is held out, and what ends their prompts."""
+        """Name of the unit.
+
+        32 hexadecimal digits for the texts, the share of them that is held out, and what ends their
+        prompts.
+        """
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
-        digest = (
-            blake3(key=blake3(self.answer_after.encode()).digest())
-            if self.answer_after
-            else blake3()
-        )
+        digest = blake3()
+        if self.answer_after:
+            digest = blake3(key=blake3(self.answer_after.encode()).digest())
         digest.update(np.float64(self.held_out_share).tobytes() + lengths.tobytes())
         for batch in batches(self.texts, len):
             digest.update(b"".join(batch))
@@ -140,20 +149,25 @@ class Documents:
 
 
 def parts_of(
-    files: Iterable[TextFile], held_out_share: float, answer_after: str = ""
+    files: Iterable[TextFile],
+    held_out_share: float,
+    answer_after: str = "",
 ) -> list[Part]:
     """The parts of these files, in the order of their names.
 
-    A hash of a file's name decides whether a run of small files ends with it, so that an added or removed file changes one run only.
+    A hash of a file's name decides whether a run of small files ends with it, so that an added or
+    removed file changes one run only.
     """
     parts: list[Part] = []
-    run, run_bytes = list[TextFile](), 0
+    run = list[TextFile]()
+    run_bytes = 0
 
     def end_run() -> None:
         nonlocal run, run_bytes
         if run:
             add(run, None, run_bytes)
-            run, run_bytes = [], 0
+            run = []
+            run_bytes = 0
 
     def add(files: list[TextFile], span: Span | None, size: int) -> None:
         stamps = tuple(file.stamp() for file in files)
@@ -185,7 +199,7 @@ def _spans(file: TextFile) -> list[Span] | None:
 
 
 class Abandoned(Exception):
-    """The work is not needed any more, because another part of it failed or a stop was requested."""
+    """The work is not needed any more: another part of it failed, or a stop was requested."""
 
 
 def never() -> bool:
@@ -194,29 +208,49 @@ def never() -> bool:
 
 
 class PartReader:
-    """Reads one part: documents of whole files wait until their unit is full; what is damaged, empty or too short is counted.
+    """A reader of one part.
+
+    Documents of whole files wait until their unit is full. What is damaged, empty or too short is
+    counted.
 
     Args:
-        should_stop: asked between batches of text.
+        should_stop: called between batches of text.
+
+    Attributes:
+        waiting, files, size: the documents that wait for their unit, how many of them are from each
+            file, and their size in bytes.
     """
 
     def __init__(
-        self, part: Part, filters: Filters, should_stop: Callable[[], bool] = never
+        self,
+        part: Part,
+        filters: Filters,
+        should_stop: Callable[[], bool] = never,
     ) -> None:
-        self.part, self.filters, self.should_stop = part, filters, should_stop
+        self.part = part
+        self.filters = filters
+        self.should_stop = should_stop
         self.numbers = {file: number for number, file in enumerate(part.files)}
         self.reports: list[UnitReport] = []
-        self.waiting, self.files, self.size = list[bytes](), list[tuple[TextFile, int]](), 0
-        self.records = self.empty = self.too_short = self.bad_records = self.bad_files = 0
+        self.waiting = list[bytes]()
+        self.files = list[tuple[TextFile, int]]()
+        self.size = 0
+        self.records = 0
+        self.empty = 0
+        self.too_short = 0
+        self.bad_records = 0
+        self.bad_files = 0
         self.bad: list[str] = []
 
     def units(self) -> Iterator[Documents]:
         """The units of the part in order. A unit ends at a document's end.
 
-        A file that turns out to be damaged half way contributes nothing to `report`, though units of it may have been yielded.
+        A file that turns out to be damaged half way contributes nothing to `report`, though units
+        of it may have been yielded.
 
         Raises:
-            DataError: something is damaged and is not to be skipped, or a file is not what it was when it was listed.
+            DataError: something is damaged and is not to be skipped, or a file is not what it was
+                when it was listed.
             Abandoned: `should_stop`.
         """
         for file, stamp in zip(self.part.files, self.part.stamps, strict=True):
@@ -237,12 +271,11 @@ class PartReader:
         )
 
     def _read_file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
-        before = self.records, self.empty, self.too_short, self.bad_records, len(self.bad)
-        texts, size, first = (
-            list[bytes](),
-            0,
-            None,
-        )  # first: number of its first unit, if it has units of its own
+        """The units that become full with this file, of whose documents the last ones wait."""
+        before = (self.records, self.empty, self.too_short, self.bad_records, len(self.bad))
+        texts = list[bytes]()
+        size = 0
+        first: int | None = None  # number of its first unit, if it has units of its own
         try:
             for batch in file.batches(self.part.span):
                 if self.should_stop():
@@ -260,16 +293,16 @@ class PartReader:
                             yield from self._end()
                             first = len(self.reports)
                         yield self._unit(texts, [(file, len(texts))])
-                        texts, size = [], len(text) + PER_DOCUMENT
+                        texts = []
+                        size = len(text) + PER_DOCUMENT
                     texts.append(text)
         except (Unreadable, OSError) as error:
             if no_space(error):
                 raise
-            reason = f"{file} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
+            reason = _reason(file, error)
             if not self.filters.skip_bad:
-                verb = (
-                    "convert" if "UTF-8" in reason and not isinstance(error, OSError) else "repair"
-                )
+                is_encoding = "UTF-8" in reason and not isinstance(error, OSError)
+                verb = "convert" if is_encoding else "repair"
                 raise DataError(f"{reason}; {verb} it, or remove it from {file.key}.") from None
             self.records, self.empty, self.too_short, self.bad_records, named = before
             if first is not None:
@@ -286,8 +319,11 @@ class PartReader:
 
     def _end(self) -> Iterator[Documents]:
         """The unit of the documents that wait, if any do."""
-        texts, files = self.waiting, self.files
-        self.waiting, self.files, self.size = [], [], 0
+        texts = self.waiting
+        files = self.files
+        self.waiting = []
+        self.files = []
+        self.size = 0
         if texts:
             yield self._unit(texts, files)
 
@@ -301,7 +337,8 @@ class PartReader:
         """The records that are documents, in UTF-8; the others are counted."""
         self.records += len(batch)
         shortest = max(1, self.filters.min_length)
-        if set(map(type, batch)) == {str} and min(map(len, batch)) >= shortest:  # type: ignore[arg-type]
+        are_texts = set(map(type, batch)) == {str}
+        if are_texts and min(map(len, batch)) >= shortest:  # type: ignore[arg-type]
             return [text.encode() for text in batch]  # type: ignore[union-attr]
         texts = list[bytes]()
         for record in batch:
@@ -320,23 +357,36 @@ class PartReader:
         return texts
 
 
+def _reason(file: TextFile, error: Unreadable | OSError) -> str:
+    """The fault of a file that cannot be read, in words."""
+    return (
+        f"{file} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
+    )
+
+
 def _refuse_changed_text(file: TextFile, stamp: Stamp | None) -> None:
     now = file.stamp()
     if stamp is not None and (now is None or now[:2] != stamp[:2]):
         raise DataError(
-            f"{file} changed or was removed while it was being prepared; run the same command again. Where several machines "
-            f"prepare it, all must see the same text at the same paths ({file.key})."
+            f"{file} changed or was removed while it was being prepared; "
+            "run the same command again. Where several machines prepare it, "
+            f"all must see the same text at the same paths ({file.key})."
         )
 
 
 class PartReports:
-    """Reports of parts that were read before, in a folder of small files; what is damaged or missing is read again."""
+    """Reports of parts that were read before, in a folder of small files.
+
+    What is damaged or missing is read again.
+    """
 
     def __init__(self, folder: Path, filters: Filters) -> None:
-        self.folder, self.filters = folder, filters
+        self.folder = folder
+        self.filters = filters
         self.begun = time.time_ns()
 
     def get(self, part: Part) -> PartReport | None:
+        """The report of a part; None: there is none that can be read."""
         record = self._record(part)
         if record is None or not record.exists():
             return None
@@ -348,14 +398,17 @@ class PartReports:
             return None
 
     def remember(self, part: Part, report: PartReport) -> None:
-        """Remembers a report, if a later change of the files would show in their times."""
+        """Remember a report, if a later change of the files would show in their times."""
         record = self._record(part)
         if record is not None and all(map(self._is_settled, part.files, part.stamps)):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_record(record, report)
 
     def _is_settled(self, file: TextFile, stamp: Stamp | None) -> bool:
-        """Whether a later change of the file would change its stamp, since its times are old enough or no part of the stamp."""
+        """Whether a later change of the file would change its stamp.
+
+        It would if its times are old enough, or no part of the stamp.
+        """
         if file.filler:
             return all(self._is_settled(each, each.stamp()) for each in file.filler)
         if stamp is None or not file.has_times:

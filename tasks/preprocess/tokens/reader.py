@@ -18,19 +18,24 @@ from infini_llama.tasks.storage.artifacts import (
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
 PROMPT_LETTERS = 60  # of those words at most
-COUNTED_ROWS, ROWS_AT_ONCE = 4096, 64  # of a split, in which rows without targets are looked for
+COUNTED_ROWS = 4096  # of a split, in which rows without targets are looked for
+ROWS_AT_ONCE = 64  # of these
 LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
 class WindowRows:
-    """Rows that are windows of the stream (concat and window), each of `size` tokens; the methods are those of `TokenReader`.
+    """Rows that are windows of the stream (concat and window), each of `size` tokens.
+
+    The methods are those of `TokenReader`.
 
     Args:
         starts: first token of each row, int64 [rows].
     """
 
     def __init__(self, stream: TokenStream, starts: np.ndarray, size: int) -> None:
-        self.stream, self.starts, self.size = stream, starts, size
+        self.stream = stream
+        self.starts = starts
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -56,9 +61,9 @@ class WindowRows:
     def most_documents(self) -> int:
         begins = np.unique(self.stream.document_offsets()[:-1])
         starts = np.asarray(self.starts)
-        counts = np.searchsorted(begins, starts + self.size - 1) - np.searchsorted(
-            begins, starts, side="right"
-        )
+        first = np.searchsorted(begins, starts, side="right")
+        last = np.searchsorted(begins, starts + self.size - 1)
+        counts = last - first
         return int(counts.max(initial=0)) + 1  # and the one that the row begins in
 
     def count_targets(self, indices: np.ndarray) -> int:
@@ -76,15 +81,18 @@ class PackedRows:
     """
 
     def __init__(
-        self, stream: TokenStream, bounds: np.ndarray, pieces: np.ndarray, size: int, padding: int
+        self,
+        stream: TokenStream,
+        bounds: np.ndarray,
+        pieces: np.ndarray,
+        size: int,
+        padding: int,
     ) -> None:
-        self.stream, self.bounds, self.pieces, self.size, self.padding = (
-            stream,
-            bounds,
-            pieces,
-            size,
-            padding,
-        )
+        self.stream = stream
+        self.bounds = bounds
+        self.pieces = pieces
+        self.size = size
+        self.padding = padding
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -125,7 +133,11 @@ class PackedRows:
     def count_targets(self, indices: np.ndarray) -> int:
         if self.stream.has_prompts:
             return int(self.targets(indices).sum())
-        return sum(int(pieces[:, 1].sum()) - len(pieces) for pieces in map(self.pieces_of, indices))
+        targets = 0
+        for row in indices:
+            pieces = self.pieces_of(row)
+            targets += int(pieces[:, 1].sum()) - len(pieces)
+        return targets
 
     def pieces_of(self, row: int) -> np.ndarray:
         """First token in the stream and tokens of each piece of a row, int64 [pieces, 2]."""
@@ -133,15 +145,15 @@ class PackedRows:
 
     def fill(self) -> np.ndarray:
         """Targets of each row, int64 [rows]; without regard to prompts."""
-        return (
-            np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1])
-            if len(self)
-            else np.zeros(0, dtype=np.int64)
-        )
+        if len(self) == 0:
+            return np.zeros(0, dtype=np.int64)
+        return np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1])
 
 
 class TokenReader:
-    """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens; a row may cross shards.
+    """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens.
+
+    A row may cross shards.
 
     Args:
         dataset: folder of the token level.
@@ -157,33 +169,34 @@ class TokenReader:
     """
 
     def __init__(
-        self, dataset: Path, row_table: str, split: str, verify_on_read: bool = False
+        self,
+        dataset: Path,
+        row_table: str,
+        split: str,
+        verify_on_read: bool = False,
     ) -> None:
-        manifest, folder = read_dataset(dataset), dataset / ROW_TABLES / row_table
+        manifest = read_dataset(dataset)
+        folder = dataset / ROW_TABLES / row_table
         table = read_row_table(folder)
         self.verify_on_read = verify_on_read
         self.sequence_length = table.content.sequence_length
         self.padding = manifest.content.eos_id
         sources = table.content.sources
         self.sources: tuple[SourceRows, ...] = sources[split] if sources else ()
-        self.stream, size = (
-            TokenStream(dataset, manifest, split, verify_on_read),
-            self.sequence_length + 1,
-        )
-        entries = self._table(folder, table, f"{split}.rows.npy")
-        if (packed := f"{split}.pieces.npy") in table.files:
-            pieces = self._table(folder, table, packed)
-            self.rows: WindowRows | PackedRows = PackedRows(
-                self.stream, bounds=entries, pieces=pieces, size=size, padding=self.padding
-            )
-        else:
-            self.rows = WindowRows(self.stream, starts=entries, size=size)
+        self.stream = TokenStream(dataset, manifest, split, verify_on_read)
+        self.rows = self._open_rows(folder, table, split)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def gather(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens int64 [n, sequence_length + 1] of the rows with these numbers, int64 [n]; padding is the end-of-text token.
+        """Tokens of rows; padding is the end-of-text token.
+
+        Args:
+            indices: numbers of the rows, int64 [n].
+
+        Returns:
+            int64 [n, sequence_length + 1].
 
         Raises:
             DataError: a shard does not have the bytes its manifest says.
@@ -191,17 +204,21 @@ class TokenReader:
         return self.rows.gather(indices)
 
     def targets(self, indices: np.ndarray) -> np.ndarray | None:
-        """bool [n, sequence_length]: which labels count; None where all do.
+        """Mask of the labels that count, bool [n, sequence_length]; None where all do.
 
-        Padding does not count, nor does the first token of a piece, since its context is not in the row. Where documents have prompts
-        (loss_on: answer), their tokens do not count, either.
+        Padding does not count, nor does the first token of a piece, since its context is not in the
+        row. Where documents have prompts (loss_on: answer), their tokens do not count, either.
         """
         return self.rows.targets(indices)
 
     def documents(self, indices: np.ndarray) -> np.ndarray:
-        """int32 [n, sequence_length]: the number within its row of each input's document, from 0; padding is -1.
+        """The number within its row of each input's document, from 0; padding is -1.
 
-        The pieces of a packed row are its documents: what went before a cut document's second piece is in another row.
+        The pieces of a packed row are its documents: what went before a cut document's second piece
+        is in another row.
+
+        Returns:
+            int32 [n, sequence_length].
         """
         return self.rows.documents(indices)
 
@@ -210,16 +227,41 @@ class TokenReader:
         return self.rows.most_documents()
 
     def count_targets(self, indices: np.ndarray) -> int:
-        """How many labels of the given rows count."""
+        """Number of labels of the given rows that count."""
         return self.rows.count_targets(indices)
 
     def share_without_targets(self) -> float:
-        """Share of the rows in which no label counts; of many rows, of some that are evenly spread."""
+        """Share of the rows in which no label counts.
+
+        Of many rows, some are looked at that are evenly spread.
+        """
         chosen = np.unique(np.linspace(0, len(self) - 1, COUNTED_ROWS).astype(np.int64))
-        batches = np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE))
-        masks = (self.targets(batch) for batch in batches)
-        return sum(int((~mask.any(axis=1)).sum()) for mask in masks if mask is not None) / len(
-            chosen
+        without_targets = 0
+        for batch in np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE)):
+            mask = self.targets(batch)
+            if mask is not None:
+                without_targets += int((~mask.any(axis=1)).sum())
+        return without_targets / len(chosen)
+
+    def _open_rows(
+        self,
+        folder: Path,
+        table: RowTableManifest,
+        split: str,
+    ) -> WindowRows | PackedRows:
+        """The rows of a split by the row table in `folder`."""
+        size = self.sequence_length + 1
+        entries = self._table(folder, table, f"{split}.rows.npy")
+        pieces_file = f"{split}.pieces.npy"
+        if pieces_file not in table.files:
+            return WindowRows(self.stream, starts=entries, size=size)
+        pieces = self._table(folder, table, pieces_file)
+        return PackedRows(
+            self.stream,
+            bounds=entries,
+            pieces=pieces,
+            size=size,
+            padding=self.padding,
         )
 
     def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
@@ -229,15 +271,20 @@ class TokenReader:
 
 
 def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
-    """How a held-out text begins, for a model to continue: its prompt where it has one (loss_on: answer), or its first words.
+    """The beginning of a held-out text, for a model to continue.
 
-    It is the first one of at least BEGINNING tokens, or the longest of the first shard, of which at most half is taken.
+    It is the text's prompt where it has one (loss_on: answer), or its first words. The text is the
+    first one of at least BEGINNING tokens, or the longest of the first shard, of which at most half
+    is taken.
     """
     content = read_dataset(dataset).content
     shards = [dataset / shard.file for shard in content.validation.shards]
-    for shard in shards if content.loss_on == "answer" else ():
-        prompts = map_prompts(shard)
-        if len(with_prompt := np.flatnonzero(prompts)):  # documents of other sources have none
+    if content.loss_on == "answer":
+        for shard in shards:
+            prompts = map_prompts(shard)
+            with_prompt = np.flatnonzero(prompts)
+            if len(with_prompt) == 0:  # documents of other sources have none
+                continue
             is_short = prompts[with_prompt] <= LONGEST_PROMPT
             place = is_short.argmax() if is_short.any() else prompts[with_prompt].argmin()
             number = int(with_prompt[place])
@@ -247,9 +294,8 @@ def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
     lengths = np.diff(offsets)
     is_long = lengths >= BEGINNING
     number = int(is_long.argmax() if is_long.any() else lengths.argmax())
-    text = tokenizer.decode(
-        tokens[offsets[number] :][: min(BEGINNING, int(lengths[number]) // 2)].tolist()
-    )
+    count = min(BEGINNING, int(lengths[number]) // 2)
+    text = tokenizer.decode(tokens[offsets[number] :][:count].tolist())
     text = text[:PROMPT_LETTERS].rstrip("\ufffd")  # of half a character
     words = re.match(r"[\s\S]*\S(?=\s)", text)
     return words[0] if words else text

@@ -1,4 +1,7 @@
-"""Arrow shards of documents, whose values buffers joined are one contiguous stream of tokens: written, and mapped into memory."""
+"""Arrow shards of documents: written, and mapped into memory.
+
+Their values buffers joined are one contiguous stream of tokens.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +15,15 @@ from infini_llama.tasks.records.manifest import Shard
 from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.filesystem import mapping
 
-PROMPTS = "prompt_tokens"  # column of the tokens of each document's prompt, where there are prompts (loss_on: answer)
-COUNTED = 250_000  # tokens counted together: bincount makes int64 of them, which stay in the processor's cache
+# Column of the tokens of each document's prompt, where there are prompts (loss_on: answer).
+PROMPTS = "prompt_tokens"
+# Tokens counted together: bincount makes int64 of them, which stay in the processor's cache.
+COUNTED = 250_000
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
+    """The smaller of the two types of tokens that fits a vocabulary of this size."""
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
@@ -42,11 +48,18 @@ class Stream:
         return np.concatenate(self._prompts) if self._prompts else None
 
     def add(
-        self, ids: np.ndarray, offsets: np.ndarray, eos: int, prompts: np.ndarray | None = None
+        self,
+        ids: np.ndarray,
+        offsets: np.ndarray,
+        eos: int,
+        prompts: np.ndarray | None = None,
     ) -> None:
-        """Several documents, each with its end: their ids, joined, and where in them each begins, [documents + 1].
+        """Add several documents, each with its end.
 
         Args:
+            ids: of the documents, joined.
+            offsets: where in the IDs each document begins, and their end, [documents + 1].
+            eos: the token that ends a document.
             prompts: tokens of each one's prompt [documents], where the dataset has them.
         """
         if prompts is not None:
@@ -57,10 +70,12 @@ class Stream:
             grown = np.empty(max(end, 2 * len(self.values)), dtype=self.values.dtype)
             grown[: self.filled] = self.values[: self.filled]
             self.values = grown
-        target, ends = self.values[self.filled : end], lengths.cumsum()
+        target = self.values[self.filled : end]
+        ends = lengths.cumsum()
         target[ends - 1] = eos
         if len(ids) > LONG * len(lengths):
-            for first, last, begin in zip(offsets[:-1], offsets[1:], ends - lengths, strict=True):
+            begins = ends - lengths
+            for first, last, begin in zip(offsets[:-1], offsets[1:], begins, strict=True):
                 target[begin : begin + last - first] = ids[first:last]
         else:
             within = np.ones(len(target), dtype=bool)
@@ -76,26 +91,41 @@ def write_shard(
     lengths: np.ndarray | list[int],
     prompts: np.ndarray | None = None,
 ) -> None:
-    """One Arrow stream of one record batch; `datasets` reads streams, and one batch can be memory-mapped as one array.
+    """Write one Arrow stream of one record batch.
+
+    `datasets` reads streams, and one batch can be memory-mapped as one array.
 
     Args:
+        values: tokens of all documents.
+        lengths: tokens of each document.
         prompts: tokens of each document's prompt, a second column.
     """
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     # Not by pa.array, which imports pandas: half a second in every process.
     tokens = pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)]
+        pa.from_numpy_dtype(values.dtype),
+        len(values),
+        [None, pa.py_buffer(values)],
     )
-    lists, buffers = pa.large_list(tokens.type), [None, pa.py_buffer(offsets)]
-    column = pa.LargeListArray.from_buffers(lists, len(lengths), buffers, children=[tokens])
+    column = pa.LargeListArray.from_buffers(
+        pa.large_list(tokens.type),
+        len(lengths),
+        [None, pa.py_buffer(offsets)],
+        children=[tokens],
+    )
     columns: list[pa.Array] = [column]
+    names = ["input_ids"]
     if prompts is not None:
         prompts = np.ascontiguousarray(prompts, dtype=np.int64)
-        columns.append(
-            pa.Array.from_buffers(pa.int64(), len(prompts), [None, pa.py_buffer(prompts)])
+        prompt_column = pa.Array.from_buffers(
+            pa.int64(),
+            len(prompts),
+            [None, pa.py_buffer(prompts)],
         )
-    batch = pa.record_batch(columns, names=["input_ids", PROMPTS][: len(columns)])
+        columns.append(prompt_column)
+        names.append(PROMPTS)
+    batch = pa.record_batch(columns, names=names)
     # Not a file of Python's, for which pyarrow copies all of the tokens.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
@@ -112,8 +142,9 @@ def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     # Not by to_numpy, which imports pandas: half a second in every process.
     _, offsets, _, values = column.buffers()
     dtype = column.type.value_type.to_pandas_dtype()  # numpy's
-    return np.frombuffer(offsets, np.int64, len(column) + 1), np.frombuffer(
-        values, dtype, len(column.values)
+    return (
+        np.frombuffer(offsets, np.int64, len(column) + 1),
+        np.frombuffer(values, dtype, len(column.values)),
     )
 
 
@@ -127,7 +158,8 @@ def map_prompts(shard: Path) -> np.ndarray:
     batch = _batch_of(shard)
     if PROMPTS not in batch.schema.names:
         raise DataError(f"{shard} has no column {PROMPTS}.")
-    return np.frombuffer(batch.column(PROMPTS).buffers()[1], np.int64, batch.num_rows)
+    _, values = batch.column(PROMPTS).buffers()
+    return np.frombuffer(values, np.int64, batch.num_rows)
 
 
 def _batch_of(shard: Path) -> pa.RecordBatch:
@@ -154,8 +186,12 @@ def map_array(file: Path) -> np.ndarray:
 
 def document_lengths(dataset: Path, shards: Sequence[Shard]) -> np.ndarray:
     """Tokens of each document of a split, int64 [documents], in order."""
+    lengths = list[np.ndarray]()
     with repairable():
-        return np.concatenate([np.diff(map_shard(dataset / shard.file)[0]) for shard in shards])
+        for shard in shards:
+            offsets, _ = map_shard(dataset / shard.file)
+            lengths.append(np.diff(offsets))
+        return np.concatenate(lengths)
 
 
 def token_counts(values: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -167,14 +203,21 @@ def token_counts(values: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def entropy_bits(counts: np.ndarray) -> float:
-    """-sum p log2 p of the distribution with these counts: the loss of the best model that knows frequencies alone."""
+    """-sum p log2 p of the distribution with these counts.
+
+    It is the loss of the best model that knows frequencies alone, in bits.
+    """
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes `array` as .npy. On a full disk the error says so, which that of `np.save` does not (it carries no errno)."""
+    """Write `array` as .npy.
+
+    On a full disk the error says so, which that of `np.save` does not (it carries no errno).
+    """
     array = np.ascontiguousarray(array)
+    header = np.lib.format.header_data_from_array_1_0(array)
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        np.lib.format.write_array_header_1_0(file, header)
         file.write(array.data)

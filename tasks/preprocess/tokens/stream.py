@@ -1,6 +1,10 @@
-"""The stream of tokens of one split: its shards joined, mapped into memory, each checked before its first use."""
+"""The stream of tokens of one split: its shards joined.
+
+They are mapped into memory, and each is checked before its first use.
+"""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +26,18 @@ class TokenStream:
     Attributes:
         has_prompts: documents have prompts (loss_on: answer).
         ends: after the last token of each shard.
-        views: of a shard that `windows` has read: its first token's place in the stream, and its tokens.
+        views: of a shard that `windows` has read: its first token's place in the stream, and its
+            tokens.
+        mapped: offsets of documents and tokens of each shard that was read; see `shard`.
+        prompts: tokens of each document's prompt, of each shard that was read.
     """
 
     def __init__(
-        self, dataset: Path, manifest: DatasetManifest, split: str, verify_on_read: bool
+        self,
+        dataset: Path,
+        manifest: DatasetManifest,
+        split: str,
+        verify_on_read: bool,
     ) -> None:
         shards = manifest.content[split].shards
         self.verify_on_read = verify_on_read
@@ -41,62 +52,81 @@ class TokenStream:
         self.views: dict[int, tuple[int, memoryview]] = {}
 
     def windows(self, starts: list[int], size: int) -> np.ndarray:
-        """Tokens int64 [len(starts), size] from each start on, copied as they are stored and then widened."""
+        """Tokens int64 [len(starts), size] from each start on.
+
+        They are copied as they are stored, and then widened.
+        """
         tokens = np.empty((len(starts), size), dtype=self.dtype)
         target = tokens.reshape(-1).data  # slices of views cost half of what numpy's do
         for number, start in enumerate(starts):
             shard = bisect_right(self.ends, start)
             if shard not in self.views:
-                self.views[shard] = self.ends[shard] - self.tokens[shard], self.shard(shard)[1].data
-            base, values = self.views[shard]
+                _, values = self.shard(shard)
+                self.views[shard] = self._first_token(shard), values.data
+            base, view = self.views[shard]
             if start + size <= self.ends[shard]:
-                target[number * size : number * size + size] = values[
-                    start - base : start - base + size
-                ]
+                place = number * size
+                target[place : place + size] = view[start - base : start - base + size]
             else:
                 self.copy(start, tokens[number])
         return tokens.astype(np.int64)
 
     def copy(self, start: int, target: np.ndarray) -> None:
         """Fill `target` with the tokens from `start` on."""
-        shard, filled = bisect_right(self.ends, start), 0
+        shard = bisect_right(self.ends, start)
+        filled = 0
         while filled < len(target):
-            values = self.shard(shard)[1]
-            at = start + filled - (self.ends[shard] - len(values))
-            part = values[at : at + len(target) - filled]
+            _, values = self.shard(shard)
+            place = start + filled - self._first_token(shard)
+            part = values[place : place + len(target) - filled]
             target[filled : filled + len(part)] = part
             filled += len(part)
             shard += 1
 
     def mark_answers(self, start: int, target: np.ndarray) -> None:
         """Mark what is of answers in `target`, bool, one element for each token from `start` on."""
-        shard = bisect_right(self.ends, start)
-        while shard < len(self.ends) and (
-            base := self.ends[shard] - self.tokens[shard]
-        ) < start + len(target):
-            offsets = self.shard(shard)[0]
-            mark_answers(target, start - base, offsets, self.prompts[shard])
-            shard += 1
+        for shard in self._shards_between(start, start + len(target)):
+            offsets, _ = self.shard(shard)
+            place = start - self._first_token(shard)
+            mark_answers(target, place, offsets, self.prompts[shard])
 
     def beginnings(self, start: int, size: int) -> np.ndarray:
-        """Places, after the first, among the `size` tokens from `start` on at which documents begin, int64, ascending."""
-        end, places = start + size, []
-        shard = bisect_right(self.ends, start)
-        while shard < len(self.ends) and (base := self.ends[shard] - self.tokens[shard]) < end:
-            offsets = self.shard(shard)[0][:-1]
-            first, last = np.searchsorted(offsets, (start + 1 - base, end - base))
-            places.append(offsets[first:last] + (base - start))
-            shard += 1
+        """Places among the `size` tokens from `start` on at which documents begin.
+
+        Returns:
+            int64, ascending; that of the first token is left out.
+        """
+        end = start + size
+        places = list[np.ndarray]()
+        for shard in self._shards_between(start, end):
+            base = self._first_token(shard)
+            offsets, _ = self.shard(shard)
+            begins = offsets[:-1]
+            first, last = np.searchsorted(begins, (start + 1 - base, end - base))
+            places.append(begins[first:last] + (base - start))
         return np.concatenate(places)
 
     def document_offsets(self) -> np.ndarray:
-        """First token of each document, int64 [documents + 1], and the end of the last; with `verify_on_read` every shard is read."""
-        shards = zip(
-            (self.shard(number)[0] for number in range(len(self.paths))),
-            [0, *self.ends],
-            strict=False,
-        )
-        return np.concatenate([*(offsets[:-1] + base for offsets, base in shards), self.ends[-1:]])
+        """First token of each document, and the end of the last, int64 [documents + 1].
+
+        With `verify_on_read` every shard is read.
+        """
+        begins = list[np.ndarray]()
+        for shard in range(len(self.paths)):
+            offsets, _ = self.shard(shard)
+            begins.append(offsets[:-1] + self._first_token(shard))
+        return np.concatenate([*begins, self.ends[-1:]])
+
+    def _first_token(self, shard: int) -> int:
+        """Place in the stream of a shard's first token."""
+        return self.ends[shard] - self.tokens[shard]
+
+    def _shards_between(self, start: int, end: int) -> Iterator[int]:
+        """Numbers of the shards that have tokens from `start` to before `end`."""
+        shard = bisect_right(self.ends, start)
+        while shard < len(self.ends) and self._first_token(shard) < end:
+            yield shard
+            shard += 1
 
     def shard(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Offsets of documents and tokens of one shard.
@@ -124,18 +154,18 @@ class TokenStream:
 
 
 def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:
-    """Sets `target`, bool [tokens of a row], to True at the tokens of answers and at the ends of their documents.
+    """Set `target` to True at the tokens of answers and at the ends of their documents.
 
     Args:
-        place: of the row's first token in the shard; below 0 where the row begins in an earlier shard.
+        target: bool [tokens of a row].
+        place: of the row's first token in the shard; below 0 where the row begins in an earlier
+            shard.
         offsets: of the shard's documents [documents + 1].
         prompts: tokens of each one's prompt [documents].
     """
     first = max(0, int(np.searchsorted(offsets, place, side="right")) - 1)
     last = int(np.searchsorted(offsets[:-1], place + len(target)))
-    begins, ends = (
-        offsets[first:last] + prompts[first:last] - place,
-        offsets[first + 1 : last + 1] - place,
-    )
+    begins = offsets[first:last] + prompts[first:last] - place
+    ends = offsets[first + 1 : last + 1] - place
     for begin, end in zip(begins.clip(0).tolist(), ends.tolist(), strict=True):
         target[begin:end] = True

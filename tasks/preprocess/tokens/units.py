@@ -1,10 +1,15 @@
-"""Units: the tokens of some documents, under a name that is a hash of their text, in the folder of a recipe.
+"""Units: the tokens of some documents, in the folder of a recipe.
+
+The name of a unit is a hash of its text.
 
     units/<recipe>/tokenizer.json
-    units/<recipe>/<unit>/train.arrow, validation.arrow, documents.npy, counts.npy, manifest.json; lost.npy if the tokenizer can lose text
+    units/<recipe>/<unit>/
+        train.arrow, validation.arrow, documents.npy, counts.npy, manifest.json
+        lost.npy if the tokenizer can lose text
 
-A unit is written beside its name and renamed when it is whole. Resume after a kill, reuse after a file was added, repair, and several
-workers are one question: is there such a unit, and does it verify?
+A unit is written beside its name and renamed when it is whole. Resume after a kill, reuse after a
+file was added, repair, and several workers are one question: is there such a unit, and does it
+verify?
 """
 
 import logging
@@ -56,19 +61,23 @@ COUNTS = "counts.npy"
 LOST = "lost.npy"
 # How often a token occurs in each split.
 TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
-# Bytes of text after which an engine is opened anew: it keeps every word it has seen, about 100 bytes per word.
+# Bytes of text after which an engine is opened anew: it keeps every word it has seen, about 100
+# bytes per word.
 WORDS_BYTES = 2**28
 OPENING = threading.Lock()  # an engine for all threads
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that turn documents into tokens: plain values, which go to other processes. Its tokenizer is in its folder.
+    """Settings that turn documents into tokens.
+
+    They are plain values, which go to other processes. The recipe's tokenizer is in its folder.
 
     Attributes:
         folder: units/<key of all that decides the tokens>.
         eos: the token that ends a document.
-        engine: name of what encodes. Each engine has its own recipe, although the ids are the same: one may turn out to be wrong.
+        engine: name of what encodes. Each engine has its own recipe, although the ids are the same:
+            one may turn out to be wrong.
     """
 
     folder: Path
@@ -76,14 +85,15 @@ class Recipe:
     engine: str
 
     def unit(self, name: str) -> Path:
+        """The folder of the unit of this name."""
         return self.folder / name
 
 
 def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice) -> Recipe:
     """The recipe, with its tokenizer in its folder."""
     description = description_of(tokenizer)
-    what = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version]
-    folder = home / "units" / key_of(what)[:32]
+    key = key_of([FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version])
+    folder = home / "units" / key[:32]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
     if not file.is_file() or file.read_bytes() != description.encode():
@@ -95,7 +105,8 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
     """Whether the unit is there as its manifest states. A damaged one is deleted.
 
     Args:
-        checksums: of the files of tokens, too. Otherwise their sizes are compared here, and their checksums when they are read.
+        checksums: compare those of the files of tokens, too. Otherwise their sizes are compared
+            here, and their checksums when they are read.
     """
     folder = recipe.unit(name)
     if not folder.exists():
@@ -104,21 +115,22 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
         check(folder, "unit", checksums or (DOCUMENTS, COUNTS, LOST), key=name)
     except Damaged as fault:
         log.warning("%s It is built again.", fault)
-        with suppress(
-            FileNotFoundError
-        ):  # another preparation with this recipe has just removed it
+        # Another preparation with this recipe may just have removed it.
+        with suppress(FileNotFoundError):
             remove(folder)
         return False
     return True
 
 
 def write_unit(
-    recipe: Recipe, documents: Documents, should_stop: Callable[[], bool] = never
+    recipe: Recipe,
+    documents: Documents,
+    should_stop: Callable[[], bool] = never,
 ) -> None:
-    """Encodes the documents and writes their unit, unless it is there. Several threads may do so.
+    """Encode the documents and write their unit, unless it is there. Several threads may do so.
 
     Args:
-        should_stop: asked between batches of text, and between documents whose losses are counted.
+        should_stop: called between batches of text, and between documents whose losses are counted.
 
     Raises:
         Abandoned: `should_stop`.
@@ -130,43 +142,23 @@ def write_unit(
         return
     with OPENING:
         writer = _writer_of(recipe)
-    table = np.empty(len(documents.texts), DOCUMENT)
-    table["hash"] = np.frombuffer(
-        b"".join(map(xxh3_128_digest, documents.texts)), np.uint8
-    ).reshape(-1, 16)
-    table["bytes"] = list(map(len, documents.texts))
+    table = _table_of(documents)
     is_validation = is_held_out(table["hash"], documents.held_out_share)
     order = np.argsort(is_validation, kind="stable")  # training documents first
     stream = writer.encode(documents, order, table["bytes"], should_stop)
     table = table[order]
-    count = len(order) - int(is_validation.sum())
-    lengths, prompts = stream.lengths(), stream.prompts()
-    tokens = int(lengths[:count].sum())
-    splits = {
-        "train": (slice(0, count), slice(0, tokens)),
-        "validation": (slice(count, None), slice(tokens, stream.filled)),
-    }
+    splits = _split(stream, training_documents=len(order) - int(is_validation.sum()))
     counts = {
-        split: token_counts(stream.values[of], writer.vocab_size)
-        for split, (_, of) in splits.items()
+        split: token_counts(stream.values[places.tokens], writer.vocab_size)
+        for split, places in splits.items()
     }
-    writer.refuse_special_tokens(
-        documents, order, stream, sum(counts.values(), np.zeros(1, np.int64))
-    )
+    all_counts = sum(counts.values(), np.zeros(1, np.int64))
+    writer.refuse_special_tokens(documents, order, stream, all_counts)
     with staged(recipe.unit(name)) as folder:
         content = dict[str, object]()
-        for split, (of_documents, of_tokens) in splits.items():
-            split_lengths, values = lengths[of_documents], stream.values[of_tokens]
-            content[split] = UnitSplit(
-                documents=len(split_lengths),
-                tokens=len(values),
-                bytes=int(table["bytes"][of_documents].sum()),
-                shortest_document=int(split_lengths.min(initial=len(values))),
-                longest_document=int(split_lengths.max(initial=0)),
-            ).to_json()
-            if len(split_lengths):
-                split_prompts = None if prompts is None else prompts[of_documents]
-                write_shard(folder / f"{split}.arrow", values, split_lengths, split_prompts)
+        for split, places in splits.items():
+            facts = _write_split(folder / f"{split}.arrow", stream, table, places)
+            content[split] = facts.to_json()
         save_array(folder / DOCUMENTS, table)
         save_array(folder / COUNTS, _occurring(counts))
         if writer.losses is not None:
@@ -177,6 +169,54 @@ def write_unit(
                 lost.append(writer.losses.of(text.decode()))
             save_array(folder / LOST, np.array(lost, dtype=np.int64))
         commit(folder, recipe.unit(name), "unit", {"key": name}, content)
+
+
+def _table_of(documents: Documents) -> np.ndarray:
+    """Hash and bytes of each document, DOCUMENT [documents], in their order."""
+    hashes = b"".join(map(xxh3_128_digest, documents.texts))
+    table = np.empty(len(documents.texts), DOCUMENT)
+    table["hash"] = np.frombuffer(hashes, np.uint8).reshape(-1, 16)
+    table["bytes"] = list(map(len, documents.texts))
+    return table
+
+
+@dataclass(frozen=True)
+class _SplitPlaces:
+    """Places of a split's documents among those of a unit, and of their tokens in its stream."""
+
+    documents: slice
+    tokens: slice
+
+
+def _split(stream: Stream, training_documents: int) -> dict[str, _SplitPlaces]:
+    """The places of each split in a stream whose training documents are first."""
+    count = training_documents
+    tokens = int(stream.lengths()[:count].sum())
+    return {
+        "train": _SplitPlaces(slice(0, count), slice(0, tokens)),
+        "validation": _SplitPlaces(slice(count, None), slice(tokens, stream.filled)),
+    }
+
+
+def _write_split(path: Path, stream: Stream, table: np.ndarray, places: _SplitPlaces) -> UnitSplit:
+    """Write the shard of a split, if it has documents, and describe it.
+
+    Args:
+        table: of the documents in the order of the stream, DOCUMENT [documents].
+    """
+    values = stream.values[places.tokens]
+    lengths = stream.lengths()[places.documents]
+    prompts = stream.prompts()
+    if len(lengths):
+        split_prompts = None if prompts is None else prompts[places.documents]
+        write_shard(path, values, lengths, split_prompts)
+    return UnitSplit(
+        documents=len(lengths),
+        tokens=len(values),
+        bytes=int(table["bytes"][places.documents].sum()),
+        shortest_document=int(lengths.min(initial=len(values))),
+        longest_document=int(lengths.max(initial=0)),
+    )
 
 
 def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -190,7 +230,14 @@ def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def is_held_out(hashes: np.ndarray, share: float) -> np.ndarray:
-    """Which documents, by their hashes uint8 [n, 16], are validation text: decided by content alone, so that adding files moves none."""
+    """Whether each document is validation text, bool [n].
+
+    Content alone decides, so that adding files moves none.
+
+    Args:
+        hashes: of the documents, uint8 [n, 16].
+        share: share of documents that are validation text.
+    """
     leading = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
     if share >= 1:
         return np.ones(len(leading), dtype=bool)
@@ -215,12 +262,14 @@ class Unit:
         return table[:count] if split == SPLITS[0] else table[count:]
 
     def counts(self) -> np.ndarray:
-        """How often each token that occurs does, TOKEN_COUNT [tokens], in the order of their IDs."""
+        """Counts of the tokens that occur, TOKEN_COUNT [tokens], in the order of their IDs."""
         return np.load(self.folder / COUNTS, allow_pickle=False)
 
     def lost(self) -> np.ndarray | None:
-        """`Losses.of` each document, int64 [n, 3], in the order in which they were read, not that of
-        `documents.npy`; None: the tokenizer loses no text.
+        """Losses of each document, int64 [n, 3], as `Losses.of` gives them.
+
+        They are in the order in which documents were read, not that of `documents.npy`. None: the
+        tokenizer loses no text.
         """
         file = self.folder / LOST
         return np.load(file, allow_pickle=False) if file.exists() else None
@@ -236,7 +285,10 @@ def open_unit(recipe: Recipe, name: str) -> Unit:
 
 
 class _Writer:
-    """An encoder of the documents of a recipe in the threads of this process, which share an engine and its words."""
+    """An encoder of the documents of a recipe.
+
+    The threads of this process share its engine and the engine's words.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -255,8 +307,16 @@ class _Writer:
         sizes: np.ndarray,
         should_stop: Callable[[], bool],
     ) -> Stream:
-        """The documents in this order, each with its end; the stream is used again for the next unit of this thread."""
-        stream, engine = self._stream(), self._engine(int(sizes.sum()))
+        """The documents in this order, each with its end.
+
+        The stream is used again for the next unit of this thread.
+
+        Args:
+            order: numbers of the documents.
+            sizes: bytes of each document, by its number.
+        """
+        stream = self._stream()
+        engine = self._engine(int(sizes.sum()))
         mark = documents.answer_after.encode()
         for numbers in batches(order.tolist(), sizes.tolist().__getitem__):
             if should_stop():
@@ -273,12 +333,17 @@ class _Writer:
         return stream
 
     def refuse_special_tokens(
-        self, documents: Documents, order: np.ndarray, stream: Stream, counts: np.ndarray
+        self,
+        documents: Documents,
+        order: np.ndarray,
+        stream: Stream,
+        counts: np.ndarray,
     ) -> None:
         """Raise DataError where a document has a special token beside its end.
 
         Args:
-            counts: how often each token occurs in the stream of these documents in this order, int64 [vocab].
+            counts: how often each token occurs in the stream of these documents in this order,
+                int64 [vocab].
         """
         beside_ends = counts.copy()
         beside_ends[self.recipe.eos] -= len(order)
@@ -303,28 +368,35 @@ class _Writer:
         """The engine for so many bytes more."""
         with OPENING:
             if self.encoded > WORDS_BYTES:
-                self.engine, self.encoded = open_engine(self.recipe.engine, self.tokenizer), 0
+                self.engine = open_engine(self.recipe.engine, self.tokenizer)
+                self.encoded = 0
             self.encoded += size
             return self.engine
 
     def _failing(self, documents: Documents, numbers: list[int]) -> DataError | None:
-        """The error for the first of these documents at which the tokenizer fails by itself, if any."""
+        """The error for the first of these documents at which the tokenizer fails by itself.
+
+        None: it fails at none of them.
+        """
         for number in numbers:
             try:
                 self.engine([documents.texts[number]])
             except TokenizerFails as fault:
                 file = documents.file_of(number)
                 return DataError(
-                    f"{file} has a text at which {str(fault).partition(';')[0]}; use a tokenizer that has a token for every text, such as "
-                    f"one over bytes (without data.tokenizer.path it is trained on the text), or leave the file out of {file.key}."
+                    f"{file} has a text at which {str(fault).partition(';')[0]}; "
+                    "use a tokenizer that has a token for every text, such as one over bytes "
+                    "(without data.tokenizer.path it is trained on the text), "
+                    f"or leave the file out of {file.key}."
                 )
         return None
 
     def _special(self, file: TextFile, token: int) -> DataError:
         return DataError(
-            f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', which becomes that special token with this "
-            "tokenizer; name a tokenizer in which it is an added token alone, remove it from the text, or leave the file out of "
-            f"{file.key}."
+            f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', "
+            "which becomes that special token with this tokenizer; "
+            "name a tokenizer in which it is an added token alone, "
+            f"remove it from the text, or leave the file out of {file.key}."
         )
 
 
@@ -332,11 +404,13 @@ _writer_of = lru_cache(maxsize=1)(_Writer)  # an engine has a hundred megabytes 
 
 
 def _without_answer(documents: Documents, number: int) -> DataError:
-    file, text = documents.file_of(number), documents.texts[number]
+    file = documents.file_of(number)
+    text = documents.texts[number]
     section = file.key.rpartition(".")[0]
     return DataError(
-        f"{file} has a document without {section}.answer_after={documents.answer_after!r} ({text.decode()[:60]!r} …), so it has "
-        f"no answer; leave it out, correct the key, or set {section}.loss_on=all."
+        f"{file} has a document without {section}.answer_after={documents.answer_after!r} "
+        f"({text.decode()[:60]!r} …), so it has no answer; "
+        f"leave it out, correct the key, or set {section}.loss_on=all."
     )
 
 
@@ -351,15 +425,22 @@ def _split_text(text: bytes, answer_after: bytes) -> tuple[bytes, bytes]:
 
 
 def encode_answers(
-    encode: Encode, texts: list[bytes], answer_after: bytes
+    encode: Encode,
+    texts: list[bytes],
+    answer_after: bytes,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Ids of several documents, joined, where in them each begins [documents + 1], and the tokens of each one's prompt.
+    """Encode several documents, each with a prompt and an answer.
 
-    An answer's tokens are those that follow its prompt's in the whole text: by itself it may have others, as with Llama 2's tokenizer,
-    which puts a space before what it encodes. Where a token would reach from one into the other, both are encoded by themselves.
+    An answer's tokens are those that follow its prompt's in the whole text: by itself it may have
+    others, as with Llama 2's tokenizer, which puts a space before what it encodes. Where a token
+    would reach from one into the other, both are encoded by themselves.
 
     Args:
         answer_after: ends the prompt. Empty: documents have no prompt, and the third part is None.
+
+    Returns:
+        IDs of the documents, joined; where in them each begins, [documents + 1]; and the tokens of
+        each one's prompt, [documents].
 
     Raises:
         ValueError: a text does not contain `answer_after`.
@@ -367,10 +448,9 @@ def encode_answers(
     if not answer_after:
         return *encode(texts), None
     halves = [_split_text(text, answer_after) for text in texts]
-    whole, prompts = (
-        encode_each(encode, texts),
-        encode_each(encode, [prompt for prompt, _ in halves]),
-    )
+    whole = encode_each(encode, texts)
+    prompts = encode_each(encode, [prompt for prompt, _ in halves])
+    # Documents whose prompt and answer are encoded by themselves.
     apart = [
         number
         for number, (ids, prompt) in enumerate(zip(whole, prompts, strict=True))
