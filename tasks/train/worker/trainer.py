@@ -162,7 +162,8 @@ class Trainer:
                 stop_requested = result.update.stop_requested
                 for callback in self.callbacks:
                     callback.on_step_end(self.state, result)
-                if self.checkpointer.advance(self.state) or self.finished or stop_requested:
+                is_due = self.checkpointer.advance(self.state)
+                if is_due or self.finished or stop_requested:
                     self.heartbeat.beat("save", self.state.step)
                     self.checkpointer.save(self.state)
         self.heartbeat.beat("finish", self.state.step)

@@ -143,7 +143,8 @@ def disagreement(
         words = next(iter(str(error).strip().splitlines()), "no message")
         fault = f"it cannot be compiled here ({type(error).__name__}: {words})"
         loss = 0.0
-    if ranks.sum(float(fault != ""))[0]:
+    failed_ranks = ranks.sum(float(fault != ""))[0]
+    if failed_ranks:
         module.zero_grad(set_to_none=True)
         return fault or "it cannot be compiled on another rank"
     squared_differences: list[float] = []

@@ -143,7 +143,8 @@ class DeepSpeed:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        if not math.isfinite(self.update(apply=True)):
+        norm = self.update(apply=True)
+        if not math.isfinite(norm):
             raise FloatingPointError("the gradients of the first batch are not finite")
         for state in self.optimizer.state.values():
             for value in state.values():
