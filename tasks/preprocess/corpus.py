@@ -241,7 +241,12 @@ class Corpus:
             log.info("tokenizing", extra={"progress": megabytes(done, total)})
         return choice
 
-    def _verify_or_remove_units(self, part: Part, recipe: Recipe, checksums: bool) -> bool:
+    def _verify_or_remove_units(
+        self,
+        part: Part,
+        recipe: Recipe,
+        checksums: bool,
+    ) -> bool:
         """Whether the part was read and all of its units are there; see `verify_or_remove`."""
         report = self.reports.get(part)
         if report is None:

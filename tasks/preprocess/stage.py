@@ -433,7 +433,11 @@ class Preparation:
         )
 
 
-def _without_training(name: str, units: Sequence[SourceUnit], selection: Selection) -> DataError:
+def _without_training(
+    name: str,
+    units: Sequence[SourceUnit],
+    selection: Selection,
+) -> DataError:
     numbers = [number for number, unit in enumerate(units) if unit.source == name]
     kept = {split: [selection.kept[split][number] for number in numbers] for split in SPLITS}
     held_out = sum(int(mask.sum()) for mask in kept["validation"])

@@ -109,7 +109,11 @@ class Limit:
     reason: str
 
 
-def choose_workers(data: DataConfig, parts: Sequence[Part], machine: Machine) -> Workers:
+def choose_workers(
+    data: DataConfig,
+    parts: Sequence[Part],
+    machine: Machine,
+) -> Workers:
     """The workers for the preparation of these parts."""
     text = sum(map(_text_bytes, parts))
     text_for_python = sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python)
@@ -175,7 +179,11 @@ def _text_bytes(part: Part) -> int:
     return part.size or (UNIT_BYTES if part.span else 0)
 
 
-def prepare_part(job: Job, part: Part, should_stop: Callable[[], bool] = never) -> PartReport:
+def prepare_part(
+    job: Job,
+    part: Part,
+    should_stop: Callable[[], bool] = never,
+) -> PartReport:
     """Read a part and write those of its units that are missing or damaged."""
     reader = PartReader(part, job.filters, should_stop)
     for documents in reader.units():
@@ -291,7 +299,11 @@ def _end_with_parent(pipe: Connection) -> None:
         os._exit(1)
 
 
-def prepare_part_elsewhere(job: Job, part: Part, versions: dict[str, str]) -> PartReport:
+def prepare_part_elsewhere(
+    job: Job,
+    part: Part,
+    versions: dict[str, str],
+) -> PartReport:
     """Prepare a part on a cluster's worker.
 
     Its machine must have the same packages and see the same folders.

@@ -154,7 +154,11 @@ FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
 PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 
 
-def costs_of(table: RowArrays, lengths: np.ndarray, sequence_length: int) -> RowCosts:
+def costs_of(
+    table: RowArrays,
+    lengths: np.ndarray,
+    sequence_length: int,
+) -> RowCosts:
     """The costs of these rows of documents of these `lengths`."""
     if table.pieces is None:
         return costs_of_starts(table.entries, lengths, sequence_length)
@@ -167,7 +171,11 @@ def costs_of(table: RowArrays, lengths: np.ndarray, sequence_length: int) -> Row
     )
 
 
-def costs_of_starts(starts: np.ndarray, lengths: np.ndarray, sequence_length: int) -> RowCosts:
+def costs_of_starts(
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    sequence_length: int,
+) -> RowCosts:
     """The costs of rows without gaps that begin at `starts`, int64 [rows] (concat and window)."""
     ends = lengths.cumsum()
     if len(starts) == 0:

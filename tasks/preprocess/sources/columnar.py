@@ -35,7 +35,11 @@ def parquet_sizes(file: IO[bytes]) -> list[int]:
     return sizes
 
 
-def read_parquet(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
+def read_parquet(
+    stream: IO[bytes],
+    text_column: str,
+    span: Span | None = None,
+) -> TextRecords:
     """The texts of the file, or of the row groups of `span`."""
     with _seekable(stream) as file:
         table = _opened(file)
@@ -99,7 +103,11 @@ def arrow_sizes(file: IO[bytes]) -> list[int]:
     return [size // max(1, count)] * count
 
 
-def read_arrow(stream: IO[bytes], text_column: str, span: Span | None = None) -> TextRecords:
+def read_arrow(
+    stream: IO[bytes],
+    text_column: str,
+    span: Span | None = None,
+) -> TextRecords:
     """The texts of the file, or of the record batches of `span`.
 
     An Arrow file has such batches, and a stream does not.

@@ -64,7 +64,12 @@ class _Streams(io.RawIOBase):
             4.
     """
 
-    def __init__(self, file: IO[bytes], opened: Callable[[], Any], padding: int) -> None:
+    def __init__(
+        self,
+        file: IO[bytes],
+        opened: Callable[[], Any],
+        padding: int,
+    ) -> None:
         self._file = file
         self._opened = opened
         self._padding = padding

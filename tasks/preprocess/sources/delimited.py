@@ -42,7 +42,11 @@ def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
     return _texts(_rows(_blocks(stream), ",", lambda: True), text_column)
 
 
-def read_tsv(stream: IO[bytes], text_column: str, reopen: Reopen) -> Iterator[Batch]:
+def read_tsv(
+    stream: IO[bytes],
+    text_column: str,
+    reopen: Reopen,
+) -> Iterator[Batch]:
     """The texts of a TSV file.
 
     Args:
@@ -101,7 +105,10 @@ def _rows(
             continue
         if is_quoted is None:
             # Of the line with the quote.
-            start = 1 + max(text.rfind("\n", 0, quote), text.rfind("\r", 0, quote))
+            start = 1 + max(
+                text.rfind("\n", 0, quote),
+                text.rfind("\r", 0, quote),
+            )
             if start:
                 before = _plain_rows(number, text[:start], delimiter)
                 number += len(before[0])
@@ -123,7 +130,12 @@ def _plain_rows(number: int, text: str, delimiter: str) -> Rows:
     return range(number, number + len(lines)), rows
 
 
-def _quoted_rows(first: int, text: str, blocks: Iterator[Block], delimiter: str) -> Iterator[Rows]:
+def _quoted_rows(
+    first: int,
+    text: str,
+    blocks: Iterator[Block],
+    delimiter: str,
+) -> Iterator[Rows]:
     """The rows of a block with quotes, and of those after it.
 
     The last one is the first block with which a row ends.

@@ -128,7 +128,12 @@ def read(
                 yield from in_batches(_plain(stream))
 
 
-def spans(path: Path | RemoteFile, size: int, form: str, most: int) -> list[Span] | None:
+def spans(
+    path: Path | RemoteFile,
+    size: int,
+    form: str,
+    most: int,
+) -> list[Span] | None:
     """Ranges of about `most` bytes that a large file can be read in, found without reading it.
 
     They are bytes of JSON lines, row groups of parquet, and record batches of an Arrow file. None:
@@ -195,7 +200,11 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
 
 
 @contextmanager
-def _content(path: Path | RemoteFile, form: str, span: Span | None = None) -> Iterator[IO[bytes]]:
+def _content(
+    path: Path | RemoteFile,
+    form: str,
+    span: Span | None = None,
+) -> Iterator[IO[bytes]]:
     """The content of the file, unpacked, after the byte order mark of a text.
 
     Raises:
@@ -259,7 +268,10 @@ def _skip_mark(stream: IO[bytes]) -> None:
     for mark, name in MARKS.items():
         if first.startswith(mark):
             raise Unreadable(f"is {name}, not UTF-8, by its byte order mark")
-    most_zeros = max(first[0::2].count(0), first[1::2].count(0))
+    most_zeros = max(
+        first[0::2].count(0),
+        first[1::2].count(0),
+    )
     if most_zeros * 4 > len(first):  # more than half of them
         raise Unreadable(
             "is not UTF-8: every second byte at its beginning is zero, as in UTF-16 and UTF-32"

@@ -89,7 +89,11 @@ def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None
     return None if may_continue else (value, end)  # a number may continue
 
 
-def read_lines(stream: IO[bytes], text_column: str, span: Span | None = None) -> Iterator[Batch]:
+def read_lines(
+    stream: IO[bytes],
+    text_column: str,
+    span: Span | None = None,
+) -> Iterator[Batch]:
     """The records of lines of JSON, about a megabyte of lines at a time.
 
     Args:
@@ -138,7 +142,11 @@ def _skip_line(stream: IO[bytes]) -> int:
     return skipped
 
 
-def _whole_lines(stream: IO[bytes], place: int, last: int | None) -> Iterator[bytes | int]:
+def _whole_lines(
+    stream: IO[bytes],
+    place: int,
+    last: int | None,
+) -> Iterator[bytes | int]:
     """Lines that begin before byte `last`, about a megabyte at a time.
 
     Args:

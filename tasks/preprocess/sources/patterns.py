@@ -163,7 +163,8 @@ def matching_files(
             folder, files = _remote(pattern, key, form, not_text)
         else:
             local = str(expanded(pattern))
-            if Path(local).exists() and not (Path(local).is_file() or Path(local).is_dir()):
+            target = Path(local)
+            if target.exists() and not target.is_file() and not target.is_dir():
                 raise DataError(
                     f"{key}: '{pattern}' is a pipe, device or socket; "
                     "write its text to a file, and name that."
@@ -312,7 +313,8 @@ def _earlier_shards(folder: str, names: list[str]) -> set[str]:
         today = {file["filename"] for file in stated}
     except (OSError, ValueError, LookupError, TypeError):  # of another program
         return set()
-    return {name for name in names if name.startswith("data-") and name.endswith(".arrow")} - today
+    shards = {name for name in names if name.startswith("data-") and name.endswith(".arrow")}
+    return shards - today
 
 
 def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
@@ -325,7 +327,8 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     if "**" not in parts:
         return set(glob.glob(pattern))
     place = parts.index("**")
-    below = Path(*parts[place + 1 :]) if parts[place + 1 :] else Path("*")
+    rest = parts[place + 1 :]
+    below = Path(*rest) if rest else Path("*")
     folders = [
         folder
         for base in glob.glob(str(Path(*parts[:place])))
@@ -339,7 +342,11 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     return files
 
 
-def _folders(root: str, key: str, not_text: NotText) -> Iterator[tuple[str, list[str], bool]]:
+def _folders(
+    root: str,
+    key: str,
+    not_text: NotText,
+) -> Iterator[tuple[str, list[str], bool]]:
     """The folder and those below it, each once whatever links lead to it.
 
     Left out are those that are hidden or the system's: a disk of one's own has lost+found, which is

@@ -303,9 +303,19 @@ def describe(data: DataConfig) -> Provenance:
     for source in _by_name(data):
         provenance = _provenance(source)
         license = source.license if source.license != "not stated" else provenance.license
-        sources.append(changed(provenance, name=source.name, weight=source.weight, license=license))
+        of_source = changed(
+            provenance,
+            name=source.name,
+            weight=source.weight,
+            license=license,
+        )
+        sources.append(of_source)
     licenses = sorted({source.license for source in sources})
-    return Provenance(source="mixture", sources=tuple(sources), license="; ".join(licenses))
+    return Provenance(
+        source="mixture",
+        sources=tuple(sources),
+        license="; ".join(licenses),
+    )
 
 
 def _provenance(text: TextConfig) -> Provenance:

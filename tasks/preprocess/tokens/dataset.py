@@ -114,7 +114,9 @@ def first_alike(
         numbers = numbers[order]
         high, low = hashes.T
         is_new = np.ones(len(order), dtype=bool)
-        is_new[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        high_differs = high[1:] != high[:-1]
+        low_differs = low[1:] != low[:-1]
+        is_new[1:] = high_differs | low_differs
         if len(order):
             firsts = numbers[is_new]
             yield numbers, firsts[np.cumsum(is_new) - 1]
@@ -253,7 +255,11 @@ def _link(stream: Path, path: Path) -> None:
         shutil.copyfile(stream, path)
 
 
-def describe_split(folder: Path, written: WrittenSplit, has_prompts: bool) -> SplitContent:
+def describe_split(
+    folder: Path,
+    written: WrittenSplit,
+    has_prompts: bool,
+) -> SplitContent:
     """Describe a split, and add the files by which `datasets.load_from_disk` opens its folder.
 
     No shard is read.

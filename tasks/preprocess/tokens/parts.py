@@ -442,4 +442,5 @@ def place_of(file: TextFile) -> str:
         return f"hub://{split.path}/{split.configuration}/{split.split}"
     if not isinstance(file.path, Path):
         return file.path.url
-    return portable(str(file.path if file.path.is_absolute() else file.path.absolute()))
+    path = file.path if file.path.is_absolute() else file.path.absolute()
+    return portable(str(path))

@@ -68,7 +68,9 @@ class WindowRows:
 
     def count_targets(self, indices: np.ndarray) -> int:
         mask = self.targets(indices)
-        return len(indices) * (self.size - 1) if mask is None else int(mask.sum())
+        if mask is None:
+            return len(indices) * (self.size - 1)
+        return int(mask.sum())
 
 
 class PackedRows:
@@ -235,7 +237,8 @@ class TokenReader:
 
         Of many rows, some are looked at that are evenly spread.
         """
-        chosen = np.unique(np.linspace(0, len(self) - 1, COUNTED_ROWS).astype(np.int64))
+        spread = np.linspace(0, len(self) - 1, COUNTED_ROWS)
+        chosen = np.unique(spread.astype(np.int64))
         without_targets = 0
         for batch in np.array_split(chosen, -(-len(chosen) // ROWS_AT_ONCE)):
             mask = self.targets(batch)
@@ -264,7 +267,12 @@ class TokenReader:
             padding=self.padding,
         )
 
-    def _table(self, folder: Path, table: RowTableManifest, name: str) -> np.ndarray:
+    def _table(
+        self,
+        folder: Path,
+        table: RowTableManifest,
+        name: str,
+    ) -> np.ndarray:
         if self.verify_on_read:
             verify_checksum(folder / name, table.files[name].checksum)
         return map_array(folder / name)

@@ -153,7 +153,12 @@ class TokenStream:
         return self.mapped[number]
 
 
-def mark_answers(target: np.ndarray, place: int, offsets: np.ndarray, prompts: np.ndarray) -> None:
+def mark_answers(
+    target: np.ndarray,
+    place: int,
+    offsets: np.ndarray,
+    prompts: np.ndarray,
+) -> None:
     """Set `target` to True at the tokens of answers and at the ends of their documents.
 
     Args:

@@ -89,7 +89,12 @@ class Recipe:
         return self.folder / name
 
 
-def recipe_for(home: Path, tokenizer: Tokenizer, eos: int, engine: EngineChoice) -> Recipe:
+def recipe_for(
+    home: Path,
+    tokenizer: Tokenizer,
+    eos: int,
+    engine: EngineChoice,
+) -> Recipe:
     """The recipe, with its tokenizer in its folder."""
     description = description_of(tokenizer)
     key = key_of([FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version])
@@ -198,7 +203,12 @@ def _split(stream: Stream, training_documents: int) -> dict[str, _SplitPlaces]:
     }
 
 
-def _write_split(path: Path, stream: Stream, table: np.ndarray, places: _SplitPlaces) -> UnitSplit:
+def _write_split(
+    path: Path,
+    stream: Stream,
+    table: np.ndarray,
+    places: _SplitPlaces,
+) -> UnitSplit:
     """Write the shard of a split, if it has documents, and describe it.
 
     Args:
@@ -281,7 +291,8 @@ def open_unit(recipe: Recipe, name: str) -> Unit:
     Raises:
         Damaged: there is none, or its manifest is damaged.
     """
-    return Unit(recipe.unit(name), read_unit(recipe.unit(name), name))
+    folder = recipe.unit(name)
+    return Unit(folder, read_unit(folder, name))
 
 
 class _Writer:
