@@ -21,7 +21,8 @@ class ModelFacts(Record):
     """Origin and training of exported weights, for the model card and the files' metadata.
 
     Attributes:
-        tokens: seen in training; validation_loss: nats per token at this step, None if it was not measured there.
+        tokens: seen in training.
+        validation_loss: nats per token at this step, None if it was not measured there.
         sequence_length, vocabulary: in tokens.
         infini_llama: version that exported them.
     """
@@ -52,7 +53,11 @@ class ModelFacts(Record):
 
 
 class Exported(Record):
-    """A folder that `export` wrote. custom_code: features that Hugging Face's Llama does not have; empty: no code is needed."""
+    """A folder that `export` wrote.
+
+    Attributes:
+        custom_code: features that Hugging Face's Llama does not have; empty: no code is needed.
+    """
 
     path: str
     run: str
@@ -73,7 +78,10 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 
 def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
-    """Markdown with the front matter that Hugging Face's hub reads. It states facts of the run, no date and no path."""
+    """Markdown with the front matter that Hugging Face's hub reads.
+
+    It states facts of the run, no date and no path.
+    """
     kind = "An Infini-Llama" if config.attention == "infini" else "A Llama"
     tags = [
         "llama",
@@ -82,26 +90,14 @@ def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[
     ]
     prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
     use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
-    trained = {
-        "steps": f"{facts.step:,}",
-        "tokens seen": f"{facts.tokens:,}",
-        "sequence length": f"{facts.sequence_length:,}",
-        "sequences per step": f"{facts.global_batch_size:,}",
-        "peak learning rate": f"{facts.learning_rate:g}",
-        "seed": facts.seed,
-        "validation loss": _number(facts.validation_loss, "nats per token"),
-        "bits per byte": _number(facts.bits_per_byte, ""),
-        "dataset": f"`{facts.dataset}`, digest `{facts.dataset_digest}`",
-        "vocabulary": f"{facts.vocabulary:,} tokens",
-        "sha256 of the run's weights": f"`{facts.weights_sha256}`",
-        "stored as": dtype,
-    }
-    own_code = (
-        f"\nHugging Face's Llama does not have {', '.join(beyond)}, so the folder contains the model's code; "
-        "`trust_remote_code=True` runs that code. It needs transformers 5.\n"
-        if beyond
-        else ""
-    )
+    trained = _training(facts, dtype)
+    own_code = ""
+    if beyond:
+        own_code = (
+            f"\nHugging Face's Llama does not have {', '.join(beyond)}, "
+            "so the folder contains the model's code; "
+            "`trust_remote_code=True` runs that code. It needs transformers 5.\n"
+        )
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -111,7 +107,8 @@ tags:
 
 # {facts.run}
 
-{kind} of {facts.parameters:,} parameters, trained and exported by infini-llama {facts.infini_llama}.
+{kind} of {facts.parameters:,} parameters, trained and exported by \
+infini-llama {facts.infini_llama}.
 
 ```python
 {use}
@@ -127,11 +124,32 @@ tags:
 
 ## Padding
 
-The tokenizer has no padding token. To generate for several prompts, pad on the left with the end-of-text token, which
-the attention mask hides: `tokenizer.pad_token = tokenizer.eos_token; tokenizer.padding_side = "left"`. To train, also pad
-the labels with -100 (`DataCollatorForSeq2Seq`): a collator that hides every padding token in the labels would hide the
+The tokenizer has no padding token. To generate for several prompts, pad on the left with the \
+end-of-text token, which
+the attention mask hides: `tokenizer.pad_token = tokenizer.eos_token; \
+tokenizer.padding_side = "left"`. To train, also pad
+the labels with -100 (`DataCollatorForSeq2Seq`): a collator that hides every padding token in the \
+labels would hide the
 ends of texts too.
 """
+
+
+def _training(facts: ModelFacts, dtype: str) -> dict[str, str | int]:
+    """Facts of the training, as the card names them."""
+    return {
+        "steps": f"{facts.step:,}",
+        "tokens seen": f"{facts.tokens:,}",
+        "sequence length": f"{facts.sequence_length:,}",
+        "sequences per step": f"{facts.global_batch_size:,}",
+        "peak learning rate": f"{facts.learning_rate:g}",
+        "seed": facts.seed,
+        "validation loss": _number(facts.validation_loss, "nats per token"),
+        "bits per byte": _number(facts.bits_per_byte, ""),
+        "dataset": f"`{facts.dataset}`, digest `{facts.dataset_digest}`",
+        "vocabulary": f"{facts.vocabulary:,} tokens",
+        "sha256 of the run's weights": f"`{facts.weights_sha256}`",
+        "stored as": dtype,
+    }
 
 
 def _architecture(config: LlamaConfig) -> dict[str, str | int]:

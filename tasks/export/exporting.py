@@ -1,4 +1,7 @@
-"""A run's model as a folder that Hugging Face's programs open: weights, configuration, tokenizer, model card."""
+"""A run's model as a folder that Hugging Face's programs open.
+
+It holds weights, configuration, tokenizer and model card.
+"""
 
 import json
 import logging
@@ -61,12 +64,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def export(
-    run_dir: Path, output: Path, checkpoint: str, dtype: str, max_shard_size: str
+    run_dir: Path,
+    output: Path,
+    checkpoint: str,
+    dtype: str,
+    max_shard_size: str,
 ) -> Exported:
-    """Writes the folder `output`, all of it or nothing; the same run gives the same bytes.
+    """Write the folder `output`, all of it or nothing; the same run gives the same bytes.
 
-    A model that Hugging Face's Llama can express opens with `AutoModelForCausalLM` as it is; any other takes the code along that
-    computes it and needs trust_remote_code=True.
+    A model that Hugging Face's Llama can express opens with `AutoModelForCausalLM` as it is; any
+    other takes the code along that computes it and needs trust_remote_code=True.
 
     Args:
         checkpoint: latest, best, or the name of one.
@@ -74,19 +81,17 @@ def export(
         max_shard_size: of one file, as "5GB" or "200MB".
 
     Raises:
-        ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is no size.
+        ConfigError: no such run or checkpoint, `output` has something in it, or `max_shard_size` is
+            no size.
         DataError: checkpoint or tokenizer is damaged.
     """
-    if not re.fullmatch(
-        SIZE, max_shard_size
-    ):  # Hugging Face's function raises on inf, and takes 0 for any size
+    # Hugging Face's function raises on inf, and takes 0 for any size.
+    if not re.fullmatch(SIZE, max_shard_size):
         raise ConfigError(
             f"--max-shard-size {max_shard_size} is not a size; use for example 5GB or 200MB."
         )
     output = output.absolute()
-    if output.is_symlink() or (
-        output.exists() and not (output.is_dir() and not any(output.iterdir()))
-    ):
+    if output.is_symlink() or (output.exists() and not _is_empty_folder(output)):
         raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
     if any(parent.is_file() for parent in output.parents):
         raise ConfigError(f"--output {output} is below a file; name another folder.")
@@ -97,10 +102,15 @@ def export(
     return changed(record, path=str(output))
 
 
-def export_trained(run_dir: Path) -> Path:
-    """Writes `export` in the folder of the run: the newest checkpoint as `export` writes it, unless it is there already.
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
-    It is an artifact whose key is the checkpoint's digest: complete or not there, replaced as a whole, and mirrored.
+
+def export_trained(run_dir: Path) -> Path:
+    """Export the newest checkpoint of a run into its folder, unless it is there already.
+
+    The folder `export` of the run is an artifact whose key is the checkpoint's digest: complete or
+    not there, replaced as a whole, and mirrored.
 
     Raises:
         DataError: checkpoint or tokenizer is damaged.
@@ -126,18 +136,25 @@ def export_trained(run_dir: Path) -> Path:
 
 
 def write_model(
-    run_dir: Path, folder: Path, checkpoint: str, dtype: str, max_shard_size: str
+    run_dir: Path,
+    folder: Path,
+    checkpoint: str,
+    dtype: str,
+    max_shard_size: str,
 ) -> Exported:
-    """Writes weights, configuration, tokenizer and card into `folder`; see `export`."""
+    """Write weights, configuration, tokenizer and card into `folder`; see `export`."""
     model, tokenizer, chosen = load_run(run_dir, checkpoint)
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
-    weights = {
-        name: (tensor if hf.is_gate(name) else _converted(name, tensor, dtype)).contiguous()
-        for name, tensor in hf.to_hf(model.state_dict(), model.config).items()
-    }
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in hf.to_hf(model.state_dict(), model.config).items():
+        converted = tensor if hf.is_gate(name) else _converted(name, tensor, dtype)
+        weights[name] = converted.contiguous()
     lineage = RunFolder(run_dir).require_lineage()
-    config, end, kept = model.config, end_of_text_of(run_dir), lineage.conversation
-    if initial := lineage.init_from:
+    config = model.config
+    end = end_of_text_of(run_dir)
+    kept = lineage.conversation
+    initial = lineage.init_from
+    if initial:
         # A model does not forget longer texts than the rows that it is trained on further.
         longest = max(config.max_position_embeddings, initial.max_position_embeddings)
         config = replace(config, max_position_embeddings=longest)
@@ -161,7 +178,8 @@ def _converted(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     converted = tensor.to(DTYPES[dtype])
     if not torch.stack(torch.aminmax(converted)).isfinite().all():
         raise ConfigError(
-            f"--dtype {dtype}: {name} has values up to {float(tensor.abs().max()):g}, which {dtype} cannot hold; use bfloat16 or float32."
+            f"--dtype {dtype}: {name} has values up to {float(tensor.abs().max()):g}, "
+            f"which {dtype} cannot hold; use bfloat16 or float32."
         )
     return converted
 
@@ -169,20 +187,21 @@ def _converted(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> ModelFacts:
     """Origin, training and validation loss of the weights."""
     run = RunFolder(run_dir)
-    lineage, state = run.require_lineage(), checkpoints.read_state(chosen)
+    lineage = run.require_lineage()
+    state = checkpoints.read_state(chosen)
     measured = [
         line
         for line in read_metrics(run)
         if isinstance(line, ValidationLine) and line.step == state.step
     ]
-    dataset, train = lineage.dataset, lineage.train
+    dataset = lineage.dataset
+    train = lineage.train
+    stored = hf.to_hf(model.state_dict(), model.config)
     return ModelFacts(
         run=run_dir.name,
         step=state.step,
         tokens=state.tokens,
-        parameters=sum(
-            tensor.numel() for tensor in hf.to_hf(model.state_dict(), model.config).values()
-        ),
+        parameters=sum(tensor.numel() for tensor in stored.values()),
         validation_loss=measured[-1].loss if measured else None,
         bits_per_byte=measured[-1].bits_per_byte if measured else None,
         dataset=Path(dataset.path).name,
@@ -199,16 +218,24 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
 
 
 def sample_prompt(train: TrainingConfig, dataset: Path) -> str:
-    """The text that the card's example continues: the first of train.sample_prompts, by default the beginning of a held-out text."""
+    """The text that the card's example continues.
+
+    It is the first of train.sample_prompts, by default the beginning of a held-out text.
+    """
     if train.sample_prompts is None:
         return held_out_prompt(dataset, read_tokenizer(dataset))
     return next(iter(train.sample_prompts), "Once")
 
 
 def write_weights(
-    weights: dict[str, torch.Tensor], folder: Path, max_shard_size: str, facts: ModelFacts
+    weights: dict[str, torch.Tensor],
+    folder: Path,
+    max_shard_size: str,
+    facts: ModelFacts,
 ) -> list[str]:
-    """safetensors files of at most `max_shard_size` (a larger tensor has a file of its own), with an index where there are several.
+    """Write safetensors files of at most `max_shard_size`, with an index where there are several.
+
+    A larger tensor has a file of its own.
 
     Returns:
         the files' names.
@@ -216,7 +243,8 @@ def write_weights(
     split = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_size)
     about = {"format": "pt"} | facts.metadata()
     for file, names_in_file in split.filename_to_tensors.items():
-        save_file({name: weights[name] for name in names_in_file}, folder / file, metadata=about)
+        tensors = {name: weights[name] for name in names_in_file}
+        save_file(tensors, folder / file, metadata=about)
         order_metadata(folder / file)
         readable_as_others(folder / file)
     if split.is_sharded:
@@ -226,29 +254,40 @@ def write_weights(
 
 
 def readable_as_others(file: Path) -> None:
-    """Gives a file the mode of others that this process writes: safetensors leaves it readable by its owner alone."""
+    """Give a file the mode of others that this process writes.
+
+    safetensors leaves it readable by its owner alone.
+    """
     folder_mode = file.parent.stat().st_mode  # made under the umask
     file.chmod(folder_mode & 0o666)
 
 
 def order_metadata(file: Path) -> None:
-    """Writes the header's metadata in alphabetical order: safetensors leaves it in that of a hash table, another each time."""
+    """Write the header's metadata in alphabetical order.
+
+    safetensors leaves it in that of a hash table, another each time.
+    """
     with file.open("r+b") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        ordered = (
-            json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-        )
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        ordered = text.encode().ljust(length)
         assert len(ordered) == length
         opened.seek(8)
         opened.write(ordered)
 
 
 def write_config(
-    folder: Path, config: LlamaConfig, dtype: str, end_of_text: int, kept: Conversation
+    folder: Path,
+    config: LlamaConfig,
+    dtype: str,
+    end_of_text: int,
+    kept: Conversation,
 ) -> None:
-    """config.json and generation_config.json, and the code where Hugging Face's Llama cannot express the model.
+    """Write config.json and generation_config.json.
+
+    Where Hugging Face's Llama cannot express the model, the code is written, too.
 
     Args:
         kept: of the model that the run started from: generation settings and end tokens.
@@ -269,15 +308,17 @@ def write_config(
 
 
 def _generation(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation settings that transformers also writes again once it has changed them: those of sampling with do_sample alone, and no
-    padding token below 0. Where they say that tokens are not sampled, those of sampling are left out."""
+    """Generation settings that transformers also writes again once it has changed them.
+
+    Those are settings of sampling with do_sample alone, and no padding token below 0. Where they
+    say that tokens are not sampled, those of sampling are left out.
+    """
     settings = {
         name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)
     }
     if settings.get("do_sample") is False or settings.get("temperature") == 0:
-        return {name: value for name, value in settings.items() if name not in SAMPLING} | {
-            "do_sample": False
-        }
+        others = {name: value for name, value in settings.items() if name not in SAMPLING}
+        return others | {"do_sample": False}
     if any(settings.get(name) not in (None, default) for name, default in SAMPLING.items()):
         settings["do_sample"] = True
     return settings
@@ -291,24 +332,24 @@ def write_tokenizer(
     config: LlamaConfig,
     kept: Conversation,
 ) -> None:
-    """tokenizer.json as the dataset has it, and the files beside it that Hugging Face's classes read.
+    """Write tokenizer.json as the dataset has it, and the files that Hugging Face's classes read.
 
     Args:
-        kept: of the model that the run started from: chat templates, and the tokens that they may name.
+        kept: of the model that the run started from: chat templates, and the tokens that they may
+            name.
     """
     (folder / TOKENIZER).write_bytes(read_file(dataset, TOKENIZER))
     end = tokenizer.id_to_token(end_of_text)
     special = {"bos_token": end, "eos_token": end} | kept.special_tokens
     if isinstance(kept.chat_template, str):
         (folder / "chat_template.jinja").write_text(kept.chat_template, encoding="utf-8")
+    # Infini-attention reads texts of any length.
+    longest = config.max_position_embeddings if config.attention == "softmax" else 10**30
     about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
-        # Infini-attention reads texts of any length
-        "model_max_length": config.max_position_embeddings
-        if config.attention == "softmax"
-        else 10**30,
+        "model_max_length": longest,
     }
     if isinstance(kept.chat_template, dict):
         about["chat_template"] = [
@@ -332,8 +373,12 @@ IMPORT = re.compile(r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.M
 
 
 def write_code(folder: Path) -> None:
-    """Copies the class and every file of `model` that it needs, with relative imports in place of absolute ones."""
-    waiting, seen = [WRAPPER], {WRAPPER.stem}
+    """Copy the class and every file of `model` that it needs.
+
+    Relative imports take the place of absolute ones.
+    """
+    waiting = [WRAPPER]
+    seen = {WRAPPER.stem}
     while waiting:
         file = waiting.pop()
         text = file.read_text(encoding="utf-8")
@@ -349,14 +394,18 @@ def needed(text: str) -> set[str]:
     """Files of `model` that a source text imports."""
     files: set[str] = set()
     for _, module, names in IMPORT.findall(text):
-        files |= {module[1:]} if module else {name.strip() for name in names.split(",")}
+        if module:
+            files.add(module[1:])
+        else:
+            files |= {name.strip() for name in names.split(",")}
     return files
 
 
 def _relative(match: re.Match[str]) -> str:
     """`from infini_llama.model.x import y` as `from .x import y`.
 
-    Hugging Face's loader does not follow `from . import x`, so a second line names the file in the way that it does.
+    Hugging Face's loader does not follow `from . import x`, so a second line names the file in the
+    way that it does.
     """
     indent, module, names = match.groups()
     if module:

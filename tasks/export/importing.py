@@ -1,4 +1,4 @@
-"""`infini-llama import`: the folder of a model that is named, and a configuration that starts from its weights."""
+"""`infini-llama import`: a model's folder, and a configuration that starts from its weights."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
-from infini_llama.model.config import Attention
+from infini_llama.model.config import Attention, LlamaConfig
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
@@ -36,28 +36,33 @@ log = logging.getLogger("infini_llama.export")
 NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # OWNER/NAME
 # Weights, configuration and tokenizer; never code or pickles.
 FILES = [
-    *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
-    *(
-        "tokenizer*.json",
-        "tokenizer.model",
-        "added_tokens.json",
-        "special_tokens_map.json",
-        "*.jinja",
-    ),
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "*.jinja",
 ]
 
 
 def folder_of(model: str, revision: str | None) -> Path:
-    """A folder as it is, or a model of the Hub, downloaded once; a token is taken from HF_TOKEN or `hf auth login`.
+    """A folder as it is, or a model of the Hub, downloaded once.
+
+    A token is taken from HF_TOKEN or `hf auth login`.
 
     Raises:
-        ConfigError: the Hub has no such model or revision, does not give it to this account, or cannot be reached.
+        ConfigError: the Hub has no such model or revision, does not give it to this account, or
+            cannot be reached.
     """
     folder = expanded(model)
     if folder.exists() or not re.fullmatch(NAME, model):
         if revision is not None:
             raise ConfigError(
-                f"--revision {revision} is for a model of the Hub, but {model} is a folder; remove it."
+                f"--revision {revision} is for a model of the Hub, but {model} is a folder; "
+                "remove it."
             )
         return folder
     about = f"{model}@{revision}" if revision else model
@@ -65,7 +70,8 @@ def folder_of(model: str, revision: str | None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
     except GatedRepoError:
         raise ConfigError(
-            f"{about} is gated: accept its terms on its page of the Hub, then run `hf auth login` or set HF_TOKEN."
+            f"{about} is gated: accept its terms on its page of the Hub, "
+            "then run `hf auth login` or set HF_TOKEN."
         ) from None
     except RevisionNotFoundError:
         raise ConfigError(
@@ -73,22 +79,25 @@ def folder_of(model: str, revision: str | None) -> Path:
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
-            f"{model} is neither a folder here nor a model of the Hub that this account sees; correct the name, or set HF_TOKEN."
+            f"{model} is neither a folder here nor a model of the Hub that this account sees; "
+            "correct the name, or set HF_TOKEN."
         ) from None
     except (OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         why = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{about} cannot be downloaded and is not complete in the local cache ({why}); check the network and HF_HUB_OFFLINE, "
-            "or name a folder."
+            f"{about} cannot be downloaded and is not complete in the local cache ({why}); "
+            "check the network and HF_HUB_OFFLINE, or name a folder."
         ) from None
 
 
 NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
 FAR_SEGMENTS = 12  # of the longest text from which it learns to hold a number
 REACHING_SEGMENTS = 5
-LEARNING_STEPS, REACHING_STEPS = 600, 150
+LEARNING_STEPS = 600
+REACHING_STEPS = 150
 # Far more than the segments of a million tokens, see docs/infini-attention.md
-LEARNING_JITTER, REACHING_JITTER = 4_194_304.0, 16_777_216.0
+LEARNING_JITTER = 4_194_304.0
+REACHING_JITTER = 16_777_216.0
 KEY = 99_999
 
 # Decided by the run, not by the configuration's `model` section.
@@ -101,7 +110,8 @@ class ImportedModel(Record):
 
     Attributes:
         digest: of the folder's configuration and weights; parameters: their number.
-        untrained_loss: nats per token of untrained weights, ln(vocabulary). The first loss of the run lies far below it.
+        untrained_loss: nats per token of untrained weights, ln(vocabulary). The first loss of the
+            run lies far below it.
     """
 
     config: Path
@@ -136,16 +146,17 @@ def write_configuration(
     elif "memory_layers" in mapping["model"] and heads is not None:
         mapping = to_learn_a_memory(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
-        mapping |= {
-            "runtime": {"name": re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._") or "run"}
-        }
+        name = re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._")
+        mapping |= {"runtime": {"name": name or "run"}}
     config = parse_config({**mapping})
     digest = folder.digest()
-    head = f"# Continues training the model in {folder.path.name}, {digest}.\n# Name your text in {key_of_text(config)}.\n"
-    plain = json.loads(json.dumps(mapping))  # no list is in it twice: YAML would write a reference
-    output.write_text(
-        head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    head = (
+        f"# Continues training the model in {folder.path.name}, {digest}.\n"
+        f"# Name your text in {key_of_text(config)}.\n"
     )
+    plain = json.loads(json.dumps(mapping))  # no list is in it twice: YAML would write a reference
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    output.write_text(head + text, encoding="utf-8")
     return ImportedModel(
         config=output,
         folder=folder.path,
@@ -162,14 +173,17 @@ def key_of_text(config: PipelineConfig) -> str:
 
 
 def to_learn_a_memory(
-    mapping: dict[str, JsonObject], tokenizer: Tokenizer
+    mapping: dict[str, JsonObject],
+    tokenizer: Tokenizer,
 ) -> dict[str, JsonObject]:
-    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml: numbers hidden in texts of up to
-    NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the same in natural text, and ordinary text beside them, without which the
-    language is lost.
+    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml.
 
-    From texts of up to twelve segments alone, with ordinary text in two steps of five or more, SmolLM2 did not learn to use its memory
-    (docs/infini-attention.md): a sequence of ordinary text has as many targets as a hundred answers. In five steps of six there is none.
+    That is numbers hidden in texts of up to NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the
+    same in natural text, and ordinary text beside them, without which the language is lost.
+
+    From texts of up to twelve segments alone, with ordinary text in two steps of five or more,
+    SmolLM2 did not learn to use its memory (docs/infini-attention.md): a sequence of ordinary text
+    has as many targets as a hundred answers. In five steps of six there is none.
     """
     sources = (
         numbers(mapping, tokenizer, "near", NEAR_SEGMENTS, 0.22, in_text=False),
@@ -182,9 +196,12 @@ def to_learn_a_memory(
 
 
 def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """The configuration with what makes a memory that was learned reach a million tokens: short texts, of which more tokens are
-    answers, a wide jitter, and of the weights the attention of the layers with a memory alone. With the layers above trained as
-    well, it cost language (docs/infini-attention.md)."""
+    """The configuration with what makes a memory that was learned reach a million tokens.
+
+    That is short texts, of which more tokens are answers, a wide jitter, and of the weights the
+    attention of the layers with a memory alone. With the layers above trained as well, it cost
+    language (docs/infini-attention.md).
+    """
     sources = (
         numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.72, in_text=False),
         numbers(mapping, tokenizer, "near-in-text", REACHING_SEGMENTS, 0.24, in_text=True),
@@ -207,12 +224,17 @@ def numbers(
     weight: float,
     in_text: bool,
 ) -> JsonObject:
-    """A source of texts of at most so many segments with a hidden number, whose answer alone is learned."""
+    """A source of texts with a hidden number, whose answer alone is learned.
+
+    Args:
+        segments: most segments that a text has.
+        weight: share of the source.
+        in_text: whether the number is hidden in natural text, not in filler.
+    """
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
-    filler, least = (
-        len(tokenizer.encode(text, add_special_tokens=False).ids) for text in (FILLER, around)
-    )
+    filler = len(tokenizer.encode(FILLER, add_special_tokens=False).ids)
+    least = len(tokenizer.encode(around, add_special_tokens=False).ids)
     most = max(1, (segments * segment - least) // filler)
     passkey: JsonObject = {"documents": 6000, "repetitions": most}
     if in_text:  # its words have more tokens
@@ -235,7 +257,10 @@ def with_numbers(
     jitter: float,
     train: JsonObject,
 ) -> dict[str, JsonObject]:
-    """The configuration with these sources of numbers, ordinary text of weight `of_text` beside them, and rows of so many segments."""
+    """The configuration with these sources of numbers, and rows of so many segments.
+
+    Ordinary text of weight `of_text` is beside them.
+    """
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     english: JsonObject = {"name": "english", "files": mapping["data"]["files"], "weight": of_text}
     data: JsonObject = {
@@ -274,17 +299,38 @@ def parameters_of(folder: Folder) -> int:
     return sum(math.prod(shape) for shape in hf.shapes(folder.config).values())
 
 
+def model_section(config: LlamaConfig) -> JsonObject:
+    """The section `model` of a configuration: sizes, the attention, and what is not a default."""
+    defaults = ModelConfig().model_dump()
+    always = ("hidden_size", "intermediate", "num_")
+    model: JsonObject = {}
+    for name, value in config.to_dict().items():
+        if name in OF_THE_RUN:
+            continue
+        if name.startswith(always) or name == "attention" or value != defaults[name]:
+            model[name] = value
+    return model
+
+
 def configuration_of(
     folder: Folder,
     attention: Attention | None,
     segment_length: int | None,
     heads: HeadScores | None,
 ) -> dict[str, JsonObject]:
-    """The configuration: the folder's architecture in full, its tokenizer, and rates for weights that are trained already."""
-    length, chosen = min(folder.config.max_position_embeddings, LONGEST_ROW), folder.config
+    """The configuration that trains from a folder's weights.
+
+    It has the folder's architecture in full, its tokenizer, and rates for weights that are trained
+    already.
+    """
+    chosen = folder.config
+    length = min(chosen.max_position_embeddings, LONGEST_ROW)
     if attention is not None and attention != chosen.attention:
         chosen = replace(
-            chosen, attention=attention, segment_length=max(1, length // 4), memory_layers=None
+            chosen,
+            attention=attention,
+            segment_length=max(1, length // 4),
+            memory_layers=None,
         )
     if segment_length is not None:
         if chosen.attention == "softmax":
@@ -292,22 +338,14 @@ def configuration_of(
                 "--segment-length is for Infini-attention; add --attention infini, or remove it."
             )
         chosen = replace(chosen, segment_length=segment_length)
-    fields = {name: value for name, value in chosen.to_dict().items() if name not in OF_THE_RUN}
     if folder.untied:
         log.warning(
-            "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values than the embedding; both are used, as in "
-            "transformers 5 (model.tie_word_embeddings: false).",
+            "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values "
+            "than the embedding; both are used, as in transformers 5 "
+            "(model.tie_word_embeddings: false).",
             folder.path,
         )
-    defaults = ModelConfig().model_dump()
-    sizes = {
-        name
-        for name in fields
-        if name.startswith(("hidden_size", "intermediate", "num_")) or name == "attention"
-    }
-    model = {
-        name: value for name, value in fields.items() if name in sizes or value != defaults[name]
-    }
+    model = model_section(chosen)
     tokenizer: JsonObject = {"path": str(folder.path)}
     data: JsonObject = {
         "source": "files",
@@ -323,7 +361,8 @@ def configuration_of(
         "learning_rate": 1e-4,
         "warmup_steps": 50,
     }
-    if heads is not None and (keys := heads.keys()):
+    keys = None if heads is None else heads.keys()
+    if keys:
         model |= {"memory_layers": [*keys.memory_layers]}
         train |= {
             "init_gate": [[*gates] for gates in keys.init_gate],

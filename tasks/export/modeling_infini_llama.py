@@ -1,7 +1,9 @@
-"""Infini-Llama for Hugging Face's auto classes: load with `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`.
+"""Infini-Llama for Hugging Face's auto classes.
 
-The model is that of the files beside this one; here it only gets the shape that transformers 5 expects. This file goes into
-exported folders and is the only one that imports transformers.
+Load it with `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`.
+
+The model is that of the files beside this one; here it only gets the shape that transformers 5
+expects. This file goes into exported folders and is the only one that imports transformers.
 """
 
 from dataclasses import fields
@@ -13,7 +15,8 @@ from torch import nn
 
 if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(
-        f"an exported Infini-Llama needs transformers 5 or newer; this is {transformers.__version__}"
+        "an exported Infini-Llama needs transformers 5 or newer; "
+        f"this is {transformers.__version__}"
     )
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -22,7 +25,8 @@ from infini_llama.model.config import HF_FIELDS, LlamaConfig
 from infini_llama.model.layout import PADDING
 from infini_llama.model.llama import Llama, States
 
-# Name of the cache among the inputs and outputs of a model: transformers 5.24 renamed `past_key_values`.
+# Name of the cache among the inputs and outputs of a model: transformers 5.24 renamed
+# `past_key_values`.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 # What other attention functions are given for packed rows.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
@@ -31,45 +35,50 @@ PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 class InfiniLlamaConfig(PreTrainedConfig):
     """`infini_llama` holds every field of the model's own LlamaConfig.
 
-    HF_FIELDS stand beside it, too, where transformers reads and changes them: such a field has the value there.
+    HF_FIELDS stand beside it, too, where transformers reads and changes them: such a field has the
+    value there.
     """
 
     model_type = "infini_llama"
 
     def __init__(self, infini_llama: dict[str, Any] | None = None, **kwargs: Any) -> None:
         values = dict(infini_llama or {})
-        values |= {
-            field.name: kwargs.pop(field.name)
-            for field in fields(LlamaConfig)
-            if field.name in kwargs.keys() - HF_FIELDS
-        }
+        for field in fields(LlamaConfig):
+            if field.name in kwargs and field.name not in HF_FIELDS:
+                values[field.name] = kwargs.pop(field.name)
         self.infini_llama = values
-        super().__init__(**({name: values[name] for name in HF_FIELDS if name in values} | kwargs))
+        beside = {name: values[name] for name in HF_FIELDS if name in values}
+        super().__init__(**(beside | kwargs))
 
     def llama(self) -> LlamaConfig:
         """The model's own configuration."""
-        beside = {
-            name: getattr(self, name) for name in HF_FIELDS if getattr(self, name, None) is not None
-        }
-        return LlamaConfig(**(self.infini_llama | beside))
+        values = dict(self.infini_llama)
+        for name in HF_FIELDS:
+            value = getattr(self, name, None)
+            if value is not None:
+                values[name] = value
+        return LlamaConfig(**values)
 
 
 class InfiniCache:
-    """The cache that generation passes from token to token: the states of the rows, and how long they are with their padding.
+    """The cache that generation passes from token to token.
 
-    `capacity` is the number of tokens that a softmax model's states first have room for, `padding` that of the first input's tokens
-    that its attention_mask left out.
+    It holds the states of the rows, and how long they are with their padding.
+
+    `capacity` is the number of tokens that a softmax model's states first have room for, `padding`
+    that of the first input's tokens that its attention_mask left out.
     """
 
     is_compileable = False
     is_croppable = False
     is_linear = (False,)  # generate passes on only the tokens that the cache has not read
-    _is_user_defined = (
-        True  # with is_croppable: on Apple GPUs, generate must not read one token ahead
-    )
+    # With is_croppable: on Apple GPUs, generate must not read one token ahead.
+    _is_user_defined = True
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.length, self.padding = capacity, 0, 0
+        self.capacity = capacity
+        self.length = 0
+        self.padding = 0
         self.states: States | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -84,14 +93,14 @@ class InfiniCache:
 
 
 def _rows(value: Any, order: torch.Tensor) -> Any:
-    """Those rows of a tensor, of a list with an entry a row, or of a tuple of tensors."""
+    """Those rows of a tensor, of a list with an entry per row, or of a tuple of tensors."""
     if isinstance(value, torch.Tensor):
         return value[order]
     if isinstance(value, list):
         return [value[row] for row in order.tolist()]
-    return (
-        type(value)(*(_rows(part, order) for part in value)) if isinstance(value, tuple) else value
-    )
+    if isinstance(value, tuple):
+        return type(value)(*(_rows(part, order) for part in value))
+    return value
 
 
 class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
@@ -101,7 +110,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
-    _no_split_modules = ["Decoder"]  # noqa: RUF012  device_map: its layers are called by other names than forward
+    # device_map: its layers are called by other names than forward.
+    _no_split_modules = ["Decoder"]  # noqa: RUF012
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would
     accepts_loss_kwargs = True  # num_items_in_batch: the loss of one micro-batch of several
     _supports_sdpa = True  # accepted, and without effect: the model chooses its own attention
@@ -112,10 +122,10 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: InfiniLlamaConfig) -> None:
         super().__init__(config)
         llama = Llama(config.llama())
-        self.model, self.lm_head = llama.model, llama.lm_head
-        object.__setattr__(
-            self, "_llama", llama
-        )  # not a submodule: its parts are, under the names of the weights
+        self.model = llama.model
+        self.lm_head = llama.lm_head
+        # Not a submodule: its parts are, under the names of the weights.
+        object.__setattr__(self, "_llama", llama)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -131,9 +141,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         self.gradient_checkpointing = enable
         layers: Any = self.model.layers
         for number, layer in enumerate(layers):
-            layer.checkpointing = (
-                gradient_checkpointing_func if enable and number % every_n_layers == 0 else "none"
-            )
+            is_chosen = enable and number % every_n_layers == 0
+            layer.checkpointing = gradient_checkpointing_func if is_chosen else "none"
 
     def forward(
         self,
@@ -150,14 +159,18 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         cache: InfiniCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits for input_ids [B, T] or inputs_embeds [B, T, D], and with `labels` [B, T] (not shifted) the cross-entropy.
+        """Logits for input_ids [B, T] or inputs_embeds [B, T, D].
 
-        Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed: `position_ids` [B, T] that do not go up by
-        one begin another document, which sees nothing of those before it. With `past_key_values`, which transformers 5.24 calls
-        `cache`, the tokens are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
+        With `labels` [B, T] (not shifted) the cross-entropy, too.
+
+        Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed:
+        `position_ids` [B, T] that do not go up by one begin another document, which sees nothing of
+        those before it. With `past_key_values`, which transformers 5.24 calls `cache`, the tokens
+        are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
 
         Raises:
-            ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that cannot be honoured.
+            ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that
+                cannot be honoured.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -176,13 +189,14 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs
+                logits=logits,
+                labels=labels,
+                vocab_size=logits.shape[-1],
+                **kwargs,
             )
-        with_hidden_states = (
-            self.config.output_hidden_states
-            if output_hidden_states is None
-            else output_hidden_states
-        )
+        with_hidden_states = output_hidden_states
+        if with_hidden_states is None:
+            with_hidden_states = self.config.output_hidden_states
         output = CausalLMOutputWithPast(
             loss=loss,  # type: ignore
             logits=logits,  # type: ignore
@@ -198,20 +212,17 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         position_ids: torch.Tensor | None,
         past: InfiniCache | None,
     ) -> list[torch.Tensor]:
-        """The input x [B, T, D], the output of every layer but the last, and what the head reads, each of this shape."""
+        """Hidden states of every layer: the input, the layers' outputs, and what the head reads.
+
+        Each is [B, T, D] like the input x; the output of the last layer is left out.
+        """
         batch, length = x.shape[:2]
         documents = None if position_ids is None else _documents(position_ids.expand(batch, length))
         layer_outputs: list[torch.Tensor] = []
-        order = lengths = None
+        order = None
+        lengths = None
         if past is not None and past.states is not None:
-            if documents is not None:
-                raise ValueError(
-                    "position_ids begin another document, which past_key_values cannot hold"
-                )
-            if attention_mask is not None and int((attention_mask == 0).sum()) > past.padding:
-                raise ValueError(
-                    "attention_mask leaves out tokens after the first input, which past_key_values cannot; pad the first input alone"
-                )
+            _refuse_to_continue(attention_mask, documents, past)
             past.states = self._llama.with_room(past.states, length)
             hidden = self._llama.read_embeddings(x, past.states, None, layer_outputs)
         else:
@@ -221,9 +232,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
                 lengths = attention_mask.sum(dim=1).tolist()
                 x = _in_order(x, order)
                 if position_ids is not None:
-                    documents = _documents(
-                        position_ids.expand(batch, length).gather(1, order), lengths
-                    )
+                    in_order = position_ids.expand(batch, length).gather(1, order)
+                    documents = _documents(in_order, lengths)
             hidden = self._begin(x, documents, past, lengths, layer_outputs)
             if past is not None and lengths is not None:
                 past.padding = batch * length - sum(lengths)
@@ -248,7 +258,8 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
             return self._llama.hidden_from_embeddings(x, documents, layer_outputs=layer_outputs)
         if documents is not None:
             raise ValueError(
-                "position_ids begin several documents in a row, which use_cache=True cannot continue"
+                "position_ids begin several documents in a row, "
+                "which use_cache=True cannot continue"
             )
         past.states = self._llama.new_states(len(x), past.capacity)
         return self._llama.read_embeddings(x, past.states, lengths, layer_outputs)
@@ -267,18 +278,24 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 class InfiniLlamaModel(InfiniLlamaForCausalLM):
-    """The model that AutoModel opens: the same weights, and the last hidden state [B, T, D] in place of logits."""
+    """The model that AutoModel opens.
+
+    It has the same weights, and the last hidden state [B, T, D] in place of logits.
+    """
 
     def forward(self, *arguments: Any, **kwargs: Any) -> Any:
         kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
         output: Any = super().forward(*arguments, **kwargs)
         return BaseModelOutputWithPast(
-            last_hidden_state=output.hidden_states[-1], **{CACHE: output.get(CACHE)}
+            last_hidden_state=output.hidden_states[-1],
+            **{CACHE: output.get(CACHE)},
         )
 
 
 def _refuse_unsupported(
-    attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, kwargs: dict[str, Any]
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    kwargs: dict[str, Any],
 ) -> None:
     """Refuse arguments that would otherwise be ignored.
 
@@ -287,7 +304,8 @@ def _refuse_unsupported(
     """
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
-            f"attention_mask has the shape {tuple(attention_mask.shape)}; give one of [batch, length]"
+            f"attention_mask has the shape {tuple(attention_mask.shape)}; "
+            "give one of [batch, length]"
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True: attention weights are not computed")
@@ -298,8 +316,31 @@ def _refuse_unsupported(
         )
 
 
+def _refuse_to_continue(
+    attention_mask: torch.Tensor | None,
+    documents: torch.Tensor | None,
+    past: InfiniCache,
+) -> None:
+    """Refuse arguments that the cache of what was read before cannot hold.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if documents is not None:
+        raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+    if attention_mask is not None and int((attention_mask == 0).sum()) > past.padding:
+        raise ValueError(
+            "attention_mask leaves out tokens after the first input, which past_key_values cannot; "
+            "pad the first input alone"
+        )
+
+
 def _documents(position_ids: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor | None:
-    """The number of each token's document [B, T], of row b for the first lengths[b] tokens; None where no row has several."""
+    """The number of each token's document [B, T]; None where no row has several.
+
+    Args:
+        lengths: of row b, only the first lengths[b] tokens count; None: all.
+    """
     documents = (position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1).cumsum(dim=1)
     if lengths is not None:
         places = torch.arange(documents.shape[1], device=documents.device)
