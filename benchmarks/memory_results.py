@@ -12,7 +12,11 @@ import torch
 
 FOLDER = Path(__file__).with_name("results")
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / name for name in ("infini-attention.md", "infini-attention-results.md")]
+PAGES = [
+    DOCS / "infini-attention.md",
+    DOCS / "infini-attention-results.md",
+    FOLDER / "README.md",
+]
 PLOT = DOCS / "images" / "passkey-by-distance.svg"
 PAPER = (
     (32, 100),
@@ -27,7 +31,6 @@ CONTROLS = {
     "swapped_own": "another text's memory: own number",
     "filler_alone": "filler's memory: own number",
 }
-
 
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
     """Adds a result to results/NAME.json, in place of an earlier one with equal fields `same`; one process at a time."""
@@ -45,18 +48,15 @@ def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
         file.truncate(0)
         file.write(json.dumps({"results": [*kept, result | facts]}, indent=1) + "\n")
 
-
 def results(name: str) -> list[dict[str, Any]]:
     path = FOLDER / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     heads = list(heads)
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
 
 def span(values: Iterable[float], digits: int = 2) -> str:
     """Mean of several seeds with the lowest and highest; nothing for none."""
@@ -68,7 +68,6 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     )
     return mean if low == high else f"{mean} ({low}–{high})"
 
-
 def groups(
     found: list[dict[str, Any]], *fields: str
 ) -> dict[tuple[str, ...], list[dict[str, Any]]]:
@@ -77,7 +76,6 @@ def groups(
     for one in found:
         grouped.setdefault(tuple(one[field] for field in fields), []).append(one)
     return grouped
-
 
 def distances() -> str:
     """Whole answers by task, memory and number of segment boundaries; passkeys of the present recipe have a table of their own."""
@@ -90,9 +88,7 @@ def distances() -> str:
         rows.append([task, memory, str(len(seeds)), *cells, cells_at(seeds, "memory_off", 8)])
     return markdown(["task", "memory", "seeds", *map(str, SHOWN_DISTANCES), "8, memory off"], rows)
 
-
 SHOWN_DISTANCES = (2, 8, 32, 64, 256)
-
 
 def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
     """Whole answers of several seeds at one distance."""
@@ -100,10 +96,8 @@ def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
         cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance
     )
 
-
 PARTS = ((0, 1), (1, 2), (4, 8), (32, 64))  # segments of one column
 TEXT_STEPS = 1200  # of the recipe that is shown
-
 
 def text() -> str:
     """Bits per byte of held-out documents by segment and model, and what a memory saves against local attention."""
@@ -124,17 +118,14 @@ def text() -> str:
     heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
     return markdown(["model", *heads], rows)
 
-
 def saved(own: list[list[float]], other: list[list[float]]) -> list[str]:
     """By how many percent the means of each part are below the other's of the same seed."""
     pairs = (zip(means(own, part), means(other, part), strict=True) for part in PARTS)
     return [span((100 * (1 - ours / theirs) for ours, theirs in pair), 1) for pair in pairs]
 
-
 def means(lines: Iterable[list[float]], part: tuple[int, int]) -> list[float]:
     """Mean over the segments of a part, of each line."""
     return [sum(line[slice(*part)]) / len(line[slice(*part)]) for line in lines]
-
 
 def capacity() -> str:
     """Right answers by update, head size and number of facts."""
@@ -153,7 +144,6 @@ def capacity() -> str:
         rows,
     )
 
-
 def pairs() -> str:
     """What one change of the recipe of `pairs` does: both tokens of the value, and at 8 boundaries each of them."""
     rows = []
@@ -163,7 +153,6 @@ def pairs() -> str:
         rows.append([one["variant"], *(f"{digit:.2f}" for digit in at_8["tokens"]), *whole])
     ends = [cell["distance"] for cell in results("memory_pairs")[0]["found"]]
     return markdown(["change", "first, 8", "second, 8", *(f"both, {end}" for end in ends)], rows)
-
 
 def passkeys() -> list[dict[str, Any]]:
     """What `memory_passkey.py` measured, in one order whatever was measured first."""
@@ -181,7 +170,6 @@ def passkeys() -> list[dict[str, Any]]:
 
     return sorted(results("memory_passkey"), key=place_of)
 
-
 def reach() -> str:
     """Numbers found by update and filler: by number of segment boundaries, and by place in a text of a million tokens."""
     rows = []
@@ -198,10 +186,8 @@ def reach() -> str:
     places = ("1M, start", "1M, middle", "1M, end")
     return markdown(["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows)
 
-
 SHOWN_BOUNDARIES = (1, 64, 1024)
 SHOWN_COLUMNS = ("0", "1", "64", "4,096", "1M, depth 0", "1M, depth 0.5")
-
 
 def pipeline() -> str:
     """What `evaluate --passkey` finds of the numbers of configs/passkey.yaml: by number of boundaries, and at a million tokens."""
@@ -228,7 +214,6 @@ def pipeline() -> str:
         for words, cells in kinds.items()
     ]
     return markdown(["", *SHOWN_COLUMNS], rows)
-
 
 def draw() -> None:
     """The plot of numbers found by distance."""
@@ -280,7 +265,6 @@ def draw() -> None:
     figure.savefig(PLOT, metadata={"Date": None})
     plt.close(figure)
 
-
 TABLES = {
     "pipeline": pipeline,
     "reach": reach,
@@ -289,7 +273,6 @@ TABLES = {
     "capacity": capacity,
     "pairs": pairs,
 }
-
 
 def with_tables(page: str) -> str:
     """The text of a page with the stored results between its comments <!-- table: NAME --> and <!-- end -->."""
