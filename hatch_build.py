@@ -7,7 +7,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class LinkCheck(BuildHookInterface[Any]):
-    """An editable install imports the checkout itself, through the links in src/infini_llama; a wheel needs none."""
+    """Refuse an editable install without the links in src/infini_llama; a wheel needs none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         folders = ("configs", "flows", "model", "tasks")
@@ -16,6 +16,6 @@ class LinkCheck(BuildHookInterface[Any]):
         ]
         if version == "editable" and missing:
             raise SystemExit(
-                f"src/infini_llama/{missing[0]} is not a link to {missing[0]}/, which an editable install imports: clone with "
-                "git -c core.symlinks=true, or install without -e."
+                f"src/infini_llama/{missing[0]} is not a link to {missing[0]}/, which an editable "
+                "install imports: clone with git -c core.symlinks=true, or install without -e."
             )

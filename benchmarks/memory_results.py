@@ -32,6 +32,7 @@ CONTROLS = {
     "filler_alone": "filler's memory: own number",
 }
 
+
 def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
     """Adds a result to results/NAME.json, in place of an earlier one with equal fields `same`; one process at a time."""
     machine = {
@@ -48,15 +49,18 @@ def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
         file.truncate(0)
         file.write(json.dumps({"results": [*kept, result | facts]}, indent=1) + "\n")
 
+
 def results(name: str) -> list[dict[str, Any]]:
     path = FOLDER / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     heads = list(heads)
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
 
 def span(values: Iterable[float], digits: int = 2) -> str:
     """Mean of several seeds with the lowest and highest; nothing for none."""
@@ -68,6 +72,7 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     )
     return mean if low == high else f"{mean} ({low}–{high})"
 
+
 def groups(
     found: list[dict[str, Any]], *fields: str
 ) -> dict[tuple[str, ...], list[dict[str, Any]]]:
@@ -76,6 +81,7 @@ def groups(
     for one in found:
         grouped.setdefault(tuple(one[field] for field in fields), []).append(one)
     return grouped
+
 
 def distances() -> str:
     """Whole answers by task, memory and number of segment boundaries; passkeys of the present recipe have a table of their own."""
@@ -88,7 +94,9 @@ def distances() -> str:
         rows.append([task, memory, str(len(seeds)), *cells, cells_at(seeds, "memory_off", 8)])
     return markdown(["task", "memory", "seeds", *map(str, SHOWN_DISTANCES), "8, memory off"], rows)
 
+
 SHOWN_DISTANCES = (2, 8, 32, 64, 256)
+
 
 def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
     """Whole answers of several seeds at one distance."""
@@ -96,8 +104,10 @@ def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
         cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance
     )
 
+
 PARTS = ((0, 1), (1, 2), (4, 8), (32, 64))  # segments of one column
 TEXT_STEPS = 1200  # of the recipe that is shown
+
 
 def text() -> str:
     """Bits per byte of held-out documents by segment and model, and what a memory saves against local attention."""
@@ -118,14 +128,17 @@ def text() -> str:
     heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
     return markdown(["model", *heads], rows)
 
+
 def saved(own: list[list[float]], other: list[list[float]]) -> list[str]:
     """By how many percent the means of each part are below the other's of the same seed."""
     pairs = (zip(means(own, part), means(other, part), strict=True) for part in PARTS)
     return [span((100 * (1 - ours / theirs) for ours, theirs in pair), 1) for pair in pairs]
 
+
 def means(lines: Iterable[list[float]], part: tuple[int, int]) -> list[float]:
     """Mean over the segments of a part, of each line."""
     return [sum(line[slice(*part)]) / len(line[slice(*part)]) for line in lines]
+
 
 def capacity() -> str:
     """Right answers by update, head size and number of facts."""
@@ -144,6 +157,7 @@ def capacity() -> str:
         rows,
     )
 
+
 def pairs() -> str:
     """What one change of the recipe of `pairs` does: both tokens of the value, and at 8 boundaries each of them."""
     rows = []
@@ -153,6 +167,7 @@ def pairs() -> str:
         rows.append([one["variant"], *(f"{digit:.2f}" for digit in at_8["tokens"]), *whole])
     ends = [cell["distance"] for cell in results("memory_pairs")[0]["found"]]
     return markdown(["change", "first, 8", "second, 8", *(f"both, {end}" for end in ends)], rows)
+
 
 def passkeys() -> list[dict[str, Any]]:
     """What `memory_passkey.py` measured, in one order whatever was measured first."""
@@ -170,6 +185,7 @@ def passkeys() -> list[dict[str, Any]]:
 
     return sorted(results("memory_passkey"), key=place_of)
 
+
 def reach() -> str:
     """Numbers found by update and filler: by number of segment boundaries, and by place in a text of a million tokens."""
     rows = []
@@ -186,8 +202,10 @@ def reach() -> str:
     places = ("1M, start", "1M, middle", "1M, end")
     return markdown(["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows)
 
+
 SHOWN_BOUNDARIES = (1, 64, 1024)
 SHOWN_COLUMNS = ("0", "1", "64", "4,096", "1M, depth 0", "1M, depth 0.5")
+
 
 def pipeline() -> str:
     """What `evaluate --passkey` finds of the numbers of configs/passkey.yaml: by number of boundaries, and at a million tokens."""
@@ -214,6 +232,7 @@ def pipeline() -> str:
         for words, cells in kinds.items()
     ]
     return markdown(["", *SHOWN_COLUMNS], rows)
+
 
 def draw() -> None:
     """The plot of numbers found by distance."""
@@ -265,6 +284,7 @@ def draw() -> None:
     figure.savefig(PLOT, metadata={"Date": None})
     plt.close(figure)
 
+
 TABLES = {
     "pipeline": pipeline,
     "reach": reach,
@@ -273,6 +293,7 @@ TABLES = {
     "capacity": capacity,
     "pairs": pairs,
 }
+
 
 def with_tables(page: str) -> str:
     """The text of a page with the stored results between its comments <!-- table: NAME --> and <!-- end -->."""

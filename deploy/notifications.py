@@ -1,9 +1,10 @@
-"""Notifications of runs: sends a POST to an address when a run of infini-llama completes, fails or crashes.
+"""Send a POST to an address when a run of infini-llama completes, fails or crashes.
 
-    PREFECT_API_URL=http://127.0.0.1:4200/api python deploy/notifications.py https://hooks.example.com/services/...
+    export PREFECT_API_URL=http://127.0.0.1:4200/api
+    python deploy/notifications.py https://hooks.example.com/services/...
 
-Slack, Mattermost and Teams show the field `text`. The address is kept in the webhook block `infini-llama-notifications`, as a secret.
-Running it again with another address changes the block.
+Slack, Mattermost and Teams show the field `text`. The address is kept in the webhook block
+`infini-llama-notifications`, as a secret. Running it again with another address changes the block.
 """
 
 import sys
@@ -14,7 +15,10 @@ from prefect.events import AutomationCore, CallWebhook, EventTrigger, Posture, R
 from prefect.settings import get_current_settings
 
 NAME = "infini-llama-notifications"
-TEXT = '{"text": {{ (flow_run.name ~ ": " ~ flow_run.state.name ~ ". " ~ (flow_run.state.message or "")) | tojson }}}'
+TEXT = (
+    '{"text": {{ (flow_run.name ~ ": " ~ flow_run.state.name ~ ". " '
+    '~ (flow_run.state.message or "")) | tojson }}}'
+)
 
 
 def notify(address: str) -> None:
@@ -36,7 +40,8 @@ def notify(address: str) -> None:
         actions=[CallWebhook(block_document_id=block, payload=TEXT)],  # pyright: ignore[reportArgumentType]
     )
     with get_client(sync_client=True) as client:
-        if known := client.read_automations_by_name(NAME):
+        known = client.read_automations_by_name(NAME)
+        if known:
             client.update_automation(known[0].id, automation)
         else:
             client.create_automation(automation)

@@ -27,8 +27,8 @@ SET_BY_LAUNCHER = {
 
 
 class EnvironmentConfig(Section):
-    """Devices and processes of the workers. `auto` is decided by patch-environment and pinned for the run; any other value is used as
-    it is, or refused.
+    """Devices and processes of the workers. `auto` is decided by patch-environment and pinned for
+    the run; any other value is used as it is, or refused.
     """
 
     device: Literal["auto", "cpu", "cuda"] = inexact(

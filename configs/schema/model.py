@@ -13,8 +13,8 @@ Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class RopeScaling(Section):
-    """Scaling of rotary positions for sequences longer than those of an earlier training, as in Hugging Face's
-    rope_scaling.
+    """Scaling of rotary positions for sequences longer than those of an earlier training, as in
+    Hugging Face's rope_scaling.
     """
 
     rope_type: Literal["linear", "llama3", "yarn"] = fixed(

@@ -30,7 +30,9 @@ HELD_OUT = ("validation_files", "validation_split")
 
 
 class PasskeyConfig(Section):
-    """Texts generated for `data.source: passkey`: something hidden in filler text, and a question for it at the end."""
+    """Texts generated for `data.source: passkey`: something hidden in filler text, and a question
+    for it at the end.
+    """
 
     documents: Annotated[int, Field(ge=1, le=100_000_000)] = fixed(
         default=20_000, description="Number of texts to generate."

@@ -10,7 +10,7 @@ from infini_llama.configs.schema.section import Section, fixed
 
 
 class TokenizerConfig(Section):
-    """The tokenizer: trained on the training documents, or given as a file and then used unchanged."""
+    """The tokenizer: trained on the training documents, or given as a file and used unchanged."""
 
     kind: Literal["bpe", "wordpiece", "unigram"] = fixed(
         default="bpe",

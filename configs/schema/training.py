@@ -18,8 +18,8 @@ Interval = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=DURATION)]
 
 
 class TrainingConfig(Section):
-    """How the model is trained. The number of gradient accumulation steps is global_batch_size / (micro_batch_size × workers)
-    and must be an integer.
+    """How the model is trained. The number of gradient accumulation steps is global_batch_size /
+    (micro_batch_size × workers) and must be an integer.
     """
 
     logging_steps: Annotated[int, Field(ge=1)] = free(
