@@ -330,12 +330,15 @@ class RowTableMeta(MetaRecord):
 
     Attributes:
         device: what computed it.
+        unigram_entropy_bits: of the targets of the validation rows, per target: the loss of the
+            best model that knows frequencies alone. It stands beside their loss.
     """
 
     key: str = ""
     device: str = ""
     packing: BySplit[RowCosts] | None = None
     infini_llama: str = ""
+    unigram_entropy_bits: float | None = None
 
 
 UnitManifest = Manifest[BySplit[UnitSplit], UnitMeta]

@@ -127,8 +127,8 @@ class RunSummary(TrainingResult):
 
     Attributes:
         train_loss, validation_loss, tokens, input_tokens, tokens_per_second: as in `RunResults`.
-        unigram_entropy_bits: of the validation split, per token; None: the dataset was moved or
-            removed.
+        unigram_entropy_bits: of the targets of the validation rows, per target; None: the dataset
+            was moved or removed.
         seconds: spent in steps, over all attempts.
         updates_left_out: steps whose update was skipped because it was not finite or a spike.
         steps_without_targets: steps that changed nothing, since no token of their sequences was a

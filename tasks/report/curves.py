@@ -27,8 +27,9 @@ def loss_chart(run: RunReader) -> Chart:
         _curve("training", run.trained, lambda line: line.loss),
         _curve("validation", run.validated, lambda line: line.loss, points=True),
     ]
-    if run.dataset:
-        entropy = run.dataset.tokens.content.validation.unigram_entropy_bits * NATS_PER_BIT
+    bits = run.dataset.rows.meta.unigram_entropy_bits if run.dataset else None
+    if bits is not None:
+        entropy = bits * NATS_PER_BIT
         curves.append(Curve("unigram entropy", [0, 1], [entropy, entropy], "level"))
     return Chart("Loss, nats per token", curves, marks=_starts(run))
 

@@ -337,6 +337,8 @@ def data_card(run: RunReader) -> Cells:
         for split in SPLITS
     }
     width = content.train.bytes / content.train.tokens
+    bits = run.dataset.rows.meta.unigram_entropy_bits
+    entropy = "" if bits is None else f"{bits * NATS_PER_BIT:.3f} nats per target (validation)"
     return {
         "dataset": dataset.path,
         "source": text.source,
@@ -344,8 +346,7 @@ def data_card(run: RunReader) -> Cells:
         "training": counts[SPLITS[0]],
         "validation": counts[SPLITS[1]],
         "vocabulary": f"{content.vocab_size:,} tokens, {width:.2f} bytes each",
-        "unigram entropy": f"{content.validation.unigram_entropy_bits * NATS_PER_BIT:.3f} nats "
-        "per token (validation)",
+        "unigram entropy": entropy,
         "sequences": f"{rows.sequence_length:,} tokens, {rows.strategy}",
         "built": built(tokens.created, tokens.meta.workers),
         "digest": tokens.digest,

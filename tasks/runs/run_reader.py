@@ -363,14 +363,14 @@ class RunReader:
             return None
         results = self.results
         loss = results.validation_loss
-        content = self.dataset.tokens.content if self.dataset else None
+        rows = self.dataset.rows.meta if self.dataset else None
         return RunSummary(
             **dict(result),
             run=self.name,
             train_loss=results.train_loss,
             validation_loss=loss,
             validation_bits_per_token=None if loss is None else loss / math.log(2),
-            unigram_entropy_bits=content.validation.unigram_entropy_bits if content else None,
+            unigram_entropy_bits=rows.unigram_entropy_bits if rows else None,
             bits_per_byte=results.bits_per_byte,
             best_validation_loss=results.best_validation_loss,
             tokens=results.tokens,

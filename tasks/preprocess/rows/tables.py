@@ -22,7 +22,9 @@ from infini_llama.tasks.preprocess.rows.packing import (
     compute_rows,
     costs_of,
 )
-from infini_llama.tasks.preprocess.tokens.shards import document_lengths, save_array
+from infini_llama.tasks.preprocess.tokens.reader import rows_of, target_counts
+from infini_llama.tasks.preprocess.tokens.shards import document_lengths, entropy_bits, save_array
+from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     BySplit,
@@ -41,6 +43,7 @@ from infini_llama.tasks.storage.artifacts import (
     read_dataset,
     staged,
 )
+from infini_llama.tasks.storage.dataset_files import repairable
 
 log = logging.getLogger("infini_llama.preprocess")
 DEVICES = Path("/dev")
@@ -261,12 +264,29 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
         device=device,
         packing=BySplit(train=train.costs, validation=validation.costs),
         infini_llama=version("infini-llama"),
+        unigram_entropy_bits=_entropy_of_targets(dataset, validation, data.sequence_length),
     )
     with staged(target) as folder:
         for split, table in built.items():
             for name, array in table.arrays.items():
                 save_array(folder / f"{split}.{name}.npy", array)
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
+
+
+def _entropy_of_targets(dataset: Path, table: Table, sequence_length: int) -> float:
+    """Unigram entropy of the targets of validation rows, in bits per target.
+
+    Raises:
+        DataError: a shard does not have the bytes its manifest says.
+    """
+    with repairable():
+        manifest = read_dataset(dataset)
+        content = manifest.content
+        stream = TokenStream(dataset, manifest, "validation", verify_on_read=True)
+        entries = table.arrays["rows"]
+        pieces = table.arrays.get("pieces")
+        rows = rows_of(stream, entries, pieces, sequence_length + 1, content.eos_id)
+        return entropy_bits(target_counts(rows, content.vocab_size))
 
 
 def _table_of(

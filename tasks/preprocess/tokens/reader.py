@@ -6,7 +6,12 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    COUNTED,
+    map_array,
+    map_prompts,
+    map_shard,
+)
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
 from infini_llama.tasks.storage.artifacts import (
@@ -152,6 +157,42 @@ class PackedRows:
         return np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1])
 
 
+Rows = WindowRows | PackedRows
+
+
+def rows_of(
+    stream: TokenStream,
+    entries: np.ndarray,
+    pieces: np.ndarray | None,
+    size: int,
+    padding: int,
+) -> Rows:
+    """The rows of a row table.
+
+    Args:
+        entries: first token of each row, int64 [rows]; of packed rows their bounds among `pieces`.
+        pieces: see `PackedRows`; None: the rows are windows.
+        size: tokens of a row.
+        padding: the token.
+    """
+    if pieces is None:
+        return WindowRows(stream, starts=entries, size=size)
+    return PackedRows(stream, bounds=entries, pieces=pieces, size=size, padding=padding)
+
+
+def target_counts(rows: Rows, vocab_size: int) -> np.ndarray:
+    """How often each token is a target in these rows, int64 [vocab_size]."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    together = max(1, COUNTED // rows.size)
+    for start in range(0, len(rows), together):
+        indices = np.arange(start, min(start + together, len(rows)))
+        labels = rows.gather(indices)[:, 1:]
+        mask = rows.targets(indices)
+        targets = labels.ravel() if mask is None else labels[mask]
+        counts += np.bincount(targets, minlength=vocab_size)
+    return counts
+
+
 class TokenReader:
     """Rows of one split: `len()` of them, each of `sequence_length` + 1 tokens.
 
@@ -246,26 +287,13 @@ class TokenReader:
                 without_targets += int((~mask.any(axis=1)).sum())
         return without_targets / len(chosen)
 
-    def _open_rows(
-        self,
-        folder: Path,
-        table: RowTableManifest,
-        split: str,
-    ) -> WindowRows | PackedRows:
+    def _open_rows(self, folder: Path, table: RowTableManifest, split: str) -> Rows:
         """The rows of a split by the row table in `folder`."""
-        size = self.sequence_length + 1
         entries = self._table(folder, table, f"{split}.rows.npy")
         pieces_file = f"{split}.pieces.npy"
-        if pieces_file not in table.files:
-            return WindowRows(self.stream, starts=entries, size=size)
-        pieces = self._table(folder, table, pieces_file)
-        return PackedRows(
-            self.stream,
-            bounds=entries,
-            pieces=pieces,
-            size=size,
-            padding=self.padding,
-        )
+        is_packed = pieces_file in table.files
+        pieces = self._table(folder, table, pieces_file) if is_packed else None
+        return rows_of(self.stream, entries, pieces, self.sequence_length + 1, self.padding)
 
     def _table(
         self,
