@@ -1,7 +1,4 @@
-"""The text that a configuration names.
-
-This is its parts, what is known of them, and the tokenizer that is given or learned from them.
-"""
+"""The text that a configuration names: its parts, and what is known of them."""
 
 import logging
 from collections import Counter, defaultdict
@@ -12,8 +9,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
-from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
@@ -21,14 +16,7 @@ from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
 from infini_llama.tasks.preprocess.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, is_too_much
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
-    description_of,
-    identity,
-    is_given,
-    load,
-    tokenizer_of,
-    train,
-)
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -40,20 +28,12 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     parts_of,
     place_of,
 )
-from infini_llama.tasks.preprocess.tokens.units import (
-    Recipe,
-    is_held_out,
-    open_unit,
-    verify_or_remove,
-)
+from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, verify_or_remove
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
-from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, Damaged, key_of
-from infini_llama.tasks.storage.files import mark_used
-from infini_llama.tasks.storage.record_files import read_record, write_record
+from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, key_of
 
 log = logging.getLogger("infini_llama.preprocess")
 T = TypeVar("T")
@@ -88,12 +68,6 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     return key_of(key)
 
 
-def learned_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
-    """64 hex digits for a tokenizer that is learned from these sources."""
-    names = [[list(source.training), list(source.validation)] for source in sources]
-    return key_of({"tokenizer": identity(data.tokenizer), "sources": names})
-
-
 def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataError:
     unknown, lost, size = loss.tolist()
     return DataError(
@@ -104,12 +78,6 @@ def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataEr
         "Use a tokenizer over bytes (without data.tokenizer.path one is trained on the text), "
         f"or leave the file out of {file.key}."
     )
-
-
-class LearnedTokenizer(Record):
-    """A tokenizer that was learned: its tokenizer.json."""
-
-    description: str
 
 
 class Corpus:
@@ -186,10 +154,11 @@ class Corpus:
         self.recall()
         for part in self.parts:
             if part not in self.reports:
-                for _ in self._units(part):
+                for _ in self.units(part):
                     pass
 
-    def _units(self, part: Part) -> Iterator[Documents]:
+    def units(self, part: Part) -> Iterator[Documents]:
+        """Read the units of a part, and remember its report."""
         reader = PartReader(part, self.filters)
         yield from reader.units()
         self._remember(part, reader.report())
@@ -257,7 +226,7 @@ class Corpus:
 
     def units_by_source(self) -> list[OfSource[str]]:
         """The units of each source as the keys take them; all parts are known."""
-        by_part = self._units_by_part()
+        by_part = self.units_by_part()
 
         def names(parts: Sequence[Part]) -> list[str]:
             return [name for part in parts for name in by_part[part]]
@@ -267,7 +236,7 @@ class Corpus:
             for source in self.sources
         ]
 
-    def _units_by_part(self) -> dict[Part, list[str]]:
+    def units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""
         dropped = self._dropped()
         return {
@@ -352,97 +321,3 @@ class Corpus:
             share=float(total[1] / total[2]),
             files=tuple(f"{name}: {losses[name][1]:,} bytes" for name in worst[:NAMED]),
         )
-
-    def load_or_train_tokenizer(self) -> Tokenizer:
-        """The given tokenizer, or the one that is learned from the training text, once: it is kept for the next build.
-
-        Raises:
-            ConfigError: there is no such tokenizer.
-            DataError: there is no text, or it is damaged.
-        """
-        if is_given(self.data.tokenizer):
-            return load(self.data.tokenizer)
-        if self.recall() and (learned := self._learned()):
-            return learned
-        read = list[str]()
-        trained = train(self._training_texts(read), self.data.tokenizer)
-        if (
-            learned := self._learned()
-        ):  # of the same text, which was not recognized before it was read
-            return learned
-        used = self._units_by_part()
-        # Units of a large file were read before damage was found in it.
-        if len(read) > sum(map(len, used.values())):
-            trained = train(self._training_texts(read, used), self.data.tokenizer)
-        file = self._tokenizer_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_record(file, LearnedTokenizer(description=description_of(trained)))
-        return trained
-
-    def _tokenizer_file(self) -> Path:
-        return (
-            self.home
-            / "units"
-            / "tokenizers"
-            / f"{learned_key(self.data, self.units_by_source())[:32]}.json"
-        )
-
-    def _learned(self) -> Tokenizer | None:
-        file = self._tokenizer_file()
-        try:
-            if not file.exists():
-                return None
-            tokenizer = tokenizer_of(read_record(LearnedTokenizer, file).description)
-            mark_used(file)
-            return tokenizer
-        except Damaged as fault:
-            log.warning("%s The tokenizer is learned again.", fault)
-            return None
-
-    def _training_texts(
-        self, read: list[str], used: dict[Part, list[str]] | None = None
-    ) -> Iterator[str]:
-        """The documents that are not held out, and no copies of those that are; other copies count as often as they occur.
-
-        Args:
-            read: the names of the units that were read are appended to it.
-            used: names of the units to take of each part; None: all.
-
-        Sources with a held-out share are read first: the others, which have validation files, may contain copies of held-out text.
-        """
-
-        def units(part: Part) -> Iterator[Documents]:
-            left = None if used is None else Counter(used[part])
-            for documents in self._units(part):
-                read.append(documents.name)
-                if left is None or left[documents.name] > 0:
-                    yield documents
-                if left is not None:
-                    left[documents.name] -= 1
-
-        held_out: set[bytes] = set()
-        for source in self.sources:
-            for part in source.validation:
-                for documents in units(part):
-                    held_out.update(map(xxh3_128_digest, documents.texts))
-        done, total = 0, self.size
-        training = sorted(
-            chain.from_iterable(source.training for source in self.sources),
-            key=lambda part: not part.held_out_share,
-        )
-        has_copies = bool(training) and not training[-1].held_out_share
-        for part in training:
-            for documents in units(part):
-                hashes = list(map(xxh3_128_digest, documents.texts))
-                table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
-                is_validation = is_held_out(table, part.held_out_share).tolist()
-                for text, digest, is_out in zip(
-                    documents.texts, hashes, is_validation, strict=True
-                ):
-                    if is_out and has_copies:
-                        held_out.add(digest)
-                    elif not is_out and digest not in held_out:
-                        yield text.decode()
-            done += part.size
-            log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
-        log.info("training the tokenizer")

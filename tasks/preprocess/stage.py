@@ -23,6 +23,7 @@ from infini_llama.configs.errors import DataError, disk_full_as
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
+from infini_llama.tasks.preprocess.learning import load_or_learn
 from infini_llama.tasks.preprocess.rows.references import dataset_ref
 from infini_llama.tasks.preprocess.rows.tables import (
     require_device,
@@ -296,7 +297,7 @@ class Preparation:
         """Write the units that are missing, and with `repair` those of which a byte is wrong."""
         corpus = self.corpus
         notes = self.home / "engine-checks"
-        tokenizer = corpus.load_or_train_tokenizer()
+        tokenizer = load_or_learn(corpus)
         eos = end_of_text(tokenizer, self.data.tokenizer)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         while True:

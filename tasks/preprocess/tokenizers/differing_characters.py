@@ -1,8 +1,8 @@
-"""Characters that gigatoken treats otherwise than `tokenizers`, because their tables are of different
-versions of Unicode.
+"""Characters that gigatoken treats otherwise than `tokenizers`.
 
-What is a letter to one is none to the other, and words are cut elsewhere. Measured with gigatoken
-0.10.0 and `tokenizers` 0.23.3; a test in tests/contracts measures the tables again.
+Their tables are of different versions of Unicode: what is a letter to one is none to the other, and
+words are cut elsewhere. Measured with gigatoken 0.10.0 and `tokenizers` 0.23.3; a test in
+tests/contracts measures the tables again.
 """
 
 from functools import cache

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -82,6 +82,18 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     cut = cut_of(tokenizer)
     tokenizer.train_from_iterator((fragment for text in texts for fragment in cut(text)), trainer)
+    return tokenizer
+
+
+def byte_pair_tokenizer(
+    tokens: Sequence[str], merges: list[tuple[str, str]], special: list[str]
+) -> Tokenizer:
+    """The tokenizer that `train` would give with these tokens, in the order of their IDs."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.corpus import OfSource, learned_key, tokens_key
+from infini_llama.tasks.preprocess.corpus import OfSource, tokens_key
+from infini_llama.tasks.preprocess.learning import learned_key
 from infini_llama.tasks.preprocess.rows.tables import row_table_key
 from infini_llama.tasks.preprocess.tokens.parts import Documents
 from infini_llama.tasks.preprocess.tokens.units import is_held_out

@@ -14,6 +14,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.preprocess.learning import training_texts
 from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -260,7 +261,8 @@ def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(
         sources=[copies, {"name": "shared", "files": files["shared"]}],
         validation_fraction=0.2,
     )
-    taught = list(Corpus(settings, tmp_path / "home")._training_texts([]))
+    read = training_texts(Corpus(settings, tmp_path / "home"), [])
+    taught = [text.decode() for text in read]
     assert held_out and sorted(taught) == sorted(
         [*(set(texts) - held_out), *(set(texts) - held_out), "its own"]
     )
