@@ -68,6 +68,8 @@ def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size:
                 raise LearnsOtherwise(f"data.tokenizer.kind={settings.kind}")
             _require_space(folder, size)
             _write(waiting, file, folder)
+            if file.tell() < WORTH_A_FAST_ENGINE:
+                return _train(_documents(file), settings)
             return _learned(file, settings)
         except LearnsOtherwise as reason:
             log.info("%s learns the tokenizer, which takes longer: %s", REFERENCE, reason)

@@ -142,24 +142,25 @@ def test_a_process_that_fails(tmp_path, caplog, monkeypatch):
     assert reason.startswith("gigatoken ended with status 1 (") and "no_such_module" in reason
 
 
-@pytest.mark.parametrize("case", ["small", "not installed"])
+@pytest.mark.parametrize("case", ["small", "small, of unknown size", "not installed"])
 def test_nothing_is_logged_where_gigatoken_is_not_expected(case, tmp_path, caplog, monkeypatch):
-    if case == "small":
+    if "small" in case:
         monkeypatch.setattr(fast_learning, "WORTH_A_FAST_ENGINE", 10**6)
     else:
         monkeypatch.setattr(fast_learning, "FAST", "no-such-package")
     monkeypatch.setattr(fast_learning, "_merges", None)
     with caplog.at_level(logging.INFO):
-        learned = learn([b"a word"] * 9, TokenizerConfig(vocab_size=260), tmp_path / "none", 10)
+        size = 0 if "unknown" in case else 10
+        learned = learn([b"a word"] * 9, TokenizerConfig(vocab_size=260), tmp_path / "new", size)
     assert learned.to_str() == train(["a word"] * 9, TokenizerConfig(vocab_size=260)).to_str()
-    assert not caplog.records and not (tmp_path / "none").exists()
+    assert not caplog.records and not list(tmp_path.glob("new/*"))
 
 
 LEARNING = """
 import os, signal, sys
 from pathlib import Path
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import merges
+from infini_llama.tasks.preprocess.tokenizers import fast_learning, merges
 from infini_llama.tasks.preprocess.tokenizers.fast_learning import learn
 
 class Stopped(BaseException):
@@ -169,7 +170,7 @@ def stop(*_):
     raise Stopped
 
 signal.signal(signal.SIGTERM, stop)
-merges.__name__ = "slow_merges"
+fast_learning.WORTH_A_FAST_ENGINE, merges.__name__ = 1, "slow_merges"
 try:
     learn([b"a line of words"] * 9, TokenizerConfig(vocab_size=300), Path(sys.argv[1]), 0)
 except Stopped:
