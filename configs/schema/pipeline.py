@@ -136,10 +136,11 @@ class PipelineConfig(Section):
         batch = self.train.least_micro_batch * workers // together
         if self.train.global_batch_size % batch == 0:
             return []
+        micro = self.train.micro_batch_size
         return [
             f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
-            f"train.micro_batch_size={self.train.micro_batch_size} x "
-            f"environment.nproc_per_node={processes}"
+            + (f"train.micro_batch_size={micro} x " if micro is not None else "")
+            + f"environment.nproc_per_node={processes}"
             + (f" x environment.nnodes={nodes}" if nodes > 1 else "")
             + ("" if together == 1 else f" / {together} that share each sequence")
             + "; change one of them"

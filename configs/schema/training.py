@@ -97,9 +97,10 @@ class TrainingConfig(Section):
         default=32,
         description="Sequences per optimizer step, over all workers and accumulation steps.",
     )
-    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
-        default=8,
-        description="Sequences per forward pass of one worker (per-device batch size). auto: as "
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = inexact(
+        default=None,
+        description="Sequences per forward pass of one worker (per-device batch size). Default: "
+        "the most, up to 8, that divide the worker's share of train.global_batch_size. auto: as "
         "many as fit into memory, by the estimate. After an attempt ran out of memory, the run "
         "uses at most half of that attempt's, also where a larger value is set.",
     )
@@ -270,7 +271,7 @@ class TrainingConfig(Section):
     @property
     def least_micro_batch(self) -> int:
         """Sequences per forward pass; 1 where that is chosen by rule."""
-        return 1 if self.micro_batch_size == "auto" else self.micro_batch_size
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else 1
 
     def groups(self, workers: int) -> int:
         """Number of groups of workers that have rows of their own; at least 1.

@@ -56,6 +56,7 @@ COMPILING_PAYS = 2e14
 # More tokens in one forward pass make a CPU no faster (its caches are full), and a GPU only up to
 # some tens of thousands.
 ENOUGH_TOKENS = {"cpu": 8192, "cuda": 65536}
+USUAL_MICRO_BATCH = 8  # sequences per forward pass of one worker
 
 # Tokens of a row or segment, from and to, at which attention by `blocked` is faster than by sdpa on
 # a CPU, by precision, threads of a worker, whether the softmax weights are kept and whether rows
@@ -114,7 +115,7 @@ def explicit(config: PipelineConfig) -> JsonObject:
     """Pinned settings that the configuration sets, by name."""
     settings = config.train.model_dump(mode="json") | config.environment.model_dump(mode="json")
     requested = {name: settings[name] for name in PinnedSettings.model_fields}
-    return {name: value for name, value in requested.items() if value != "auto"}
+    return {name: value for name, value in requested.items() if value not in ("auto", None)}
 
 
 class Planner:
@@ -388,10 +389,12 @@ class Planner:
         if sequences % (micro * workers * nodes // group) == 0:
             return ""
         shared = "" if group == 1 else f" / {group} that share each sequence"
+        parts = f"train.micro_batch_size={micro} x "
+        if self.train.micro_batch_size is None:
+            parts = ""
         return (
             f"train.global_batch_size={sequences} is not a multiple of "
-            f"train.micro_batch_size={micro} "
-            f"x {workers} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; "
+            f"{parts}{workers} worker(s){f' x {nodes} nodes' if nodes > 1 else ''}{shared}; "
             "change one of them."
         )
 
@@ -526,9 +529,10 @@ class Planner:
         keeps_attention_weights: bool,
         has: int,
     ) -> int:
-        """The most sequences per forward pass that fit and still help.
+        """Sequences per forward pass, a divisor of a worker's share.
 
-        At least 1, and a divisor of a worker's share.
+        auto: the most that fit and still help, at least 1. Left out: the most up to
+        USUAL_MICRO_BATCH.
 
         Args:
             has: bytes of memory of one worker.
@@ -543,8 +547,14 @@ class Planner:
             )
             return footprint.fits(need, has)
 
+        share = max(1, train.global_batch_size // train.groups(workers * nodes))
+
+        def usual() -> tuple[int, str]:
+            sizes = range(1, USUAL_MICRO_BATCH + 1)
+            size = max(size for size in sizes if share % size == 0)
+            return size, f"the most, up to {USUAL_MICRO_BATCH}, that divide a worker's {share}"
+
         def rule() -> tuple[int, str]:
-            share = max(1, train.global_batch_size // train.groups(workers * nodes))
             length = config.data.sequence_length // train.context_parallel
             useful = [
                 size
@@ -562,6 +572,8 @@ class Planner:
         def fault(size: int) -> str:
             return self._indivisible(size, workers)
 
+        if train.micro_batch_size is None:
+            return self.choose("micro_batch_size", "auto", usual, fault)
         return self.choose("micro_batch_size", train.micro_batch_size, rule, fault)
 
     def allocator(self, device: Device) -> str:

@@ -39,7 +39,8 @@ def test_a_wrong_value_is_named(section, wrong):
 
 
 def test_a_misspelt_key_does_not_hide_other_rules():
-    lines = message({"data": {"file": ["a"]}, "train": {"global_batch_size": 9}}).splitlines()[1:]
+    train = {"global_batch_size": 9, "micro_batch_size": 2}
+    lines = message({"data": {"file": ["a"]}, "train": train}).splitlines()[1:]
     assert [line.split(":")[0].split("=")[0].strip() for line in lines] == [
         "data.file",
         "train.global_batch_size",

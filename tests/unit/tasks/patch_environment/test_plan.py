@@ -102,8 +102,9 @@ def test_the_loss_is_cut_where_the_logits_are_large(laptop):
     """8 rows of 256 tokens: 32 MiB at 4k of vocabulary, which is not more than it may be; parts take 128. On a H100 a GiB may be."""
     for vocab_size, expected in ((8192, 4096), (32_000, 1024), (128_256, 256), (4096, 0)):
         requested = settings().with_vocab_size(vocab_size)
-        assert (requested.train.micro_batch_size, requested.data.sequence_length) == (8, 256)
-        assert plan_environment(requested, laptop).loss_chunk == expected
+        plan = plan_environment(requested, laptop)
+        assert (plan.micro_batch_size, requested.data.sequence_length) == (8, 256)
+        assert plan.loss_chunk == expected
     gpu = with_gpus(laptop, [H100])
     assert plan_environment(settings().with_vocab_size(128_256), gpu).loss_chunk == 0
     assert plan_environment(settings().with_vocab_size(256_000), gpu).loss_chunk == 4096
@@ -342,6 +343,18 @@ def test_a_pinned_number_of_workers_that_the_batch_does_not_allow_is_left(laptop
 
 def findings(plan):
     return {found.name: found for found in plan.findings}
+
+
+def test_a_micro_batch_that_is_left_out_divides_the_share_of_a_worker(laptop):
+    def planned(batch, pinned=None, **environment):
+        requested = settings(environment, {"global_batch_size": batch})
+        return plan_environment(requested, laptop, pinned)
+
+    sizes = {4: 4, 7: 7, 8: 8, 12: 6, 13: 1, 16: 8, 18: 6, 32: 8}
+    assert {batch: planned(batch).micro_batch_size for batch in sizes} == sizes
+    two = planned(12, nproc_per_node=2)
+    assert two.micro_batch_size == 6 and "a worker's 6" in reason_of(two, "micro_batch_size")
+    assert planned(12, pinned=planned(12, nproc_per_node=4).pinned()).micro_batch_size == 3
 
 
 def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
