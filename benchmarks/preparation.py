@@ -12,7 +12,8 @@ Each round runs every program once, each in a process of its own. `work_seconds`
 not once a corpus; `ids` stands for how often each token occurs, so it is the same for the same ids; `peak_megabytes` is the largest
 process's. Peers that are not installed are named and left out. `megatron-fast` is what Megatron-LM's tools/preprocess_data_fast.py
 does (gigatoken over the whole file, the end-of-text token appended, .bin and .idx written; no checksum, no fsync), `encode` gigatoken
-alone on text that is already in memory, `ours, unchanged` the same command again.
+alone on text that is already in memory, `ours, unchanged` the same command again. `ours, default` is the whole work of a configuration that
+names no tokenizer: one of 4,096 tokens is learned from the text, the engine is checked, and the text is encoded. Its ids are its own.
 
 Where two programs' `ids` differ, or their numbers of tokens by more than the rows that are not full, it ends with an error and stores
 nothing.
@@ -60,15 +61,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
     from infini_llama.tasks.storage.artifacts import read_dataset
 
-    with corpus.open(encoding="utf-8") as file:
-        held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents
-    given = {
-        "files": [str(corpus)],
-        "validation_fraction": held_out,
-        "sequence_length": LENGTH,
-        "device": "cpu",
-    }
-    given |= {"tokenizer": {"path": str(tokenizer)}}
+    given = settings(corpus) | {"tokenizer": {"path": str(tokenizer)}}
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
@@ -81,6 +74,32 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
         used = read_dataset(output / reference.path).meta.engine
         if used is None or used.name != engine:
             raise SystemExit(f"{engine} does not take this tokenizer: {used and used.refused}")
+        return reference.train.tokens + reference.validation.tokens
+
+    return work
+
+
+def settings(corpus: Path) -> dict[str, Any]:
+    """The section `data` of a configuration that names no tokenizer."""
+    with corpus.open(encoding="utf-8") as file:
+        held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents
+    return {
+        "files": [str(corpus)],
+        "validation_fraction": held_out,
+        "sequence_length": LENGTH,
+        "device": "cpu",
+    }
+
+
+def default(corpus: Path, tokenizer: Path, output: Path) -> Work:
+    """As a user gets it: the tokenizer is learned from the text, and the engine is checked."""
+    from infini_llama.configs.loading import parse_config
+    from infini_llama.tasks.preprocess.stage import preprocess
+
+    data = parse_config({"data": settings(corpus)}).data
+
+    def work() -> int:
+        reference = preprocess(data, output)
         return reference.train.tokens + reference.validation.tokens
 
     return work
@@ -221,7 +240,10 @@ def litdata(corpus: Path, tokenizer: Path, output: Path) -> Work:
     return work
 
 
+# Its IDs are those of no other program.
+LEARNED = "ours, default"
 PROGRAMS: dict[str, tuple[str | None, Callable[..., Work], tuple[Any, ...]]] = {
+    LEARNED: (None, default, ()),
     "ours, gigatoken": ("gigatoken", ours, ("gigatoken",)),
     "megatron-fast": ("gigatoken", megatron_fast, ()),
     "encode": ("gigatoken", encode, ()),
@@ -270,16 +292,22 @@ def require_same_tokens(found: dict[str, list[dict[str, float]]]) -> None:
     runs = {
         f"{name}, round {number + 1}": run
         for name, times in found.items()
+        if name != LEARNED
         for number, run in enumerate(times)
     }
+    if LEARNED in found:
+        require_equal(
+            "the ids", {str(number): run["ids"] for number, run in enumerate(found[LEARNED])}
+        )
     counted = {name: run["ids"] for name, run in runs.items() if run["ids"]}
     if counted:
         require_equal("the token ids", counted)
-    require_close(
-        "the numbers of tokens",
-        {name: [run["tokens"]] for name, run in runs.items()},
-        tolerance=0.05,
-    )
+    if runs:
+        require_close(
+            "the numbers of tokens",
+            {name: [run["tokens"]] for name, run in runs.items()},
+            tolerance=0.05,
+        )
 
 
 def _counts(files: list[Path]) -> int:

@@ -326,6 +326,7 @@ def loss_memory() -> str:
 
 
 PROGRAMS = {
+    "ours, default": "infini-llama, the tokenizer learned as well",
     "ours, gigatoken": "infini-llama, gigatoken",
     "ours, tokenizers": "infini-llama, `tokenizers`",
     "megatron-fast": "Megatron-LM's script, gigatoken",
