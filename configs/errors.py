@@ -85,12 +85,14 @@ class Ending:
             "retry": the stage raises; its caller enters it again after a delay, as often as
             runtime.retries says.
         of_command: what the help says of a command that ended so; "": the cause.
+        is_final: a scheduler does not start the command again, since it would end the same way.
     """
 
     cause: str
     follows: Literal["nothing", "attempt", "retry"]
     action: str
     of_command: str = ""
+    is_final: bool = False
 
 
 ENDINGS = {
@@ -99,16 +101,19 @@ ENDINGS = {
         follows="nothing",
         action="None. Running the command again only prints the result.",
         of_command="success",
+        is_final=True,
     ),
     ExitCode.INVALID_CONFIG: Ending(
         cause="invalid configuration or arguments",
         follows="nothing",
         action="Not retried. The error names the key.",
+        is_final=True,
     ),
     ExitCode.INVALID_DATA: Ending(
         cause="invalid data: missing, damaged, or a different dataset",
         follows="nothing",
         action="Not retried. The error names the file and the command that repairs it.",
+        is_final=True,
     ),
     ExitCode.UNEXPECTED: Ending(
         cause="unexpected error, killed worker, killed torchrun",
@@ -130,15 +135,16 @@ ENDINGS = {
         follows="attempt",
         action="Rolled back at most `runtime.max_rollbacks` times.",
         of_command="loss, gradient or weights not finite, also after rollbacks",
+        is_final=True,
     ),
     ExitCode.PREEMPTED: Ending(
         cause="stopped by a signal or by Prefect",
         follows="attempt",
         action="A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun "
         "or a worker, training then continues immediately, and no failure is counted. After "
-        "SIGTERM, SIGHUP or Ctrl-C to the command, or a cancellation in Prefect, the command ends "
-        "within the grace period; run it again to resume.",
-        of_command="training was stopped; run the command again to resume",
+        "SIGTERM, SIGHUP, SIGUSR1, SIGXCPU or Ctrl-C to the command, or a cancellation in Prefect, "
+        "the command ends within the grace period; run it again to resume.",
+        of_command="stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(
         cause="hung rank",

@@ -32,15 +32,18 @@ class Command(NamedTuple):
 
     Attributes:
         function: "module.function" in this package.
+        is_resumed: after a request to stop, the same command goes on where it was; it exits with
+            PREEMPTED, and others with the code of the signal.
     """
 
     help: str
     function: str
     arguments: tuple[Argument, ...]
+    is_resumed: bool
 
 
-def command(help: str, function: str, *arguments: Argument) -> Command:
-    return Command(help, function, arguments)
+def command(help: str, function: str, *arguments: Argument, is_resumed: bool = False) -> Command:
+    return Command(help, function, arguments, is_resumed)
 
 
 def option(usage: str, help: str, *, repeated: bool = False, **settings: Any) -> Argument:
@@ -185,6 +188,7 @@ COMMANDS = {
             "only print the resolved configuration, the plan, the parameters and what is already "
             "built",
         ),
+        is_resumed=True,
     ),
     "preprocess": command(
         "build the dataset of a configuration",
@@ -192,6 +196,7 @@ COMMANDS = {
         CONFIG,
         OVERRIDES,
         option("--repair", "verify all checksums and rebuild what is damaged"),
+        is_resumed=True,
     ),
     "verify": command(
         "verify a dataset",
@@ -208,6 +213,7 @@ COMMANDS = {
         option(
             "--dataset DATASET", "name or path of the dataset (default: that of the configuration)"
         ),
+        is_resumed=True,
     ),
     "join": command(
         "join a multi-node run with this machine",
@@ -215,6 +221,7 @@ COMMANDS = {
         argument(
             "run", "RUN", "name of the run, or path of its folder (which can still be missing)"
         ),
+        is_resumed=True,
     ),
     "runs": command("list all runs with state, step, losses and size", "runs.runs"),
     "report": command(
@@ -425,7 +432,10 @@ GROUPS = {
     "Prefect": ("serve tiny", ("serve", "deploy")),
     "Tools": ("doctor tiny", ("doctor", "estimate", "gc", "completion", "help")),
 }
-OTHER_CODES = {"1": "warnings (doctor --strict)", "130, 143": "stopped before or after training"}
+OTHER_CODES = {
+    "1": "warnings (doctor --strict)",
+    "130, 143": "stopped by Ctrl-C or a signal; it does not resume",
+}
 SETTING_KEYS = """Set any key of the configuration with section.key=value, for example
 train.max_steps=500. Every command has --json (one JSON object on stdout),
 --quiet and --verbose."""

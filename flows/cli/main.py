@@ -26,8 +26,13 @@ from infini_llama.configs.errors import (
     is_out_of_memory,
     no_space,
 )
-from infini_llama.flows.cli.commands import build_parser, call
-from infini_llama.tasks.runs.signals import debounced, hangup_as_termination
+from infini_llama.flows.cli.commands import COMMANDS, build_parser, call
+from infini_llama.tasks.runs.signals import (
+    STOP_SIGNALS,
+    debounced,
+    hangup_as_termination,
+    time_limits_as_termination,
+)
 
 DOTTED = re.compile(r"--[a-z]\w*(\.\w+)+=")
 STDERR = 2
@@ -76,16 +81,17 @@ def open_streams() -> None:
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP: save and end, like Ctrl-C."""
+    """A signal of `STOP_SIGNALS`: save and end, like Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     open_streams()
     parsed = parse(arguments)
     name_home()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     signal.signal(signal.SIGTERM, debounced(Stopped))
     hangup_as_termination()
+    time_limits_as_termination()
     try:
         Path.cwd()  # where it was removed, processes that are started there fail without a reason
         from infini_llama.flows.cli.console import shown_log
@@ -106,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except BaseException as error:
-        code, sentence = explain(error)
+        code, sentence = explain(error, COMMANDS[parsed.command].is_resumed)
         if parsed.verbose:
             print_if_possible("".join(traceback.format_exception(error)), sys.stderr)
         print_if_possible(f"infini-llama: {escaped(sentence)}", sys.stderr)
@@ -176,15 +182,21 @@ def _current_folder_is_gone() -> bool:
     return False
 
 
-def explain(error: BaseException) -> tuple[int, str]:
-    """Exit code and one sentence for whatever ended a command."""
+def explain(error: BaseException, is_resumed: bool) -> tuple[int, str]:
+    """Exit code and one sentence for whatever ended a command.
+
+    Args:
+        is_resumed: of the command, see `Command`.
+    """
     if isinstance(error, PipelineError):
         return error.exit_code, str(error)
     if isinstance(error, (KeyboardInterrupt, Stopped)):
-        if (preempted := _preempted_behind(error)) is not None:
-            return preempted.exit_code, str(preempted)
-        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-        return 128 + number, "stopped; everything committed is kept, and the same command resumes."
+        if not is_resumed:
+            number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+            return 128 + number, "stopped before its end; run the same command again."
+        preempted = _preempted_behind(error)
+        sentence = "stopped; everything committed is kept, and the same command resumes."
+        return ExitCode.PREEMPTED, sentence if preempted is None else str(preempted)
     if sentence := no_space(error):
         return ExitCode.UNEXPECTED, sentence
     if isinstance(error, OSError) and error.errno in UNUSABLE:

@@ -27,7 +27,7 @@ def flash_fault(on_gpu: bool) -> str:
     """
     try:
         flash_attention()
-    except BaseException as error:
+    except Exception as error:
         return str(error.__cause__ or error)
     if not on_gpu:
         return ""

@@ -6,9 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
+# Requests to stop, beside Ctrl-C. The last two are sent by schedulers before a time limit.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 # A scheduler signals every process of a job, and the job's script passes its own signal on: that is
 # one request.
 ONE_REQUEST_SECONDS = 1.0
@@ -48,6 +51,25 @@ def hangup_as_termination() -> None:
         signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGHUP, handler)
+
+
+def time_limits_as_termination() -> None:
+    """Make SIGUSR1 and SIGXCPU whatever SIGTERM is, after a line that names the signal.
+
+    Schedulers send them before a time limit ends. Without a handler, they end a process at once,
+    and nothing is saved.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        # Not a stream, which the interrupted code may be writing to.
+        with suppress(OSError):
+            os.write(2, f"infini-llama: received {name}: stopping, as after SIGTERM\n".encode())
+        signal.raise_signal(signal.SIGTERM)
+
+    for number in (signal.SIGUSR1, signal.SIGXCPU):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 class DeferredSignals:

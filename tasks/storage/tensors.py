@@ -110,7 +110,8 @@ def load_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     except CheckpointException as error:
         # It is not an Exception, and it hides the message of the actual error.
         fault = next(iter(error.failures.values()))[0]
-        if isinstance(fault, PipelineError):
+        # A request to stop, too, is one of its failures.
+        if isinstance(fault, PipelineError) or not isinstance(fault, Exception):
             raise fault from error
         raise DataError(f"{folder} cannot be loaded: {fault}") from error
 

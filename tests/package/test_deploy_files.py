@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infini_llama.configs.errors import ExitCode
+from infini_llama.configs.errors import ENDINGS, ExitCode
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.flows.settings import LEASES, SERVER, WORKER
@@ -256,3 +256,22 @@ def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, argu
         and len(done.stderr.splitlines()) == 1
     )
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+FINAL = {int(code) for code, ending in ENDINGS.items() if ending.is_final}
+
+
+def test_a_job_goes_back_into_the_queue_after_every_code_but_final_ones():
+    script = (DEPLOY / "train.sbatch").read_text()
+    final = re.search(r"^ +(\d+(?: \| \d+)*)\) ;;", script, re.M)
+    assert final and {int(code) for code in final[1].split(" | ")} == FINAL
+
+
+def test_systemd_restarts_a_run_after_every_code_but_final_ones():
+    unit = (DEPLOY / "systemd/infini-llama-run@.service").read_text()
+    final = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.M)
+    assert final and {int(code) for code in final[1].split()} == FINAL - {ExitCode.FINISHED}
+    stopped = {ExitCode.PREEMPTED, 128 + signal.SIGTERM}
+    for setting in ("SuccessExitStatus", "RestartForceExitStatus"):
+        codes = re.search(rf"^{setting}=(.*)$", unit, re.M)
+        assert codes and {int(code) for code in codes[1].split()} == stopped

@@ -137,16 +137,17 @@ def test_errors_show_a_traceback_only_with_verbose(command, texts):
     assert quiet.returncode == verbose.returncode == 64
     assert str(texts / "home" / "locks") in output(quiet) and "Traceback" not in output(quiet)
     assert "Traceback" in verbose.stderr
-    assert explain(ZeroDivisionError("0"))[0] == 70
+    assert explain(ZeroDivisionError("0"), is_resumed=True)[0] == 70
 
 
 def test_an_interruption_after_a_saved_checkpoint():
     saved = Preempted("run x was stopped; the newest checkpoint is at step 7.")
     for signal_like in (KeyboardInterrupt(), Stopped()):
-        assert explain(signal_like)[0] in (130, 143)
+        assert explain(signal_like, is_resumed=False)[0] in (130, 143)
+        assert explain(signal_like, is_resumed=True)[0] == 75
         signal_like.__context__ = RuntimeError()
         signal_like.__context__.__cause__ = saved
-        assert explain(signal_like) == (75, str(saved))
+        assert explain(signal_like, is_resumed=True) == (75, str(saved))
 
 
 def test_a_dry_run_prints_a_configuration_that_loads_again(tmp_path, capsys, monkeypatch):
