@@ -6,10 +6,14 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, first_difference
+from infini_llama.tasks.preprocess.tokenizers.engines import golden
+from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.dataset_files import read_tokenizer
+from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
 from infini_llama.tasks.storage.hf_folder import (
     TOKENIZER,
     Folder,
@@ -19,6 +23,7 @@ from infini_llama.tasks.storage.hf_folder import (
 )
 
 log = logging.getLogger("infini_llama.train")
+SHOWN = 40  # characters of a text in an error message
 # Keys that may differ from the model that the weights are of: what is trained without parameters of
 # its own, and what only training sees.
 FREE = {
@@ -117,7 +122,11 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
 
 
 def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
-    """Refuse two different tokenizers; a folder without a tokenizer is accepted."""
+    """Refuse a dataset whose tokenizer is not the folder's; a folder without one is accepted.
+
+    Two tokenizers with one vocabulary may still cut words otherwise, so the IDs of texts are
+    compared, too.
+    """
     if not (folder.path / TOKENIZER).is_file():
         log.warning(
             "%s has no tokenizer.json, so whether its tokens are those of the dataset "
@@ -125,8 +134,18 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
             folder.path,
         )
         return
-    if read_tokenizer(dataset).get_vocab() != tokenizer_of(folder).get_vocab():
+    tokenizer = read_tokenizer(dataset)
+    if tokenizer.get_vocab() != tokenizer_of(folder).get_vocab():
         raise ConfigError(
             f"train.init_from={folder.path} has other tokens than the dataset; "
+            f"set data.tokenizer.path={folder.path}."
+        )
+    end = tokenizer.id_to_token(verified_manifest(dataset).content.eos_id)
+    of_weights = load(TokenizerConfig(path=str(folder.path), eos=end))
+    text = first_difference(encoder_of(tokenizer), encoder_of(of_weights), golden(tokenizer))
+    if text is not None:
+        raise ConfigError(
+            f"train.init_from={folder.path} has the tokens of the dataset, but its tokenizer gives "
+            f"text other IDs, for example {text[:SHOWN]!r}; "
             f"set data.tokenizer.path={folder.path}."
         )

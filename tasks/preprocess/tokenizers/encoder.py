@@ -3,7 +3,7 @@
 No special token is found in the text of a document.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer, models
 
+from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.tasks.preprocess.sources.texts import batches
 from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
 from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_of, unknown_id
@@ -111,3 +112,21 @@ def encode_each(encode: Encode, texts: list[bytes]) -> list[np.ndarray]:
         return []
     ids, offsets = encode(texts)
     return [ids[first:last] for first, last in pairwise(offsets.tolist())]
+
+
+def first_difference(
+    first: Tokenizer,
+    second: Tokenizer,
+    texts: Sequence[bytes],
+) -> str | None:
+    """The first text to which two encoders give different IDs; None: there is none.
+
+    Args:
+        texts: in UTF-8.
+    """
+    with tokenizer_faults():
+        for text in map(bytes.decode, texts):
+            ids = first.encode(text, add_special_tokens=False).ids
+            if second.encode(text, add_special_tokens=False).ids != ids:
+                return text
+    return None

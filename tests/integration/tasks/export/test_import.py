@@ -372,6 +372,26 @@ def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dat
         refuse_unlike(initial, run.require_lineage().model, dataset)
 
 
+def test_a_tokenizer_with_the_same_vocabulary_that_cuts_words_otherwise_is_refused(
+    starting, dataset
+):
+    path, run, begin = starting
+    begin()
+    initial = InitialWeights(path=str(path), digest="", vocab_size=0)
+    refuse_unlike(initial, run.require_lineage().model, dataset)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Punctuation", "behavior": "Isolated"},
+            tokenizer["pre_tokenizer"],
+        ],
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=f"other IDs.*data.tokenizer.path={path}"):
+        refuse_unlike(initial, run.require_lineage().model, dataset)
+
+
 def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, tmp_path):
     run, _ = run_of(attention="softmax")
     export(run, tmp_path / "out", "latest", "float32", "5GB")
