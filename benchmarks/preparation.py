@@ -57,9 +57,9 @@ Work = Callable[[], int]  # returns the tokens written
 def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from infini_llama.configs.loading import parse_config
     from infini_llama.tasks.preprocess.stage import preprocess
-    from infini_llama.tasks.preprocess.tokenizers.engines import choose_engine, remember_comparison
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
     from infini_llama.tasks.storage.artifacts import read_dataset
+    from infini_llama.tasks.tokenizers.engines import choose_engine, remember_comparison
+    from infini_llama.tasks.tokenizers.tokenizer import load
 
     given = settings(corpus) | {"tokenizer": {"path": str(tokenizer)}}
     data = parse_config({"data": given}).data
@@ -116,9 +116,9 @@ def again(corpus: Path, tokenizer: Path, output: Path) -> Work:
 def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from tokenizers import Tokenizer
 
-    from infini_llama.tasks.preprocess.sources.texts import batches
-    from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-    from infini_llama.tasks.preprocess.tokenizers.engines import gigatoken_of
+    from infini_llama.tasks.batches import batches
+    from infini_llama.tasks.tokenizers.encoder import encoder_of
+    from infini_llama.tasks.tokenizers.engines import gigatoken_of
 
     engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
     texts = [text.encode() for text in texts_of(corpus)]

@@ -24,8 +24,8 @@ def texts_of(corpus: Path) -> list[str]:
 def train_tokenizer(texts: list[str]) -> Any:
     """Byte-level BPE of 32k tokens that a fast engine, if one is installed, takes."""
     from infini_llama.configs.schema import TokenizerConfig
-    from infini_llama.tasks.preprocess.tokenizers.engines import FAST, compare, golden
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+    from infini_llama.tasks.tokenizers.engines import FAST, compare, golden
+    from infini_llama.tasks.tokenizers.tokenizer import train
 
     for part in range(8):
         tokenizer = train(texts[part::8], TokenizerConfig(vocab_size=32768))

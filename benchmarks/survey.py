@@ -115,7 +115,7 @@ def main() -> None:
         folder, home = options.child
         return child(folder, home, options.workers)
     from infini_llama.configs.schema import TokenizerConfig
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+    from infini_llama.tasks.tokenizers.tokenizer import train
 
     found: list[dict[str, object]] = []
     for case in options.cases:

@@ -48,9 +48,9 @@ from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import is_given, load
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.tokenizers.tokenizer import is_given, load
 
 BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
 ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known

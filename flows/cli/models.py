@@ -220,7 +220,7 @@ def import_folder(arguments: Namespace) -> Answer:
         write_configuration,
     )
     from infini_llama.tasks.formatting import in_bytes, in_words
-    from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
+    from infini_llama.tasks.tokenizers.tokenizer import load
 
     path = folder_of(arguments.model, arguments.revision)
     output = Path(arguments.output or f"{Path(arguments.model).resolve().name}.yaml")

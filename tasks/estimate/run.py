@@ -22,7 +22,6 @@ from infini_llama.tasks.patch_environment.footprint import (
 )
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
-from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.estimate import (
     Estimate,
     FlopsPerToken,
@@ -31,6 +30,7 @@ from infini_llama.tasks.records.estimate import (
     RunSize,
 )
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings, finding
+from infini_llama.tasks.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.train.initial import initial_weights
 
 # What a worker on a CPU holds beside its tensors: interpreter and libraries, in bytes, and the

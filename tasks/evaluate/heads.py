@@ -17,10 +17,10 @@ from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import Asked, ask, encoded
 from infini_llama.tasks.preprocess.sources.passkey import HIDDEN, QUESTION, Hidden, new_key
-from infini_llama.tasks.preprocess.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.records.heads import HeadScores, Scores
 from infini_llama.tasks.report.charts import import_matplotlib
 from infini_llama.tasks.storage.hf_folder import Folder
+from infini_llama.tasks.tokenizers import tokenizer as tokenizers
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
 TEXTS = 12

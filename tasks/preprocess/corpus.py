@@ -15,8 +15,6 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
-from infini_llama.tasks.preprocess.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, is_too_much
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import identity
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -34,6 +32,8 @@ from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, key_of
+from infini_llama.tasks.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, is_too_much
+from infini_llama.tasks.tokenizers.tokenizer import identity
 
 log = logging.getLogger("infini_llama.preprocess")
 T = TypeVar("T")

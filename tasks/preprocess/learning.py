@@ -12,14 +12,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
-from infini_llama.tasks.preprocess.tokenizers.fast_learning import learn
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
-    description_of,
-    identity,
-    is_given,
-    load,
-    tokenizer_of,
-)
+from infini_llama.tasks.preprocess.fast_learning import learn
 from infini_llama.tasks.preprocess.tokens.parts import Documents, Part
 from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.progress import megabytes
@@ -27,6 +20,13 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
+from infini_llama.tasks.tokenizers.tokenizer import (
+    description_of,
+    identity,
+    is_given,
+    load,
+    tokenizer_of,
+)
 
 log = logging.getLogger("infini_llama.preprocess")
 

@@ -32,20 +32,6 @@ from infini_llama.tasks.preprocess.rows.tables import (
     write_table,
 )
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
-from infini_llama.tasks.preprocess.tokenizers.engines import (
-    REFERENCE,
-    WORTH_A_FAST_ENGINE,
-    EngineDiffers,
-    choose_engine,
-    reference_engine,
-    remember_comparison,
-)
-from infini_llama.tasks.preprocess.tokenizers.expressed import keeps_text
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
-    description_of,
-    end_of_text,
-    token_bytes,
-)
 from infini_llama.tasks.preprocess.tokens.dataset import (
     Selection,
     SourceUnit,
@@ -84,6 +70,20 @@ from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, rep
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
+from infini_llama.tasks.tokenizers.engines import (
+    REFERENCE,
+    WORTH_A_FAST_ENGINE,
+    EngineDiffers,
+    choose_engine,
+    reference_engine,
+    remember_comparison,
+)
+from infini_llama.tasks.tokenizers.expressed import keeps_text
+from infini_llama.tasks.tokenizers.tokenizer import (
+    description_of,
+    end_of_text,
+    token_bytes,
+)
 
 log = logging.getLogger("infini_llama.preprocess")
 

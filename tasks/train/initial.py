@@ -8,9 +8,6 @@ from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, first_difference
-from infini_llama.tasks.preprocess.tokenizers.engines import golden
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.lineage import InitialWeights, Lineage
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
@@ -21,6 +18,9 @@ from infini_llama.tasks.storage.hf_folder import (
     open_folder,
     tokenizer_of,
 )
+from infini_llama.tasks.tokenizers.encoder import encoder_of, first_difference
+from infini_llama.tasks.tokenizers.engines import golden
+from infini_llama.tasks.tokenizers.tokenizer import load
 
 log = logging.getLogger("infini_llama.train")
 SHOWN = 40  # characters of a text in an error message

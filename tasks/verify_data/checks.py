@@ -24,8 +24,6 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.errors import DataError, tokenizer_faults
 from infini_llama.tasks.machine import Machine, usable_cores
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, row_table_key
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
 from infini_llama.tasks.preprocess.tokens.shards import (
     entropy_bits,
@@ -49,6 +47,8 @@ from infini_llama.tasks.storage.artifacts import (
     verify_checksum,
 )
 from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENIZER
+from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.tokenizer import token_bytes
 
 MOST_THREADS = 16  # a disk gives no more to more
 DECODED = 16  # documents a split that are decoded and encoded again

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from infini_llama.tasks.preprocess.tokenizers.differing_characters import (
+from infini_llama.tasks.tokenizers.differing_characters import (
     BEYOND,
     COMPOSED,
     CUT,
     has_any,
     table_of,
 )
-from infini_llama.tasks.preprocess.tokenizers.encoder import reference
-from infini_llama.tasks.preprocess.tokenizers.engines import gigatoken_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS, byte_letters
+from infini_llama.tasks.tokenizers.encoder import reference
+from infini_llama.tasks.tokenizers.engines import gigatoken_of
+from infini_llama.tasks.tokenizers.tiktoken_encodings import ENCODINGS, byte_letters
 
 BATCH = 4096
 NEIGHBOURS = "aA1! \n'"

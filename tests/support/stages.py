@@ -11,12 +11,12 @@ from pathlib import Path
 
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
-from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
 from infini_llama.tasks.preprocess.tokens.dataset import select
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.manifest import SPLITS, LeftOut
+from infini_llama.tasks.tokenizers.engines import reference_engine
 from support.tokenizer_kinds import train_bpe
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+from infini_llama.tasks.tokenizers.tokenizer import train
 
 END, UNKNOWN = "</s>", "<unk>"
 TEXTS = [

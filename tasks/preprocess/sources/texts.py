@@ -3,23 +3,20 @@
 A text that is too long is several.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 from infini_llama.configs.errors import escaped
+from infini_llama.tasks.batches import batches
 
 LONGEST_DOCUMENT = 16 * 2**20  # bytes; a longer text is read as several documents
 # Characters without whitespace: `tokenizers` takes 145 bytes of memory for each.
 LONGEST_UNBROKEN = 4 * 2**20
 LONGEST_RECORD = 256 * 2**20  # bytes of one line or JSON value
 BLOCK = 2**20
-BATCH_BYTES = 2_000_000  # of text that is tokenized at once
 FIELDS_NAMED = 10  # of an object without text, in the message
-
-
-T = TypeVar("T")
 
 
 class Unreadable(Exception):
@@ -145,26 +142,3 @@ def as_text(value: Any, place: str) -> str | Fault:
         except UnicodeEncodeError:
             return Fault(f"has half a character (a lone surrogate) in {place}")
     return value
-
-
-def batches(
-    items: Iterable[T],
-    size: Callable[[T], int],
-    most: int = BATCH_BYTES,
-) -> Iterator[list[T]]:
-    """Texts, or what stands for them, of about `most` bytes in all at a time; none is cut.
-
-    Args:
-        size: bytes of one.
-    """
-    batch: list[T] = []
-    together = 0
-    for item in items:
-        batch.append(item)
-        together += size(item)
-        if together >= most:
-            yield batch
-            batch = []
-            together = 0
-    if batch:
-        yield batch

@@ -16,8 +16,9 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space, portable
+from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable, batches
+from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used

@@ -26,12 +26,8 @@ from tokenizers import Tokenizer
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, TokenizerFails
+from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.sources import TextFile
-from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, encode_each, special_ids
-from infini_llama.tasks.preprocess.tokenizers.engines import open_engine
-from infini_llama.tasks.preprocess.tokenizers.expressed import Loss, losses_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of, tokenizer_of
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Abandoned, Documents, never
 from infini_llama.tasks.preprocess.tokens.shards import (
     Stream,
@@ -54,6 +50,10 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
+from infini_llama.tasks.tokenizers.encoder import Encode, encode_each, special_ids
+from infini_llama.tasks.tokenizers.engines import open_engine
+from infini_llama.tasks.tokenizers.expressed import Loss, losses_of
+from infini_llama.tasks.tokenizers.tokenizer import description_of, tokenizer_of
 
 log = logging.getLogger("infini_llama.preprocess")
 DOCUMENTS = "documents.npy"

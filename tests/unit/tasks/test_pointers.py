@@ -11,8 +11,8 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.pointers import pointer_in
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.flows.cli.models import prompt_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.storage.hf_folder import open_folder
+from infini_llama.tasks.tokenizers.tokenizer import load
 from support.stages import survey
 from support.tokenizer_kinds import train_bpe
 

@@ -22,11 +22,11 @@ from infini_llama.tasks.estimate.run import estimate
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
 from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import load
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import conversation_of, open_folder
+from infini_llama.tasks.tokenizers.tokenizer import load
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained

@@ -10,12 +10,12 @@ import torch
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.tasks.evaluate import perplexity
 from infini_llama.tasks.evaluate.stage import evaluate
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
+from infini_llama.tasks.tokenizers.encoder import encoder_of
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 

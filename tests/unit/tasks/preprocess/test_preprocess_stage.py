@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess.sources import texts
+from infini_llama.tasks import batches
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.records.dataset import DatasetRef
+from infini_llama.tasks.tokenizers.tokenizer import EOS
 
 
 def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
@@ -99,7 +99,7 @@ def test_batches_of_any_size_give_the_same_bytes_and_facts(
     data, built, tmp_path, monkeypatch, digests, size
 ):
     home, reference = built
-    monkeypatch.setattr(texts, "BATCH_BYTES", size)
+    monkeypatch.setattr(batches, "BATCH_BYTES", size)
     assert preprocess(data(), tmp_path / "batches") == reference
     assert digests(tmp_path / "batches" / "datasets") == digests(home / "datasets")
 

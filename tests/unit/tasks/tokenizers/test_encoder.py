@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import fragments
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, reference
-from infini_llama.tasks.preprocess.tokenizers.fragments import PATTERNS, cut_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+from infini_llama.tasks.tokenizers import fragments
+from infini_llama.tasks.tokenizers.encoder import encoder_of, reference
+from infini_llama.tasks.tokenizers.fragments import PATTERNS, cut_of
+from infini_llama.tasks.tokenizers.tiktoken_encodings import ENCODINGS
+from infini_llama.tasks.tokenizers.tokenizer import train
 
 LEARNED = [
     "(\n{\n./\n'\n (\n",
@@ -124,7 +124,7 @@ def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
 
 
 def test_the_reference_gives_each_texts_own_ids(kinds, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.preprocess.tokenizers.encoder.TOGETHER", 3000)
+    monkeypatch.setattr("infini_llama.tasks.tokenizers.encoder.TOGETHER", 3000)
     texts = ["", "a line of words\n" * 500, "short", "", "no seam " * 300, "9\n" * 1500, ""]
     ids, offsets = reference(kinds["bpe"])([text.encode() for text in texts])
     right = [kinds["bpe"].encode(text, add_special_tokens=False).ids for text in texts]

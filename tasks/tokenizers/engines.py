@@ -19,12 +19,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import is_panic, one_line, tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.differing_characters import COMPOSED, CUT, has_any
-from infini_llama.tasks.preprocess.tokenizers.encoder import Encode, Ids, encoder_of, reference
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import description_of
 from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import key_of
 from infini_llama.tasks.storage.files import write_atomic
+from infini_llama.tasks.tokenizers.differing_characters import COMPOSED, CUT, has_any
+from infini_llama.tasks.tokenizers.encoder import Encode, Ids, encoder_of, reference
+from infini_llama.tasks.tokenizers.tokenizer import description_of
 
 log = logging.getLogger("infini_llama.preprocess")
 REFERENCE = "tokenizers"

@@ -6,7 +6,7 @@ import sys
 LEARNING = """
 from pathlib import Path
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+from infini_llama.tasks.tokenizers.tokenizer import train
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()

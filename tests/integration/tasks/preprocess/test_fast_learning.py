@@ -14,11 +14,10 @@ from string import ascii_lowercase
 import pytest
 
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess import stage
+from infini_llama.tasks.preprocess import fast_learning, merges, stage
+from infini_llama.tasks.preprocess.fast_learning import learn
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokenizers import fast_learning, merges
-from infini_llama.tasks.preprocess.tokenizers.fast_learning import learn
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+from infini_llama.tasks.tokenizers.tokenizer import train
 
 pytest.importorskip("gigatoken")
 STDLIB = sorted(Path(json.__file__).parent.parent.glob("[a-d]*.py"))
@@ -160,8 +159,8 @@ LEARNING = """
 import os, signal, sys
 from pathlib import Path
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers import fast_learning, merges
-from infini_llama.tasks.preprocess.tokenizers.fast_learning import learn
+from infini_llama.tasks.preprocess import fast_learning, merges
+from infini_llama.tasks.preprocess.fast_learning import learn
 
 class Stopped(BaseException):
     pass

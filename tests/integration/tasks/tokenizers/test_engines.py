@@ -18,23 +18,23 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess import stage
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokenizers import engines
-from infini_llama.tasks.preprocess.tokenizers.engines import (
+from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.tokenizers import engines
+from infini_llama.tasks.tokenizers.engines import (
     EngineDiffers,
     choose_engine,
     compare,
     open_engine,
 )
-from infini_llama.tasks.storage.artifacts import read_dataset
 from support.tokenizer_kinds import train_bpe
 
 pytest.importorskip("gigatoken")
 STOPPED_WHILE_CHECKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from infini_llama.tasks.preprocess.tokenizers import engines
+from infini_llama.tasks.tokenizers import engines
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import train
+from infini_llama.tasks.tokenizers.tokenizer import train
 
 class Stopped(BaseException):
     pass
@@ -59,7 +59,7 @@ from pathlib import Path
 import numpy as np
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess import stage
-from infini_llama.tasks.preprocess.tokenizers import engines
+from infini_llama.tasks.tokenizers import engines
 from infini_llama.tasks.preprocess.tokens import parts
 
 home, data, sampled, waiting = sys.argv[1:]

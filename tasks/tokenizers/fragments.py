@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tokenizers import Tokenizer
 
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import ENCODINGS
+from infini_llama.tasks.tokenizers.tiktoken_encodings import ENCODINGS
 
 SHORT = 1000  # characters: a fragment ends at the first seam after so many
 LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)|(?<=[A-Za-z])(?= [A-Za-z])")

@@ -13,9 +13,9 @@ import orjson
 from tokenizers import Tokenizer, models
 
 from infini_llama.configs.errors import tokenizer_faults
-from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import EOS, description_of, unknown_id
+from infini_llama.tasks.batches import batches
+from infini_llama.tasks.tokenizers.fragments import cut_of
+from infini_llama.tasks.tokenizers.tokenizer import EOS, description_of, unknown_id
 
 HIDDEN = "\U0010ffff"  # a noncharacter
 # Characters that are encoded at once: an encoding takes a hundred bytes of memory per token.

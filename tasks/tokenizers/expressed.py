@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from infini_llama.configs.errors import tokenizer_faults
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.tokenizer import (
     LONGEST_WORD,
     WORDS,
     description_of,

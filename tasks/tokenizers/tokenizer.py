@@ -15,14 +15,14 @@ from infini_llama.configs.errors import ConfigError, PipelineError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
-from infini_llama.tasks.preprocess.tokenizers.fragments import cut_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import (
+from infini_llama.tasks.storage.dataset_files import TOKENIZER
+from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
+from infini_llama.tasks.tokenizers.fragments import cut_of
+from infini_llama.tasks.tokenizers.tiktoken_encodings import (
     ENCODINGS,
     from_rank_file,
     rank_file,
 )
-from infini_llama.tasks.storage.dataset_files import TOKENIZER
-from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
 
 EOS = "<|endoftext|>"
 EOS_ID = 0

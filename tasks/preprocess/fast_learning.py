@@ -22,19 +22,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
+from infini_llama.tasks.batches import batches
 from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.preprocess.sources.texts import batches
-from infini_llama.tasks.preprocess.tokenizers import merges
-from infini_llama.tasks.preprocess.tokenizers.differing_characters import CUT, has_any
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.engines import (
+from infini_llama.tasks.preprocess import merges
+from infini_llama.tasks.tokenizers.differing_characters import CUT, has_any
+from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.engines import (
     FAST,
     REFERENCE,
     WORTH_A_FAST_ENGINE,
     gigatoken_of,
 )
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import byte_letters
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+from infini_llama.tasks.tokenizers.tiktoken_encodings import byte_letters
+from infini_llama.tasks.tokenizers.tokenizer import (
     EOS,
     MIN_FREQUENCY,
     byte_pair_tokenizer,

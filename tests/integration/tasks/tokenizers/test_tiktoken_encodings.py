@@ -16,14 +16,14 @@ import pytest
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
-from infini_llama.tasks.preprocess.tokenizers import tiktoken_encodings
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import (
+from infini_llama.tasks.tokenizers import tiktoken_encodings
+from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.tiktoken_encodings import (
     ENCODINGS,
     from_rank_file,
     rank_file,
 )
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import end_of_text, load
+from infini_llama.tasks.tokenizers.tokenizer import end_of_text, load
 from infini_llama.tasks.verify_data.checks import verify
 
 NAME = "cl100k_base"

@@ -11,14 +11,14 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of
-from infini_llama.tasks.preprocess.tokenizers.engines import reference_engine
-from infini_llama.tasks.preprocess.tokenizers.expressed import Losses, has_all_bytes, keeps_text
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import token_bytes, train
 from infini_llama.tasks.preprocess.tokens.parts import Abandoned, Documents
 from infini_llama.tasks.preprocess.tokens.units import recipe_for, write_unit
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.engines import reference_engine
+from infini_llama.tasks.tokenizers.expressed import Losses, has_all_bytes, keeps_text
+from infini_llama.tasks.tokenizers.tokenizer import token_bytes, train
 from infini_llama.tasks.verify_data.checks import verify
 
 LETTERS = [chr(letter) for letter in range(32, 127)]

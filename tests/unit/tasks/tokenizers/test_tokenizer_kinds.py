@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokenizers.encoder import encoder_of, special_ids
-from infini_llama.tasks.preprocess.tokenizers.tiktoken_encodings import byte_letters, from_rank_file
-from infini_llama.tasks.preprocess.tokenizers.tokenizer import (
+from infini_llama.tasks.tokenizers.encoder import encoder_of, special_ids
+from infini_llama.tasks.tokenizers.tiktoken_encodings import byte_letters, from_rank_file
+from infini_llama.tasks.tokenizers.tokenizer import (
     EOS,
     EOS_ID,
     end_of_text,
