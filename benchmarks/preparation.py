@@ -41,6 +41,8 @@ import numpy as np
 from agreement import require_close, require_equal
 from preparation_corpora import texts_of, train_tokenizer, write_corpus
 
+from infini_llama.configs.reading import JsonObject
+
 LENGTH = 2048
 SPLITS = ("train", "validation")
 DATA = (
@@ -61,7 +63,8 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     from infini_llama.tasks.tokenizers.engines import choose_engine, remember_comparison
     from infini_llama.tasks.tokenizers.tokenizer import load
 
-    given = settings(corpus) | {"tokenizer": {"path": str(tokenizer)}}
+    given = settings(corpus)
+    given["tokenizer"] = {"path": str(tokenizer)}
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
@@ -79,7 +82,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     return work
 
 
-def settings(corpus: Path) -> dict[str, Any]:
+def settings(corpus: Path) -> JsonObject:
     """The section `data` of a configuration that names no tokenizer."""
     with corpus.open(encoding="utf-8") as file:
         held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents

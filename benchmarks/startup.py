@@ -1,5 +1,8 @@
 """What the command costs around the training itself: `--help`, a finished run again (`--no-prefect` and on the embedded server).
 
+Also a new run of 20 tiny steps on a dataset that is built, with `--no-prefect`: seconds to the line of its first step, and from its
+last checkpoint to its end. And what is imported before a text is prepared, and by a worker before it trains.
+
     .venv/bin/python benchmarks/startup.py
 
 Everything runs in a folder of its own; commands are timed as whole processes, in turn, and medians are reported. The raw times,
@@ -26,8 +29,31 @@ SMALL = [
     "train.save_steps=5",
     "train.sample_tokens=8",
 ]
+TRAINING = [
+    "train.max_steps=20",
+    "train.warmup_steps=1",
+    "train.eval_steps=20",
+    "train.save_steps=20",
+    "train.sample_tokens=8",
+]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
+    "import the preparation": [
+        sys.executable,
+        "-c",
+        "import infini_llama.tasks.preprocess.stage",
+    ],
+    "import the preparation and awkward, which gigatoken needs": [
+        sys.executable,
+        "-c",
+        "import infini_llama.tasks.preprocess.stage, gigatoken, awkward",
+    ],
+    "import torch": [sys.executable, "-c", "import torch"],
+    "import what a worker needs": [
+        sys.executable,
+        "-c",
+        "import infini_llama.tasks.train.worker.rank",
+    ],
     "import the stages of --no-prefect": [
         sys.executable,
         "-c",
@@ -55,6 +81,34 @@ def seconds(command: list[str], home: str) -> float:
     return time.perf_counter() - started
 
 
+def training(home: str, number: int) -> dict[str, float]:
+    """Seconds from the start of a new run to its first step, and from its last checkpoint to its end."""
+    run = Path(home) / "runs" / f"startup-{number}"
+    settings = [*TRAINING, f"runtime.name={run.name}"]
+    seen = dict.fromkeys((run / "metrics.jsonl", run / "checkpoints" / "step-00000020"), 0.0)
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [COMMAND, "run", "configs/tiny.yaml", "--no-prefect", *settings],
+        env=os.environ | {"INFINI_LLAMA_HOME": home},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None:
+        for path, when in seen.items():
+            if not when and path.exists() and path.stat().st_size:
+                seen[path] = time.perf_counter()
+        time.sleep(0.01)
+    ended = time.perf_counter()
+    first, last = seen.values()
+    if process.returncode or not first or not last:
+        raise SystemExit(f"the run ended with status {process.returncode}; nothing is stored.")
+    return {
+        "new run, to its first step": first - started,
+        "new run, from its last checkpoint to its end": ended - last,
+    }
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         first = {
@@ -66,6 +120,9 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, command in CASES.items():
                 times[name].append(seconds(command, home))
+        for number in range(ROUNDS):
+            for name, value in training(home, number).items():
+                times.setdefault(name, []).append(value)
     machine = {
         "cores": os.cpu_count(),
         "platform": platform.platform(),

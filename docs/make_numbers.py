@@ -336,6 +336,7 @@ PROGRAMS = {
     "ours, unchanged": "infini-llama again, nothing changed",
 }
 CORPORA = {
+    "preparation-default.json": "ordinary",
     "preparation.json": "ordinary",
     "preparation-1gb.json": "ordinary, repeated",
     "preparation-dictionary.json": "entries of 200 bytes",
@@ -365,6 +366,11 @@ PREPARATION_HEAD = ["text", "program", "seconds", "CPU seconds", "peak MB"]
 def preparation() -> str:
     files = ("preparation.json", "preparation-1gb.json")
     return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py", *files)
+
+
+def preparation_default() -> str:
+    file = "preparation-default.json"
+    return table(PREPARATION_HEAD, preparation_rows(file), "preparation.py", file)
 
 
 def preparation_small() -> str:
@@ -764,8 +770,8 @@ def all_of(name: str, field: str) -> str:
 
 
 TABLES: tuple[Callable[[], str], ...] = (
-    training_eager, environment_settings, attention_backends, infini_steps, chunked_loss, preparation, preparation_small,
-    preparation_kinds,
+    training_eager, environment_settings, attention_backends, infini_steps, chunked_loss, preparation,
+    preparation_default, preparation_small, preparation_kinds,
     surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
     context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,
 )  # fmt: skip

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed, dotted
@@ -81,6 +80,9 @@ class TensorBoard:
     """Event files in `tensorboard` of the run's folder."""
 
     def __init__(self, run_dir: Path, first_step: int, config: JsonObject) -> None:
+        # Not above: the import takes 0.2 s, for which workers that write no curves need not wait.
+        from torch.utils.tensorboard import SummaryWriter
+
         # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from.
         self.board = SummaryWriter(RunFolder(run_dir).tensorboard, purge_step=first_step + 1)
         self.settings = flat(config)
