@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Answers for a file that may be whole, and can be had later: limits, and file servers.
@@ -75,21 +74,15 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """The meaning of an exit code for an attempt to train, and what follows it.
+    """An exit code in words.
 
     Attributes:
         cause, action: for people; the table of docs/resume.md is written from them.
-        follows: "nothing": no attempt, on any node; the same command would end the same way.
-            "attempt": the stage itself makes another attempt at once, unless a request stopped the
-            command, or its limit of such attempts is reached.
-            "retry": the stage raises; its caller enters it again after a delay, as often as
-            runtime.retries says.
         of_command: what the help says of a command that ended so; "": the cause.
         is_final: a scheduler does not start the command again, since it would end the same way.
     """
 
     cause: str
-    follows: Literal["nothing", "attempt", "retry"]
     action: str
     of_command: str = ""
     is_final: bool = False
@@ -98,26 +91,22 @@ class Ending:
 ENDINGS = {
     ExitCode.FINISHED: Ending(
         cause="finished",
-        follows="nothing",
         action="None. Running the command again only prints the result.",
         of_command="success",
         is_final=True,
     ),
     ExitCode.INVALID_CONFIG: Ending(
         cause="invalid configuration or arguments",
-        follows="nothing",
         action="Not retried. The error names the key.",
         is_final=True,
     ),
     ExitCode.INVALID_DATA: Ending(
         cause="invalid data: missing, damaged, or a different dataset",
-        follows="nothing",
         action="Not retried. The error names the file and the command that repairs it.",
         is_final=True,
     ),
     ExitCode.UNEXPECTED: Ending(
         cause="unexpected error, killed worker, killed torchrun",
-        follows="retry",
         action="After a failed attempt, a full disk or an unexpected exception, training is "
         "retried: by the Prefect task, or with `--no-prefect` in a loop. Other errors found before "
         "the attempt, such as a run that another command trains, are not retried.",
@@ -125,21 +114,18 @@ ENDINGS = {
     ),
     ExitCode.OUT_OF_MEMORY: Ending(
         cause="out of memory",
-        follows="attempt",
         action="Another attempt at once, with half the micro-batch and the same global batches in "
         "the same order, until it cannot be halved. `runtime.retries` does not count it.",
         of_command="out of memory, and the micro-batch cannot be halved",
     ),
     ExitCode.DIVERGED: Ending(
         cause="loss, gradient or weights not finite",
-        follows="attempt",
         action="Rolled back at most `runtime.max_rollbacks` times.",
         of_command="loss, gradient or weights not finite, also after rollbacks",
         is_final=True,
     ),
     ExitCode.PREEMPTED: Ending(
         cause="stopped by a signal or by Prefect",
-        follows="attempt",
         action="A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun "
         "or a worker, training then continues immediately, and no failure is counted. After "
         "SIGTERM, SIGHUP, SIGUSR1, SIGXCPU or Ctrl-C to the command, or a cancellation in Prefect, "
@@ -148,7 +134,6 @@ ENDINGS = {
     ),
     ExitCode.HUNG: Ending(
         cause="hung rank",
-        follows="retry",
         action="Retried as 70 is. Before, the supervisor names the rank, writes the stacks of all "
         "ranks to their logs, and kills them.",
         of_command="hung rank, also after retries",

@@ -30,7 +30,7 @@ from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_ru
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import MANIFEST, ROW_TABLES, Damaged, has_all_files
-from infini_llama.tasks.train.attempt import new_invocation
+from infini_llama.tasks.train.attempt_folder import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train

@@ -185,7 +185,7 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_train_on, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.preprocess.rows.references import reference_for
-    from infini_llama.tasks.train.attempt import new_invocation
+    from infini_llama.tasks.train.attempt_folder import new_invocation
 
     config = config_of_run(load_config(arguments.config, arguments.overrides))
     if joined := _joins(config):

@@ -1,69 +1,64 @@
-"""One attempt: from the choice of a checkpoint, through one torchrun, to the record of its end."""
+"""The life of an attempt, in order: plan, launch, supervise, outcome, and what follows.
+
+`stage` locks and binds the run, makes the first plan, and calls `attempts_until_finished`. After an
+exception, the caller of `stage` asks `retries` whether to call it again.
+"""
 
 import logging
-import os
-import shutil
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
-from infini_llama.configs.errors import ExitCode, PipelineError, TrainFailed, no_space
-from infini_llama.configs.reading import changed
-from infini_llama.tasks.formatting import best_effort, in_bytes
+from infini_llama.configs.errors import ExitCode, PipelineError, Preempted
+from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
-from infini_llama.tasks.records.status import AttemptRecord
+from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.run_folder import (
-    RunFolder,
-    append_attempt,
-    attempt_folders,
-    cut_metrics,
-    number_of,
-    read_attempt_plan,
-    read_attempts,
-    remove_staging,
-    size_of,
-    write_attempt_plan,
-)
+from infini_llama.tasks.runs.run_folder import RunFolder, mark_not_retried
 from infini_llama.tasks.runs.signals import DeferredSignals
 from infini_llama.tasks.runs.status import read_statuses
-from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.locks import Busy, Lock
-from infini_llama.tasks.storage.record_files import unreadable
+from infini_llama.tasks.storage.locks import Busy
+from infini_llama.tasks.train.attempt_folder import prepare, record_attempt
 from infini_llama.tasks.train.hangs import HangDetector, Hung
 from infini_llama.tasks.train.launch import TorchrunWorkers, start
-from infini_llama.tasks.train.outcome import Evidence, Outcome, exception_of, outcome_of
+from infini_llama.tasks.train.lineage_changes import (
+    rolled_back,
+    unchanged_after_progress,
+    with_smaller_micro_batch,
+)
+from infini_llama.tasks.train.locking import LockedRun
+from infini_llama.tasks.train.outcome import (
+    Evidence,
+    Outcome,
+    error_of,
+    outcome_of,
+    outcome_of_start,
+)
+from infini_llama.tasks.train.planning import plan_next_attempt
 from infini_llama.tasks.train.progress import Progress
 from infini_llama.tasks.train.stopping import stop_workers
 
 log = logging.getLogger("infini_llama.train")
 POLL_SECONDS = 0.2
-# A file that is kept in the attempt's folder for the record of its end, which a full disk would
-# refuse otherwise.
-RESERVE = "reserve"
-RESERVE_BYTES = 2**16
 
 
-def new_invocation() -> str:
-    """Unique ID of one command; all its attempts share it."""
-    return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> None:
+    """Make attempts until the run is finished, or none follows at once.
 
-
-@dataclass(frozen=True)
-class LockedRun:
-    """A run that no other command trains meanwhile.
-
-    Attributes:
-        locks: of the run and of its GPUs; torchrun holds them as long as it runs.
-        poll: called a few times per second; an Exception that it raises is a failure, anything else
-            a request to stop.
+    Raises:
+        as `run_attempt`; PipelineError: an attempt failed, and `what_follows` says what its caller
+            does.
     """
-
-    locks: tuple[Lock, ...]
-    poll: Callable[[], None]
+    outcome = run_attempt(attempt, locked)
+    while outcome.kind != "done":
+        following = next_attempt(attempt, outcome)
+        if following is None:
+            raise error_of(outcome)
+        attempt = following
+        outcome = run_attempt(attempt, locked)
 
 
 def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
@@ -85,144 +80,24 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         try:
             workers = start(attempt_dir, plan, settings, attempt.grace_period, lock_fds)
         except Exception as fault:
-            is_refused = isinstance(fault, PipelineError)
-            code = fault.exit_code if is_refused else ExitCode.UNEXPECTED
-            message = str(fault) if is_refused else f"starting the workers failed: {fault!r}"
-            outcome = Outcome("failed", code, message)
-            record_attempt(attempt, attempt_dir, outcome, checkpoints.latest_step(run.checkpoints))
-            if is_refused:
+            outcome = outcome_of_start(fault)
+            record_attempt(attempt, attempt_dir, outcome)
+            if isinstance(fault, PipelineError):
                 return outcome
             raise
-        if plan.nnodes > 1 and settings.has_local_workers:
-            log.info(
-                "%d nodes train: start `infini-llama join %s` on each other machine",
-                plan.nnodes,
-                run.path,
-            )
         evidence = supervise(attempt, workers, attempt_dir, locked, signals)
         if evidence.stop_request is not None:
             # Another signal is the same request: the command ends.
             signals.noted.clear()
         outcome = outcome_of(evidence)
-        step = checkpoints.latest_step(run.checkpoints)
-        record_attempt(attempt, attempt_dir, outcome, step)
-    ended = exception_of(outcome, evidence, run.path.name, step)
+        record_attempt(attempt, attempt_dir, outcome)
+    ended = exception_of(outcome, evidence, run)
+    if isinstance(ended, Preempted):
+        # The nodes that join wait for no other attempt.
+        mark_not_retried(run)
     if ended is not None:
         raise ended
     return outcome
-
-
-def prepare(attempt: AttemptPlan) -> Path:
-    """Create the folder of a new attempt, and bring the run's files to its first step.
-
-    The folder has all that the workers are given.
-
-    Raises:
-        TrainFailed: its first save would find the disk full.
-    """
-    run = RunFolder(attempt.run_dir)
-    remove_staging(run)
-    _require_disk_space(attempt)
-    # What the last attempt's end has changed (a smaller micro-batch, skipped samples) is durable
-    # from here on: a command that is killed before only repeats the attempt that fails, and decides
-    # again.
-    run.write(run.lineage, attempt.lineage)
-    number = record_killed_attempts(run) + 1
-    cut_metrics(run, attempt.from_step)
-    attempt_dir = run.logs / f"attempt-{number:02d}"
-    attempt_dir.mkdir(parents=True)
-    try:
-        write_attempt_plan(attempt_dir, attempt)
-        # Not zeros, which some filesystems do not store.
-        (attempt_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
-    except OSError:
-        # Nothing was started, so there is no attempt to record.
-        shutil.rmtree(attempt_dir, ignore_errors=True)
-        raise
-    source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
-    log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
-    return attempt_dir
-
-
-def _require_disk_space(attempt: AttemptPlan) -> None:
-    """Refuse an attempt whose steps would be lost at its first save.
-
-    Only after that is an older checkpoint removed.
-    """
-    if attempt.resume_from is None or attempt.from_step >= attempt.max_steps:
-        return
-    free = shutil.disk_usage(attempt.run_dir).free
-    size = size_of(attempt.resume_from)
-    if free < size:
-        raise TrainFailed(
-            f"no space for another checkpoint in {attempt.run_dir} ({in_bytes(free)} free, "
-            f"and {attempt.resume_from.name} takes {in_bytes(size)}); "
-            "free space and run the same command again."
-        )
-
-
-def record_killed_attempts(run: RunFolder) -> int:
-    """Record attempts that have a folder but no record.
-
-    They were killed together with the command that watched them. A record without a folder is one
-    whose logs were removed, or not brought along to this machine.
-
-    Returns:
-        number of the newest attempt.
-    """
-    begun = set(map(number_of, attempt_folders(run)))
-    recorded = {record.attempt for record in read_attempts(run)}
-    message = "the command was killed"
-    fault = unreadable(run.attempts, AttemptRecord, run.read_id())
-    if fault:
-        log.warning("%s; its contents are skipped.", fault)
-        message = "the command was killed, or the line of its end cannot be read"
-    for folder in attempt_folders(run):
-        if number_of(folder) in recorded:
-            continue
-        plan: AttemptPlan | None = None
-        with suppress(Damaged):
-            plan = read_attempt_plan(folder)
-        killed = AttemptRecord(
-            attempt=number_of(folder),
-            invocation=plan.invocation if plan else None,
-            from_step=plan.from_step if plan else None,
-            kind="failed",
-            code=ExitCode.UNEXPECTED,
-            message=message,
-        )
-        append_attempt(run, killed)
-    return max(begun | recorded, default=0)
-
-
-def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome, step: int) -> None:
-    """Add the end of an attempt to attempts.jsonl.
-
-    Args:
-        step: of the newest checkpoint.
-    """
-    run = RunFolder(attempt.run_dir)
-    record = AttemptRecord(
-        attempt=number_of(attempt_dir),
-        invocation=attempt.invocation,
-        from_step=attempt.from_step,
-        checkpoint_step=step,
-        seconds=time.monotonic() - attempt.started.monotonic,
-        kind=outcome.kind,
-        code=outcome.code,
-        message=outcome.message,
-        step=outcome.step,
-        error=changed(outcome.error, message="", traceback="") if outcome.error else None,
-    )
-    reserve = attempt_dir / RESERVE
-    try:
-        append_attempt(run, record)
-    except OSError as full:
-        if not no_space(full):
-            raise
-        reserve.unlink(missing_ok=True)
-        append_attempt(run, record)
-    reserve.unlink(missing_ok=True)
 
 
 def supervise(
@@ -253,13 +128,9 @@ def supervise(
     finally:
         signals.hold()
         workers.end()
-    code = workers.poll()
-    # It has ended.
-    assert code is not None
-    statuses = read_statuses(attempt_dir, attempt.plan.world_size)
     return Evidence(
-        returncode=code,
-        statuses=statuses,
+        returncode=workers.process.wait(),
+        statuses=read_statuses(attempt_dir, attempt.plan.world_size),
         log_folder=str(attempt_dir),
         hint=workers.hint(),
         hang=hang,
@@ -306,3 +177,71 @@ def watch(
         locked.poll()
         if not ended:
             time.sleep(POLL_SECONDS)
+
+
+def exception_of(outcome: Outcome, evidence: Evidence, run: RunFolder) -> Exception | None:
+    """The exception that ends the command, whatever follows the exit code.
+
+    It is a request to stop this process, or a fault of this process.
+    """
+    failed = outcome.kind == "failed"
+    if evidence.stop_request is None:
+        return evidence.fault if failed and outcome.culprit is None else None
+    # Where a rank refused its settings or data, the same command would not resume: that is what is
+    # reported.
+    if failed and what_follows(outcome.code).is_final:
+        return None
+    if failed:
+        log.error("the attempt failed while it was stopped: %s", outcome.message)
+    step = checkpoints.latest_step(run.checkpoints)
+    newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
+    where = "it has done its last step" if outcome.kind == "done" else newest
+    stopped = Preempted(
+        f"run {run.path.name} was stopped; {where}. Run the same command to resume."
+    )
+    stopped.__cause__ = evidence.stop_request
+    return stopped
+
+
+@dataclass(frozen=True)
+class Following:
+    """What follows an attempt, unless a request to stop ends the command.
+
+    Attributes:
+        change: another attempt is made at once, with the lineage that this returns. Where it
+            returns None, or is None, none is.
+        is_retried: where no attempt is made at once, the caller of the stage enters it again after
+            a delay, as often as `Retries` allows.
+    """
+
+    change: Callable[[AttemptPlan, Outcome], Lineage | None] | None
+    is_retried: bool
+
+    @property
+    def is_final(self) -> bool:
+        """No attempt follows, on any node: the same command would end the same way."""
+        return self.change is None and not self.is_retried
+
+
+def what_follows(code: int) -> Following:
+    """What follows an attempt that ended with this exit code; for people, see `ENDINGS`."""
+    match ExitCode(code):
+        case ExitCode.FINISHED | ExitCode.INVALID_CONFIG | ExitCode.INVALID_DATA:
+            return Following(None, is_retried=False)
+        case ExitCode.UNEXPECTED | ExitCode.HUNG:
+            return Following(None, is_retried=True)
+        case ExitCode.OUT_OF_MEMORY:
+            return Following(with_smaller_micro_batch, is_retried=False)
+        case ExitCode.DIVERGED:
+            return Following(rolled_back, is_retried=False)
+        case ExitCode.PREEMPTED:
+            return Following(unchanged_after_progress, is_retried=True)
+        case unknown:
+            assert_never(unknown)
+
+
+def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:
+    """The attempt that is made at once after one that did not finish; None: none is."""
+    change = what_follows(outcome.code).change
+    lineage = change(attempt, outcome) if change else None
+    return plan_next_attempt(attempt, lineage) if lineage else None

@@ -4,6 +4,7 @@ torchrun runs on this machine, or by srun on every node.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from infini_llama.tasks.train.rendezvous import (
     own_address_towards,
 )
 
+log = logging.getLogger("infini_llama.train")
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 # An exception and the first line of its message, but not torchrun's own about a worker, which a
 # summary follows.
@@ -53,14 +55,19 @@ def start(
     Raises:
         ConfigError: srun is not installed, or this machine has no address that other nodes reach.
     """
-    log = attempt_dir / "torchrun.log"
+    output = attempt_dir / "torchrun.log"
     if settings.launcher == "srun":
         command = srun_command(attempt_dir, plan, settings)
-        process = spawn(command, log, plan.env, grace_period, lock_fds)
+        process = spawn(command, output, plan.env, grace_period, lock_fds)
         return SrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
     endpoint = host_rendezvous(attempt_dir, plan)
+    if plan.nnodes > 1:
+        run = attempt_dir.parents[1]
+        log.info(
+            "%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run
+        )
     command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
-    process = spawn(command, log, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
+    process = spawn(command, output, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
     return TorchrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
@@ -136,7 +143,7 @@ def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict
 
 def spawn(
     command: list[str],
-    log: Path,
+    log_file: Path,
     variables: dict[str, str],
     grace_period: float,
     lock_fds: list[int],
@@ -160,7 +167,7 @@ def spawn(
             f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; "
             "run this on a machine of the Slurm cluster, or use environment.launcher=local."
         )
-    with log.open("ab") as output:
+    with log_file.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid()), *command],
             env=environment,
@@ -242,17 +249,17 @@ class TorchrunWorkers:
 
         A known cause, else the last exception that torchrun.log has, or its last line.
         """
-        log = self.log()
-        if "EADDRINUSE" in log:
+        text = self.log()
+        if "EADDRINUSE" in text:
             return (
                 "another program has taken the port of the rendezvous; "
                 "end it, or change environment.master_port (auto: a free one)"
             )
-        if self.nnodes > 1 and (not log or "Rendezvous" in log):
+        if self.nnodes > 1 and (not text or "Rendezvous" in text):
             return f"not all nodes joined within {JOIN_TIMEOUT} s"
         # Lines without the frame of torchrun's summary.
-        lines = re.findall(r".*\w.*", log)
-        candidates = EXCEPTION.findall(log) or lines or [""]
+        lines = re.findall(r".*\w.*", text)
+        candidates = EXCEPTION.findall(text) or lines or [""]
         return " ".join(candidates[-1].split())
 
     def log(self) -> str:

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from infini_llama.configs.errors import ENDINGS, ExitCode, PipelineError, Preempted
+from infini_llama.configs.errors import PipelineError, Preempted
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import MASK
 from infini_llama.tasks.records.plan import EnvironmentPlan
@@ -31,6 +31,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
 )
 from infini_llama.tasks.storage.files import write_atomic
+from infini_llama.tasks.train.attempt import what_follows
 from infini_llama.tasks.train.launch import (
     SLURM_STEP,
     TorchrunWorkers,
@@ -122,11 +123,11 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 
 def _continues(run: RunFolder, code: int, is_supervised: bool) -> bool:
     """Whether another attempt may follow the last one, which ended with this exit code."""
-    follows = ENDINGS[ExitCode(code)].follows
-    if follows == "nothing":
+    following = what_follows(code)
+    if following.is_final:
         return False
     # In the delay before a retry, the supervisor holds no lease.
-    return is_supervised or (follows == "retry" and is_retried(run))
+    return is_supervised or (following.is_retried and is_retried(run))
 
 
 def _open_attempt(run: RunFolder) -> Path | None:

@@ -1,24 +1,16 @@
-"""The end of an attempt, from all that is known of it, and the exception that follows from it.
+"""The end of an attempt, from all that is known of it."""
 
-What follows each exit code: `ENDINGS` in configs/errors.py.
-"""
-
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infini_llama.configs.errors import (
-    ENDINGS,
     ConfigError,
     DataError,
     ExitCode,
     PipelineError,
-    Preempted,
     TrainFailed,
 )
 from infini_llama.tasks.records.status import EndKind, RankError, RankStatus
-
-log = logging.getLogger("infini_llama.train")
 
 
 @dataclass(frozen=True)
@@ -92,6 +84,14 @@ def outcome_of(evidence: Evidence) -> Outcome:
     return reported
 
 
+def outcome_of_start(fault: Exception) -> Outcome:
+    """The end of an attempt whose workers could not be started."""
+    if isinstance(fault, PipelineError):
+        return Outcome("failed", fault.exit_code, str(fault))
+    message = f"starting the workers failed: {fault!r}"
+    return Outcome("failed", ExitCode.UNEXPECTED, message)
+
+
 def _reported(evidence: Evidence) -> Outcome:
     """The end of an attempt by the ranks' statuses and torchrun's exit code alone."""
     returncode = evidence.returncode
@@ -144,31 +144,6 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
     log = f"{log_folder}/rank-{status.rank}.log"
     message = f"rank {status.rank}: {error.type}: {error.message} (log: {log})"
     return Outcome("failed", status.code, message, status.step, status.rank, status.error)
-
-
-def exception_of(outcome: Outcome, evidence: Evidence, run: str, step: int) -> Exception | None:
-    """The exception that ends the command, whatever follows the exit code.
-
-    It is a request to stop this process, or a fault of this process.
-
-    Args:
-        run: its name.
-        step: of the newest checkpoint.
-    """
-    failed = outcome.kind == "failed"
-    if evidence.stop_request is None:
-        return evidence.fault if failed and outcome.culprit is None else None
-    # Where a rank refused its settings or data, the same command would not resume: that is what is
-    # reported.
-    if failed and ENDINGS[ExitCode(outcome.code)].follows == "nothing":
-        return None
-    if failed:
-        log.error("the attempt failed while it was stopped: %s", outcome.message)
-    newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
-    where = "it has done its last step" if outcome.kind == "done" else newest
-    stopped = Preempted(f"run {run} was stopped; {where}. Run the same command to resume.")
-    stopped.__cause__ = evidence.stop_request
-    return stopped
 
 
 def error_of(outcome: Outcome) -> PipelineError:

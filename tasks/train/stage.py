@@ -4,34 +4,25 @@ They end when the run is finished, or when a person has to act.
 """
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
-from infini_llama.configs.errors import TrainFailed, disk_full_as
 from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import PipelineConfig, RuntimeConfig
-from infini_llama.tasks.records.attempt_plan import AttemptPlan
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import EnvironmentPlan, PlannedEnvironment
+from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.storage.locks import Busy, Lease, Lock
-from infini_llama.tasks.train.attempt import LockedRun, run_attempt
-from infini_llama.tasks.train.outcome import error_of
+from infini_llama.tasks.storage.locks import Busy
+from infini_llama.tasks.train.attempt import attempts_until_finished
+from infini_llama.tasks.train.locking import LockedRun, gpus_of, hold_gpus, hold_run
 from infini_llama.tasks.train.planning import bind_run, goes_back, is_first_of_command, plan_attempt
-from infini_llama.tasks.train.retries import next_attempt
-from infini_llama.tasks.train.stopping import grace_period
 
 log = logging.getLogger("infini_llama.train")
-LOG_AGAIN_SECONDS = 60.0  # seconds between two lines about the same wait
 
 
 def train(
@@ -44,11 +35,11 @@ def train(
 ) -> RunSummary:
     """Train the run `config.runtime.name` on `dataset`, under an environment plan.
 
-    The plan is pinned here. What follows each exit code: `ENDINGS` in configs/errors.py.
+    The plan is pinned here. What follows each exit code: `what_follows` in attempt.py.
 
     Args:
         environment: the plan, and the record that is written here.
-        invocation: ID of this command, from `attempt.new_invocation`, or of the flow run;
+        invocation: ID of this command, from `new_invocation`, or of the flow run;
             `runtime.resume` applies to its first attempt only.
         verify_on_read: shards are checked when they are first opened, since verify-data has not
             read them.
@@ -85,36 +76,8 @@ def train(
         gpus = gpus_of(environment.record.facts, plan) if is_local else []
         with hold_gpus(gpus, locked.poll) as gpu_locks:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
-            return attempts_until_finished(
-                attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll)
-            )
-
-
-@contextmanager
-def hold_run(
-    run: RunFolder, runtime: RuntimeConfig, each_poll: Callable[[], None]
-) -> Generator[LockedRun]:
-    """Lock the run against other commands, on this machine (the lock) or on another (the lease).
-
-    `poll` raises Busy once either is lost.
-
-    Raises:
-        Busy: another one does.
-        TrainFailed: the disk is full.
-    """
-    run.path.mkdir(parents=True, exist_ok=True)
-    with (
-        disk_full_as(f"the run in {run.path}", TrainFailed),
-        Lock(run.lock, wait=grace_period(run, runtime) + 5) as lock,
-        Lease(run.lease) as lease,
-    ):
-
-        def poll() -> None:
-            lock.check()
-            lease.check()
-            each_poll()
-
-        yield LockedRun((lock,), poll)
+            attempts_until_finished(attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll))
+            return write_summary(run)
 
 
 @contextmanager
@@ -143,22 +106,6 @@ def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
         raise
 
 
-def attempts_until_finished(attempt: AttemptPlan, locked: LockedRun) -> RunSummary:
-    """Make attempts until the run is finished or `next_attempt` gives no other.
-
-    Raises:
-        as `train`.
-    """
-    while True:
-        outcome = run_attempt(attempt, locked)
-        if outcome.kind == "done":
-            return write_summary(RunFolder(attempt.run_dir))
-        following = next_attempt(attempt, outcome)
-        if following is None:
-            raise error_of(outcome)
-        attempt = following
-
-
 def write_summary(run: RunFolder) -> RunSummary:
     """Write summary.json of a finished run.
 
@@ -172,38 +119,3 @@ def write_summary(run: RunFolder) -> RunSummary:
         )
     run.write(run.summary, summary)
     return summary
-
-
-def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
-    """Identities of the GPUs that the plan names, in one order for all runs; [] on a CPU."""
-    if plan.device != "cuda":
-        return []
-    return sorted(facts.gpus[number].uuid or f"number-{number}" for number in plan.gpus)
-
-
-@contextmanager
-def hold_gpus(
-    gpus: list[str], each_wait: Callable[[], None], folder: Path | None = None
-) -> Generator[list[Lock]]:
-    """Lock these GPUs against other runs of this user, and wait for one that computes on them.
-
-    Args:
-        gpus: of `gpus_of`; the same order everywhere, so that two runs never wait for each other.
-        each_wait: called every second of a wait; what it raises ends the wait.
-        folder: of the locks, the same for all runs of the machine.
-    """
-    folder = folder or Path(tempfile.gettempdir()) / f"infini-llama-{os.getuid()}"
-    with ExitStack() as locks:
-        yield [_hold_gpu(locks, folder / f"gpu-{gpu}.lock", each_wait) for gpu in gpus]
-
-
-def _hold_gpu(locks: ExitStack, path: Path, each_wait: Callable[[], None]) -> Lock:
-    seconds = 0.0
-    while True:
-        try:
-            return locks.enter_context(Lock(path, wait=1.0, setting="TMPDIR"))
-        except Busy as other:
-            if seconds % LOG_AGAIN_SECONDS == 0:
-                log.warning("waiting for a GPU: %s", other)
-            seconds += 1
-            each_wait()

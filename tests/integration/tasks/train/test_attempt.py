@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import Preempted
+from infini_llama.configs.errors import Preempted, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.records.status import AttemptRecord, RankError
 from infini_llama.tasks.runs.run_folder import (
@@ -22,13 +22,13 @@ from infini_llama.tasks.runs.run_folder import (
 from infini_llama.tasks.runs.status import read_status, status_path, write_status
 from infini_llama.tasks.train import attempt
 from infini_llama.tasks.train import launch as local
-from infini_llama.tasks.train.attempt import (
+from infini_llama.tasks.train.attempt import attempts_until_finished, run_attempt
+from infini_llama.tasks.train.attempt_folder import (
     RESERVE,
-    LockedRun,
     record_attempt,
     record_killed_attempts,
-    run_attempt,
 )
+from infini_llama.tasks.train.locking import LockedRun
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.processes import is_rank
 from infini_llama.tasks.train.retries import Retries
@@ -77,7 +77,33 @@ def train(run, monkeypatch):
         config = parse_config(own | sections)
         return run_attempt(make_attempt(run.path, config), LockedRun((), each_poll))
 
+    make.config = parse_config(own)
     return make
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from infini_llama.tasks.runs.status import write_status
+
+write_status(Path(sys.argv[1]), 0, "preempted", 75, step=0)
+"""
+
+
+def test_workers_that_are_stopped_before_any_progress_are_retried_as_failures_are(
+    run, train, monkeypatch
+):
+    monkeypatch.setitem(globals(), "WORKER", STOPPED)
+    attempt_of_run = make_attempt(run.path, train.config)
+    retries = Retries(2, 0.0, lambda: 0)
+    delays = []
+    for _ in range(3):
+        with pytest.raises(TrainFailed) as stopped:
+            attempts_until_finished(attempt_of_run, LockedRun((), lambda: None))
+        assert stopped.value.exit_code == 75
+        delays.append(retries.delay_after(stopped.value))
+    assert delays == [0.0, 0.0, None]
+    assert [record.code for record in read_attempts(run)] == [75, 75, 75]
 
 
 DONE = """
@@ -220,15 +246,15 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
     (attempt_dir / RESERVE).write_bytes(bytes(10))
     append = {True: full, False: append_attempt}
     monkeypatch.setattr(
-        "infini_llama.tasks.train.attempt.append_attempt",
+        "infini_llama.tasks.train.attempt_folder.append_attempt",
         lambda *record: append[(attempt_dir / RESERVE).exists()](*record),
     )
-    record_attempt(attempt, attempt_dir, Outcome("failed", 70, "no space"), 0)
+    record_attempt(attempt, attempt_dir, Outcome("failed", 70, "no space"))
     assert [record.message for record in read_attempts(run)] == ["no space"]
 
 
 def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.train.attempt.write_attempt_plan", full)
+    monkeypatch.setattr("infini_llama.tasks.train.attempt_folder.write_attempt_plan", full)
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and read_attempts(run) == []

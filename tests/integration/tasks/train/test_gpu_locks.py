@@ -7,7 +7,7 @@ import pytest
 
 from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
 from infini_llama.tasks.storage.locks import Busy, Lock
-from infini_llama.tasks.train.stage import gpus_of, hold_gpus
+from infini_llama.tasks.train.locking import gpus_of, hold_gpus
 from support.records import make_plan
 
 

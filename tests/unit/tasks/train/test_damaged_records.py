@@ -29,7 +29,7 @@ from infini_llama.tasks.runs.run_reader import RunReader, list_runs
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.storage.record_files import append_line
-from infini_llama.tasks.train.attempt import record_killed_attempts
+from infini_llama.tasks.train.attempt_folder import record_killed_attempts
 from infini_llama.tasks.train.stage import write_summary
 from support.made_up_runs import add_checkpoint, add_result
 from support.records import make_attempt, make_lineage

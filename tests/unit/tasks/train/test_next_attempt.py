@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.configs.errors import ENDINGS, TrainFailed
+from infini_llama.configs.errors import ExitCode, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
@@ -17,10 +17,10 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import checkpoint_path, committed
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics, size_of
 from infini_llama.tasks.storage import record_files
-from infini_llama.tasks.train.attempt import prepare
+from infini_llama.tasks.train.attempt import next_attempt, what_follows
+from infini_llama.tasks.train.attempt_folder import prepare
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
-from infini_llama.tasks.train.retries import next_attempt
 from infini_llama.tasks.train.worker.data.order import next_sample
 from support.made_up_runs import add_checkpoint
 from support.records import make_attempt, make_plan
@@ -76,11 +76,19 @@ def test_out_of_memory_halves_the_micro_batch_to_a_divisor_of_the_share(begun):
     assert sizes == [6, 3, 1]
 
 
-@pytest.mark.parametrize("code", ENDINGS)
-def test_another_attempt_is_made_where_the_table_says_so(begun, code):
+@pytest.mark.parametrize("code", ExitCode)
+def test_another_attempt_is_made_at_once_after_three_codes(begun, code):
     attempt = begun(train={"global_batch_size": 8, "micro_batch_size": 8})
     following = after(attempt, code, RankError(type="Diverged", first_skip=25, samples=260))
-    assert (following is not None) == (ENDINGS[code].follows == "attempt")
+    assert (following is not None) == (code in (71, 72, 75))
+
+
+def test_workers_that_are_stopped_again_and_again_use_up_the_budget_of_retries(begun):
+    first = begun()
+    again = after(first, 75)
+    assert again is not None and again.from_step == 30
+    assert after(again, 75) is None, "no newer checkpoint than it began with"
+    assert what_follows(75).is_retried
 
 
 def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun):

@@ -4,7 +4,9 @@ import pytest
 
 from infini_llama.configs.errors import ENDINGS, ExitCode, Preempted
 from infini_llama.tasks.records.status import RankError, RankStatus
-from infini_llama.tasks.train.outcome import Evidence, Outcome, exception_of, outcome_of
+from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.train.attempt import exception_of
+from infini_llama.tasks.train.outcome import Evidence, Outcome, outcome_of
 
 
 def reported(returncode: int, *statuses: RankStatus | None) -> Outcome:
@@ -110,9 +112,9 @@ def test_what_is_known_best_decides(statuses, seen, code):
         (REFUSED, {"fault": OSError(), "stop_request": KeyboardInterrupt()}, type(None)),
     ],
 )
-def test_a_request_to_stop_ends_the_command_also_beside_a_fault(statuses, seen, kind):
+def test_a_request_to_stop_ends_the_command_also_beside_a_fault(tmp_path, statuses, seen, kind):
     evidence = Evidence(1, statuses, "logs", **seen)
-    assert type(exception_of(outcome_of(evidence), evidence, "mine", 3)) is kind
+    assert type(exception_of(outcome_of(evidence), evidence, RunFolder(tmp_path))) is kind
 
 
 def test_every_exit_code_has_its_ending():

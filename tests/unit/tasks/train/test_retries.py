@@ -43,7 +43,8 @@ def test_retried(error):
 
 
 @pytest.mark.parametrize(
-    ("code", "delay"), [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (76, 5.0)]
+    ("code", "delay"),
+    [(64, None), (65, None), (70, 5.0), (71, None), (72, None), (75, 5.0), (76, 5.0)],
 )
 def test_an_attempt_that_failed_or_hung_is_retried_and_no_other(code, delay):
     error = error_of(Outcome("failed", code, "x"))
