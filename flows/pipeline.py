@@ -8,19 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import DataConfig, EvaluationConfig, PipelineConfig
-from infini_llama.configs.schema.section import Resume, resume_policies
+from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
+from infini_llama.flows.dataset_choice import choose_dataset
 from infini_llama.flows.naming import config_of_run
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
-from infini_llama.tasks.preprocess.rows.references import reference_for
-from infini_llama.tasks.preprocess.stage import Preparation, lookup
+from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.records.evaluation import Evaluations
 from infini_llama.tasks.records.plan import PlannedEnvironment
@@ -29,14 +26,13 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import MANIFEST, ROW_TABLES, Damaged, has_all_files
+from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged
 from infini_llama.tasks.train.attempt_folder import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
 from infini_llama.tasks.verify_data.checks import verify
 
-FREE = {name for name, policy in resume_policies(DataConfig).items() if policy is Resume.FREE}
 log = logging.getLogger("infini_llama.preprocess")
 
 
@@ -53,13 +49,6 @@ class Stages:
     train: Callable[[PipelineConfig, DatasetRef, PlannedEnvironment, str, bool], RunSummary]
     evaluate: Callable[[Path, EvaluationConfig], Evaluations]
     export: Callable[[Path], Path]
-
-
-class DatasetOfRun(NamedTuple):
-    """The complete dataset of a run that has begun, whose text has the same settings still."""
-
-    reference: DatasetRef
-    is_finished: bool
 
 
 def run(config: PipelineConfig) -> dict[str, Any]:
@@ -150,100 +139,16 @@ WITHOUT_PREFECT = Stages(
 
 
 def preparation_for(config: PipelineConfig) -> Preparation:
-    """The preparation of a run's dataset.
-
-    It is that of today's text, or for a run that continues, of the text that it began with.
-
-    Text that was added, changed or removed between a failure, a stop or a suspension and the next
-    attempt does not end the run, and a finished run does not need its text.
+    """The preparation of a run's dataset, which is restored from the mirror if it is new here.
 
     Raises:
         ConfigError, DataError: the weights that the run is to start from cannot be used.
     """
     check_start(config)
-    preparation = Preparation(config.data, config.runtime.home)
-    kept = dataset_of_run(config)
-    if kept is None:
+    preparation = choose_dataset(config, reads_text=True)
+    if preparation.of_run is None:
         restore_dataset(config, preparation.plan)
-        return preparation
-    reason = _reason_to_keep_old_dataset(preparation, kept)
-    if reason is not None:
-        log.warning(
-            "%s since run %s began; the run continues with its dataset %s. "
-            "Another runtime.name trains on today's text.",
-            reason,
-            config.runtime.name,
-            kept.reference.name,
-        )
-        preparation.of_run = kept.reference
     return preparation
-
-
-def dataset_to_train_on(config: PipelineConfig) -> DatasetRef | None:
-    """The dataset that `preparation_for` leads to, if it is complete.
-
-    No text is read, so it is None also if only reading the text would show the dataset.
-    """
-    kept = dataset_of_run(config)
-    if kept and not kept.is_finished:
-        return kept.reference
-    try:
-        return lookup(config.data, config.runtime.home)
-    except PipelineError:
-        if kept is None:
-            raise
-        return kept.reference
-
-
-def _reason_to_keep_old_dataset(preparation: Preparation, kept: DatasetOfRun) -> str | None:
-    """The reason why the run uses the dataset `kept` instead of today's text.
-
-    Text whose files have new times is read to find out.
-
-    Returns:
-        None: the dataset is that of today's text, or the run has finished; training refuses other
-        text under its name.
-    """
-    try:
-        is_same = f"datasets/{preparation.plan().name}" == kept.reference.path
-    except PipelineError as fault:
-        return f"the text cannot be read as before ({str(fault).rstrip('.')})"
-    return None if is_same or kept.is_finished else "the text has changed"
-
-
-def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
-    """The dataset of a run that has begun.
-
-    Returns:
-        None: the run has not begun, its dataset is not complete, or the settings of its text are
-        not the same any more.
-    """
-    run = RunFolder.of(config.runtime)
-    if not run.lineage.exists():
-        return None
-    try:
-        record = RunReader(run.path)
-        settings = _without_free(config.data.model_dump(mode="json"))
-        if _without_free(record.config.get("data")) != settings:
-            return None
-        folder = config.runtime.home / record.lineage.dataset.path
-        reference = reference_for(config.data, folder, config.runtime.home)
-        dataset = changed(reference, text=record.lineage.text)
-        is_whole = has_all_files(folder, "dataset") and all(
-            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
-            for table in dataset.row_tables
-        )
-        kept = DatasetOfRun(dataset, is_finished=record.result is not None)
-    except (Damaged, ConfigError):  # the stages name and repair what is damaged
-        return None
-    return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
-
-
-def _without_free(data: object) -> object:
-    """The settings in `data` without those that a resumed run may change."""
-    if not isinstance(data, dict):
-        return None
-    return {name: value for name, value in data.items() if name not in FREE}
 
 
 def has_finished(config: PipelineConfig) -> bool:
@@ -260,7 +165,7 @@ def has_finished(config: PipelineConfig) -> bool:
             return False
         if record.config != without_secrets(config).model_dump(mode="json", exclude={"deployment"}):
             return False
-        dataset = dataset_to_train_on(config)
+        dataset = choose_dataset(config, reads_text=False).lookup()
         return dataset is not None and dataset.path == record.lineage.dataset.path
     except Damaged:  # the run itself reports and repairs it
         return False

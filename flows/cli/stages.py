@@ -57,7 +57,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     import yaml
 
     from infini_llama.flows.cli.tables import as_text, estimate_text
-    from infini_llama.flows.pipeline import dataset_to_train_on
+    from infini_llama.flows.dataset_choice import choose_dataset
     from infini_llama.tasks.estimate.run import estimate as estimate_run
     from infini_llama.tasks.preprocess.corpus import Corpus
     from infini_llama.tasks.records.plan import EnvironmentRecord
@@ -65,7 +65,7 @@ def dry_run(config: PipelineConfig) -> Answer:
 
     home = config.runtime.home
     run_folder = RunFolder.of(config.runtime)
-    dataset = dataset_to_train_on(config)
+    dataset = choose_dataset(config, reads_text=False).lookup()
     workers: Choice | None = None
     if dataset is None:
         workers = Corpus(config.data, home).choose_workers().choice
@@ -182,9 +182,9 @@ def estimate(arguments: Namespace) -> Answer:
 
 
 def train(arguments: Namespace) -> Answer:
-    from infini_llama.flows.pipeline import WITHOUT_PREFECT, dataset_to_train_on, verify_and_train
+    from infini_llama.flows.dataset_choice import choose_dataset
+    from infini_llama.flows.pipeline import WITHOUT_PREFECT, verify_and_train
     from infini_llama.tasks.patch_environment.requirements import check_requirements
-    from infini_llama.tasks.preprocess.rows.references import reference_for
     from infini_llama.tasks.train.attempt_folder import new_invocation
 
     config = config_of_run(load_config(arguments.config, arguments.overrides))
@@ -192,11 +192,8 @@ def train(arguments: Namespace) -> Answer:
         return joined
     refuse_blocks(config)
     check_requirements(config)
-    if arguments.dataset is not None:
-        folder = find(arguments.dataset, "datasets")
-        reference = reference_for(config.data, folder, config.runtime.home)
-    else:
-        reference = dataset_to_train_on(config)
+    named = None if arguments.dataset is None else find(arguments.dataset, "datasets")
+    reference = choose_dataset(config, reads_text=False, named=named).lookup()
     if reference is None:
         raise DataError(
             f"the dataset of {arguments.config} is not built yet; name one with --dataset, or run: "

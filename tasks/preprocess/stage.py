@@ -149,6 +149,8 @@ class Preparation:
 
         None if the dataset is incomplete, or if only reading the text would show it.
         """
+        if self.of_run is not None:
+            return self.of_run
         if not self.corpus.recall():
             return None
         planned = self._planned()

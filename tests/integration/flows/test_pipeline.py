@@ -12,6 +12,7 @@ from infini_llama.configs.errors import ConfigError, DataError, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
+from infini_llama.flows.dataset_choice import choose_dataset
 from infini_llama.flows.pretrain import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
@@ -52,6 +53,10 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (
         content == b"\xff"
     )
+    without_reading = choose_dataset(config, reads_text=False).lookup()
+    assert without_reading and without_reading.path == expected.path
+    named = choose_dataset(config, reads_text=True, named=config.runtime.home / expected.path)
+    assert named.lookup() == named.of_run and named.build().path == expected.path
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
@@ -63,7 +68,7 @@ def test_a_run_goes_on_without_its_text(begun, caplog, is_finished):
         add_result(RunFolder.of(config.runtime), 60)
     shutil.rmtree(text)
     assert pipeline.has_finished(config) == is_finished
-    dataset = pipeline.dataset_to_train_on(config)
+    dataset = choose_dataset(config, reads_text=False).lookup()
     assert dataset and dataset.path == pipeline.preparation_for(config).build().path == expected
     assert "no file matches" in caplog.text and "continues with its dataset" in caplog.text
     shutil.rmtree(config.runtime.home / expected)
