@@ -126,6 +126,7 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
     monkeypatch.setattr(
         stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
     )
+    monkeypatch.setattr(stage, "write_summary", lambda run: None)
     for resume, steps, rate, cores in (
         ("auto", 60, 1e-3, 2),
         (str(run.checkpoints / "step-00000020"), 40, 1e-4, 4),
@@ -164,6 +165,7 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_its_name_to_other
     monkeypatch.setattr(
         stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
     )
+    monkeypatch.setattr(stage, "write_summary", lambda run: None)
 
     def train(resume: str, seed: int) -> None:
         runtime = {"name": "mine", "home": str(tmp_path), "resume": resume}
