@@ -19,8 +19,9 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.attempt import attempts_until_finished
+from infini_llama.tasks.train.binding import bind_run, goes_back
 from infini_llama.tasks.train.locking import LockedRun, gpus_of, hold_gpus, hold_run
-from infini_llama.tasks.train.planning import bind_run, goes_back, is_first_of_command, plan_attempt
+from infini_llama.tasks.train.planning import is_first_of_command, plan_attempt
 
 log = logging.getLogger("infini_llama.train")
 

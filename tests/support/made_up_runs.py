@@ -21,7 +21,7 @@ from infini_llama.tasks.runs.checkpoints import (
 )
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.storage.artifacts import commit, staging
-from infini_llama.tasks.train.planning import bind_run
+from infini_llama.tasks.train.binding import bind_run
 from support.records import make_plan
 
 

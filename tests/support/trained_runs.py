@@ -12,7 +12,7 @@ from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.tensors import model_tensors
-from infini_llama.tasks.train.planning import bind_run
+from infini_llama.tasks.train.binding import bind_run
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from support.records import make_plan
 

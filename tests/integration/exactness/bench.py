@@ -22,7 +22,8 @@ from infini_llama.tasks.runs.run_folder import (
     remove_staging,
     write_attempt_plan,
 )
-from infini_llama.tasks.train.planning import bind_run, plan_attempt
+from infini_llama.tasks.train.binding import bind_run
+from infini_llama.tasks.train.planning import plan_attempt
 from support.laboratory import exact_metrics, torchrun
 from support.preloaded import Server
 

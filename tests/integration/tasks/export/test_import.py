@@ -27,8 +27,8 @@ from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.hf_folder import conversation_of, open_folder
 from infini_llama.tasks.tokenizers.tokenizer import load
+from infini_llama.tasks.train.binding import bind_run
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
-from infini_llama.tasks.train.planning import bind_run
 from infini_llama.tasks.train.worker.initial_model import init_gates, load_pretrained
 from support.records import make_plan
 

@@ -16,7 +16,7 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempts,
     read_metrics,
 )
-from infini_llama.tasks.train.planning import bind_run
+from infini_llama.tasks.train.binding import bind_run
 from support.made_up_runs import add_checkpoint, add_result
 from support.records import make_attempt, make_dataset, make_plan
 
@@ -44,31 +44,38 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
             bind_run(config_in(tmp_path, train={name: 1}), DATASET, make_plan())
 
 
-@pytest.mark.parametrize(
-    "changed", [{"max_steps": 10}, {"learning_rate": 0.1}, {"logging_steps": 3}]
-)
-def test_a_finished_run_keeps_the_settings_that_it_was_trained_with(tmp_path, caplog, changed):
+@pytest.mark.parametrize("changed", [{"max_steps": 10}, {"learning_rate": 0.1}])
+def test_changed_settings_of_a_finished_run_are_refused(tmp_path, changed):
     settings: dict = {"max_steps": 20, "warmup_steps": 5}
     run = RunFolder(tmp_path / "runs" / "mine")
     bind_run(config_in(tmp_path, train=settings), DATASET, make_plan())
     add_checkpoint(run.checkpoints, 20)
     add_result(run, 20)
     before = [path.read_bytes() for path in (run.lineage, run.config)]
-    kept = bind_run(config_in(tmp_path, train=settings | changed), DATASET, make_plan())
-    assert (
-        kept.max_steps == 20 and [path.read_bytes() for path in (run.lineage, run.config)] == before
-    )
-    (name, value), (record,) = *changed.items(), caplog.records
-    assert record.getMessage().startswith(
-        "run mine has already finished at step 20; changed settings are not used: "
-    )
-    assert f"train.{name}: " in record.getMessage() and f"{value} now" in record.getMessage()
-    assert (
-        bind_run(
-            config_in(tmp_path, train=settings | {"max_steps": 30}), DATASET, make_plan()
-        ).max_steps
-        == 30
-    )
+    ((name, value),) = changed.items()
+    with pytest.raises(
+        ConfigError, match=rf"finished at step 20.*\n.*train\.{name}: .*{value} now"
+    ):
+        bind_run(config_in(tmp_path, train=settings | changed), DATASET, make_plan())
+    free = config_in(tmp_path, train=settings | {"logging_steps": 3})
+    assert bind_run(free, DATASET, make_plan()).train.logging_steps != 3
+    assert [path.read_bytes() for path in (run.lineage, run.config)] == before
+    longer = config_in(tmp_path, train=settings | {"max_steps": 30})
+    assert bind_run(longer, DATASET, make_plan()).max_steps == 30
+
+
+def test_all_complaints_about_a_run_are_collected(tmp_path):
+    model = {"attention": "infini", "segment_length": 8}
+    bind_run(config_in(tmp_path, model=model), DATASET, make_plan())
+    stage = {"sequence_length": 8, "until": 0.5}
+    data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
+    table = {"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}
+    changed = config_in(tmp_path, model=model, data=data, train={"seed": 1})
+    with pytest.raises(ConfigError) as refused:
+        bind_run(changed, make_dataset(curriculum=[table]), make_plan())
+    first, second = refused.value.problems
+    assert "train.seed: 1234 before, 1 now" in first and "dataset.curriculum" in first
+    assert "data.curriculum has sequences of 8 tokens" in second
 
 
 def test_a_larger_micro_batch_than_the_limit_is_reported(tmp_path, caplog):

@@ -13,7 +13,8 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.train.planning import bind_run, plan_attempt
+from infini_llama.tasks.train.binding import bind_run
+from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,

@@ -9,7 +9,8 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.train.planning import bind_run, plan_attempt
+from infini_llama.tasks.train.binding import bind_run
+from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.callback import Callback
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.flops import counted, flop_counter
