@@ -30,7 +30,7 @@ from infini_llama.tasks.storage.artifacts import (
     file_checksum,
     read_manifest,
 )
-from infini_llama.tasks.train.worker.data.order import rows_of_samples
+from infini_llama.tasks.train.order import rows_of_samples
 
 TOKENS = 4096  # of the shard that all of them are
 LINKS = 30_000  # to one file

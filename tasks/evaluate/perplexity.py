@@ -25,8 +25,8 @@ from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.tokenizers.encoder import encoder_of
 from infini_llama.tasks.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
+from infini_llama.tasks.train.order import representative_rows
 from infini_llama.tasks.train.worker.data.loader import to_batch
-from infini_llama.tasks.train.worker.data.order import representative_rows
 
 log = logging.getLogger("infini_llama.evaluate")
 BATCH = 8  # rows

@@ -107,6 +107,16 @@ def test_stages_do_not_import_task_files():
         }, path
 
 
+# Moves out of the worker with the objects of schedules.
+MOVES = "tasks.train.worker.strategies.schedule"
+
+
+def test_the_supervisor_imports_nothing_of_the_worker():
+    for path in (ROOT / "tasks/train").glob("*.py"):
+        names = {name for name in imported(path) if name.startswith("tasks.train.worker")}
+        assert not {name for name in names if not name.startswith(MOVES)}, path
+
+
 def test_the_model_imports_torch_and_the_standard_library_only():
     allowed = set(sys.stdlib_module_names) | {"torch", "model", "infini_llama"}
     for path in files_of("model"):

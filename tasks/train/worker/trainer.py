@@ -25,6 +25,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import hangup_as_termination
 from infini_llama.tasks.storage.dataset_files import read_token_bytes
 from infini_llama.tasks.storage.tensors import state_hash
+from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
     StepResult,
@@ -48,7 +49,6 @@ from infini_llama.tasks.train.worker.data.loader import (
     TrainBatches,
     curriculum_stages_of,
 )
-from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.train.worker.initial_model import build_model, load_pretrained
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_rate

@@ -15,7 +15,7 @@ from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.train.worker.data.order import (
+from infini_llama.tasks.train.order import (
     WeightedSource,
     mixed_rows,
     rows_of_samples,

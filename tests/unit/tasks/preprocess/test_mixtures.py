@@ -23,8 +23,8 @@ from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import _sources, describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.binding import bind_run
+from infini_llama.tasks.train.order import representative_rows
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
-from infini_llama.tasks.train.worker.data.order import representative_rows
 from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_plan
 from support.stages import survey

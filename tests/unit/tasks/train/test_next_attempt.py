@@ -19,9 +19,9 @@ from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metr
 from infini_llama.tasks.storage import record_files
 from infini_llama.tasks.train.attempt import next_attempt, what_follows
 from infini_llama.tasks.train.attempt_folder import prepare
+from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
-from infini_llama.tasks.train.worker.data.order import next_sample
 from support.made_up_runs import add_checkpoint
 from support.records import make_attempt, make_plan
 

@@ -16,8 +16,8 @@ from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.train.binding import bind_run
+from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
-from infini_llama.tasks.train.worker.data.order import next_sample
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 from support.records import make_attempt, make_dataset, make_plan

@@ -7,8 +7,8 @@ import torch
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import SampleRange
+from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.data.loader import Prefetch, TrainBatches, curriculum_stages
-from infini_llama.tasks.train.worker.data.order import next_sample
 
 CPU = torch.device("cpu")
 LEFT_OUT = [SampleRange(first=16, end=32)]
