@@ -35,7 +35,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 
 RESULTS = Path(__file__).with_name("results") / "preparing_ahead.json"
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -66,7 +66,7 @@ class WhileTraining(IterableDataset):
 
 
 def prepared(reader: TokenReader) -> Iterator[Batch]:
-    batches, consumed = TrainBatches(curriculum_stages(reader), 0, BATCH, BATCH, 0, 1), 0
+    batches, consumed = TrainBatches(curriculum_stages(reader), BatchPlan(0, BATCH, BATCH, 0, 1)), 0
     while True:
         ((inputs, labels, *_),) = batches.micro_batches(consumed, torch.device("cpu"))
         consumed += BATCH

@@ -19,7 +19,12 @@ from infini_llama.tasks.preprocess.rows.packing import RowArrays, compute_rows
 from infini_llama.tasks.preprocess.rows.tables import rows_by_torch, rows_on
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.train.worker.data.loader import Prefetch, TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    Prefetch,
+    TrainBatches,
+    curriculum_stages,
+)
 
 STEP = 1024  # tokens from row to row
 CONFIG = {"source": "python-stdlib", "validation_fraction": 0.05, "device": "cpu"}
@@ -140,7 +145,9 @@ def batches(device: str, rehearse: bool) -> list[Row]:
     for strategy, isolate in (("concat", False), ("concat", True), ("best_fit", True)):
         with TemporaryDirectory(prefix="data-") as folder:
             reader = dataset(folder, strategy, rehearse)
-            batches = TrainBatches(curriculum_stages(reader), 0, 4 * micro, micro, 0, 1, isolate)
+            batches = TrainBatches(
+                curriculum_stages(reader), BatchPlan(0, 4 * micro, micro, 0, 1, isolate)
+            )
             row: Row = {
                 "strategy": strategy,
                 "isolated": isolate,

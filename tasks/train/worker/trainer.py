@@ -44,6 +44,7 @@ from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
 from infini_llama.tasks.train.worker.data.loader import (
     Batch,
+    BatchPlan,
     GlobalBatch,
     Prefetch,
     TrainBatches,
@@ -309,13 +310,15 @@ def _train_batches(attempt: AttemptPlan, ranks: Ranks) -> TrainBatches:
     train = attempt.config.train
     return TrainBatches(
         curriculum_stages_of(attempt),
-        train.seed,
-        train.global_batch_size,
-        attempt.micro_batch_size,
-        ranks.data_rank,
-        ranks.data_world_size,
-        train.document_masking,
-        attempt.lineage.skipped_samples,
+        BatchPlan(
+            train.seed,
+            train.global_batch_size,
+            attempt.micro_batch_size,
+            ranks.data_rank,
+            ranks.data_world_size,
+            train.document_masking,
+            attempt.lineage.skipped_samples,
+        ),
     )
 
 

@@ -123,37 +123,42 @@ def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
     )
 
 
-class TrainBatches:
-    """The global batches of a run: rank r takes the r-th slice of each.
+@dataclass(frozen=True)
+class BatchPlan:
+    """The global batches of a run, and the part of them that one rank takes.
 
-    The global batch of a step is a function of the samples consumed before it. Hence another number
-    of ranks sees the same global batches, and resuming costs nothing.
-
-    Args:
+    Attributes:
+        seed: of the order of samples.
+        global_batch, micro_batch: sequences.
         rank, world_size: of the groups of ranks that have rows of their own.
         isolate: batches have the document of each token.
         skipped: samples that rollbacks have left out; a stage has its number of steps without them.
     """
 
-    def __init__(
-        self,
-        stages: list[CurriculumStage],
-        seed: int,
-        global_batch: int,
-        micro_batch: int,
-        rank: int,
-        world_size: int,
-        isolate: bool = False,
-        skipped: Sequence[SampleRange] = (),
-    ) -> None:
-        self.skipped = skipped
+    seed: int
+    global_batch: int
+    micro_batch: int
+    rank: int
+    world_size: int
+    isolate: bool = False
+    skipped: Sequence[SampleRange] = ()
+
+    @property
+    def per_rank(self) -> int:
+        """Sequences of a global batch that the rank takes."""
+        return self.global_batch // self.world_size
+
+
+class TrainBatches:
+    """The global batches of a run: rank r takes the r-th slice of each.
+
+    The global batch of a step is a function of the samples consumed before it. Hence another number
+    of ranks sees the same global batches, and resuming costs nothing.
+    """
+
+    def __init__(self, stages: list[CurriculumStage], plan: BatchPlan) -> None:
         self.stages = stages
-        self.seed = seed
-        self.isolate = isolate
-        self.global_batch = global_batch
-        self.micro_batch = micro_batch
-        self.per_rank = global_batch // world_size
-        self.rank = rank
+        self.plan = plan
 
     def most_documents(self) -> int:
         """The most documents that any row has."""
@@ -161,7 +166,7 @@ class TrainBatches:
 
     def stage(self, samples_consumed: int) -> CurriculumStage:
         """The stage of the step that follows `samples_consumed` samples."""
-        used = samples_used(samples_consumed, self.skipped)
+        used = samples_used(samples_consumed, self.plan.skipped)
         begun = bisect_right(self.stages, used, key=lambda stage: stage.first)
         return self.stages[begun - 1]
 
@@ -170,19 +175,21 @@ class TrainBatches:
 
         It is the step that follows `samples_consumed` samples.
         """
-        return self.stage(samples_consumed).rows(samples_consumed, self.global_batch, self.seed)
+        return self.stage(samples_consumed).rows(
+            samples_consumed, self.plan.global_batch, self.plan.seed
+        )
 
     def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
         stage = self.stage(samples_consumed)
         reader = stage.reader
-        rows_per_rank = self.per_rank * stage.rows_per_sample
-        rows_per_batch = self.micro_batch * stage.rows_per_sample
-        first = self.rank * rows_per_rank
+        rows_per_rank = self.plan.per_rank * stage.rows_per_sample
+        rows_per_batch = self.plan.micro_batch * stage.rows_per_sample
+        first = self.plan.rank * rows_per_rank
         own_rows = self.rows(samples_consumed)[first : first + rows_per_rank]
         for start in range(0, len(own_rows), rows_per_batch):
             rows = own_rows[start : start + rows_per_batch]
-            documents = reader.documents(rows) if self.isolate else None
+            documents = reader.documents(rows) if self.plan.isolate else None
             yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
 
     def targets(self, samples_consumed: int) -> int:
@@ -200,15 +207,15 @@ class TrainBatches:
             samples consumed before its step, and its number in the step; (0, 0) where no label
             counts in the first epoch. The same on all ranks, since each rank knows the rows of all.
         """
-        for samples in count(0, self.global_batch):
+        for samples in count(0, self.plan.global_batch):
             stage = self.stage(samples)
             if samples and samples * stage.rows_per_sample >= len(stage.reader):
                 break
             rows = self.rows(samples)
             if not stage.reader.count_targets(rows):
                 continue
-            of_ranks = rows.reshape(-1, self.per_rank * stage.rows_per_sample)
-            length = self.micro_batch * stage.rows_per_sample
+            of_ranks = rows.reshape(-1, self.plan.per_rank * stage.rows_per_sample)
+            length = self.plan.micro_batch * stage.rows_per_sample
             for number, start in enumerate(range(0, of_ranks.shape[1], length)):
                 micro_batch = of_ranks[:, start : start + length]
                 if stage.reader.count_targets(micro_batch.ravel()):
@@ -218,7 +225,7 @@ class TrainBatches:
     def input_tokens(self, samples_consumed: int) -> int:
         """Tokens that the model reads in that step, over all ranks, padding among them."""
         stage = self.stage(samples_consumed)
-        return self.global_batch * stage.rows_per_sample * stage.reader.sequence_length
+        return self.plan.global_batch * stage.rows_per_sample * stage.reader.sequence_length
 
 
 class GlobalBatch(NamedTuple):

@@ -24,7 +24,7 @@ from infini_llama.tasks.report.dataset import _sources, describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.binding import bind_run
 from infini_llama.tasks.train.order import representative_rows
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.records import make_plan
 from support.stages import survey
@@ -142,13 +142,13 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     numbers = reader.sources[0].rows
     batches = TrainBatches(
-        curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), 3, 64, 8, 0, 1
+        curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), BatchPlan(3, 64, 8, 0, 1)
     )
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
     inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
     assert inputs.shape == (8, 16)
-    even = TrainBatches(curriculum_stages(reader), 3, len(reader), 1, 0, 1)
+    even = TrainBatches(curriculum_stages(reader), BatchPlan(3, len(reader), 1, 0, 1))
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
 
@@ -285,7 +285,7 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     lineage = bind_run(config, reference, make_plan())
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     batches = TrainBatches(
-        curriculum_stages(reader, weights=lineage.dataset.weights), 7, 10, 2, 0, 1
+        curriculum_stages(reader, weights=lineage.dataset.weights), BatchPlan(7, 10, 2, 0, 1)
     )
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500

@@ -21,7 +21,12 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages, to_batch
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    TrainBatches,
+    curriculum_stages,
+    to_batch,
+)
 from infini_llama.tasks.verify_data.checks import verify
 
 LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=40)
@@ -187,7 +192,8 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     )
     for world in (1, 2, 4):
         batches = [
-            TrainBatches(curriculum_stages(reader), 3, 8, 2, rank, world) for rank in range(world)
+            TrainBatches(curriculum_stages(reader), BatchPlan(3, 8, 2, rank, world))
+            for rank in range(world)
         ]
         counted = sum(
             int((labels != -100).sum())
@@ -204,7 +210,7 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
     torch.manual_seed(0)
     model = Llama(LlamaConfig(300, 16, 32, 1, 2, 1, 16)).double()
     (inputs, labels, documents), *_ = TrainBatches(
-        curriculum_stages(reader), 3, 60, 60, 0, 1, isolate=True
+        curriculum_stages(reader), BatchPlan(3, 60, 60, 0, 1, isolate=True)
     ).micro_batches(0, torch.device("cpu"))
     single, shared = torch.zeros((), dtype=torch.float64), 0
     for row, label, document in zip(inputs, labels, documents, strict=True):
@@ -219,7 +225,7 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
     assert (
         len(
             next(
-                TrainBatches(curriculum_stages(reader), 3, 8, 2, 0, 1).micro_batches(
+                TrainBatches(curriculum_stages(reader), BatchPlan(3, 8, 2, 0, 1)).micro_batches(
                     0, torch.device("cpu")
                 )
             )

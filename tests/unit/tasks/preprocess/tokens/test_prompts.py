@@ -21,7 +21,7 @@ from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
 from infini_llama.tasks.preprocess.tokens.units import encode_answers
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.tokenizer_kinds import of_kind
 
@@ -159,7 +159,8 @@ def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
     folder = tmp_path / reference.path
     reader = TokenReader(folder, reference.row_table, "train")
     batches = TrainBatches(
-        curriculum_stages(reader), seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1
+        curriculum_stages(reader),
+        BatchPlan(seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1),
     )
     ids, answers = literal(folder, "train")
     config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)

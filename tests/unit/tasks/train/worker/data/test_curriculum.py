@@ -17,7 +17,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.train.binding import bind_run
 from infini_llama.tasks.train.order import next_sample
-from infini_llama.tasks.train.worker.data.loader import TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 from support.records import make_attempt, make_dataset, make_plan
@@ -49,7 +49,8 @@ def batches(
 ) -> TrainBatches:
     shorter = [(Rows(4, 90), 16), (Rows(8, 41), 40)]
     return TrainBatches(
-        curriculum_stages(Rows(16, 23), shorter=shorter), 7, 8, micro, rank, world, skipped=skipped
+        curriculum_stages(Rows(16, 23), shorter=shorter),
+        BatchPlan(7, 8, micro, rank, world, skipped=skipped),
     )
 
 
@@ -60,7 +61,7 @@ def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     ]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
-    single = TrainBatches(curriculum_stages(Rows(16, 23)), 7, 8, 2, 0, 1)
+    single = TrainBatches(curriculum_stages(Rows(16, 23)), BatchPlan(7, 8, 2, 0, 1))
     assert np.array_equal(of.rows(40), single.rows(0)) and np.array_equal(
         of.rows(48), single.rows(8)
     )
@@ -102,7 +103,9 @@ class Masked(Rows):
 
 def test_all_ranks_find_the_same_first_micro_batch_with_targets():
     reader = Masked(16, 40)
-    ranks = [TrainBatches(curriculum_stages(reader), 7, 8, 2, rank, 2) for rank in range(2)]
+    ranks = [
+        TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, rank, 2)) for rank in range(2)
+    ]
     # The second micro-batch of each rank's four samples of step 1.
     reader.counting = tuple(ranks[0].rows(8)[[3, 6]].tolist())
     assert [of.first_with_targets() for of in ranks] == [(8, 1)] * 2
@@ -220,7 +223,7 @@ def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_pat
         shorter = [
             (reader, 4 * end) for reader, end in zip(short, lineage.curriculum_ends, strict=True)
         ]
-        batches = TrainBatches(curriculum_stages(full, shorter), 7, 4, 2, 0, 1)
+        batches = TrainBatches(curriculum_stages(full, shorter), BatchPlan(7, 4, 2, 0, 1))
         return sum(
             batches.targets(4 * step) for step in range(lineage.max_steps)
         ) / max_tokens, lineage

@@ -8,7 +8,12 @@ from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.train.order import next_sample
-from infini_llama.tasks.train.worker.data.loader import Prefetch, TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    Prefetch,
+    TrainBatches,
+    curriculum_stages,
+)
 
 CPU = torch.device("cpu")
 LEFT_OUT = [SampleRange(first=16, end=32)]
@@ -45,7 +50,7 @@ def following(samples: int) -> int:
 def steps(
     reader: Rows, workers: int, first: int = 0, count: int = 12
 ) -> list[tuple[int, list, int]]:
-    batches, seen, at = TrainBatches(curriculum_stages(reader), 7, 8, 2, 0, 1), [], first
+    batches, seen, at = TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, 0, 1)), [], first
     with Prefetch(batches, CPU, following, workers) as prefetch:
         for _ in range(count):
             built, targets = prefetch.batch_at(at)
@@ -65,11 +70,14 @@ def test_prefetching_threads_give_the_same_batches_from_any_step(workers):
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
-    batches = TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1)
+    batches = TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1))
     damaged = int(batches.rows(32)[3])
     assert all(damaged not in batches.rows(at) for at in (0, 8))
     with Prefetch(
-        TrainBatches(curriculum_stages(Rows(damaged)), 7, 8, 2, 0, 1), CPU, following, workers
+        TrainBatches(curriculum_stages(Rows(damaged)), BatchPlan(7, 8, 2, 0, 1)),
+        CPU,
+        following,
+        workers,
     ) as prefetch:
         prefetch.batch_at(0), prefetch.batch_at(8)
         with pytest.raises(DataError, match=f"row {damaged} "):
@@ -79,11 +87,13 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
 
 def test_a_seek_is_followed():
     with Prefetch(
-        TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1), CPU, following, 2
+        TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)), CPU, following, 2
     ) as prefetch:
         prefetch.batch_at(0)
         jumped = prefetch.batch_at(80)
     assert torch.equal(
         jumped[0][0][0],
-        next(TrainBatches(curriculum_stages(Rows()), 7, 8, 2, 0, 1).micro_batches(80, CPU))[0],
+        next(
+            TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)).micro_batches(80, CPU)
+        )[0],
     )
