@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from infini_llama.tasks.preprocess.tokens.order import rows_of_samples
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import write_shard
 from infini_llama.tasks.storage.artifacts import (
@@ -30,7 +31,6 @@ from infini_llama.tasks.storage.artifacts import (
     file_checksum,
     read_manifest,
 )
-from infini_llama.tasks.train.order import rows_of_samples
 
 TOKENS = 4096  # of the shard that all of them are
 LINKS = 30_000  # to one file

@@ -20,12 +20,12 @@ from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
+from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.tokenizers.encoder import encoder_of
 from infini_llama.tasks.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
-from infini_llama.tasks.train.order import representative_rows
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")

@@ -12,10 +12,10 @@ import numpy as np
 from infini_llama.configs.durations import count
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.preprocess.tokens.order import WeightedSource, weighted_sources
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.train.order import WeightedSource, weighted_sources
 
 log = logging.getLogger("infini_llama.train")
 ROWS_AT_ONCE = 4096  # rows whose targets are counted at a time

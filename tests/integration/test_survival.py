@@ -162,7 +162,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
 
 NOT_FINITE = """
 def change(module):
-    from infini_llama.tasks.train.order import rows_of_samples
+    from infini_llama.tasks.preprocess.tokens.order import rows_of_samples
     bad = {{int(rows_of_samples({batch} * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
     gather = module.TokenReader.gather
     def poisoned(self, rows):

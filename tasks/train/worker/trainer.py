@@ -15,6 +15,7 @@ from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import tokens_with_logits
 from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.summary import TrainingResult
@@ -25,7 +26,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import hangup_as_termination
 from infini_llama.tasks.storage.dataset_files import read_token_bytes
 from infini_llama.tasks.storage.tensors import state_hash
-from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
     StepResult,

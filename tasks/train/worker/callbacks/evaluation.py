@@ -12,11 +12,11 @@ from torch import nn
 from infini_llama.configs.durations import count
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.train.order import representative_rows
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, StepResult
 from infini_llama.tasks.train.worker.callbacks.gates import MemoryNorms
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics

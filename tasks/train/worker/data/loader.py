@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from infini_llama.model.loss import IGNORE_INDEX
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.attempt_plan import AttemptPlan
-from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.train.order import (
+from infini_llama.tasks.preprocess.tokens.order import (
     WeightedSource,
     mixed_rows,
     rows_of_samples,
     samples_used,
     weighted_sources,
 )
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
+from infini_llama.tasks.records.lineage import SampleRange
 
 # Arguments of the model's loss: inputs, labels, and documents where they are kept apart.
 Batch = tuple[torch.Tensor, ...]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import ExitCode, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import changed
+from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.records.status import RankError
@@ -19,7 +20,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metr
 from infini_llama.tasks.storage import record_files
 from infini_llama.tasks.train.attempt import next_attempt, what_follows
 from infini_llama.tasks.train.attempt_folder import prepare
-from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.outcome import Outcome
 from infini_llama.tasks.train.planning import plan_next_attempt
 from support.made_up_runs import add_checkpoint

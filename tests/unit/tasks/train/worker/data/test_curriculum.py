@@ -13,10 +13,10 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
+from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.train.binding import bind_run
-from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip

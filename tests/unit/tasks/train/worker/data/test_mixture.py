@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.preprocess.tokens.order import mixed_rows, weighted_sources
 from infini_llama.tasks.records.manifest import SourceRows
-from infini_llama.tasks.train.order import mixed_rows, weighted_sources
 
 seeds = st.integers(0, 2**63 - 1)
 mixtures = st.lists(

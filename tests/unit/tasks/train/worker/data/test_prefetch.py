@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import SampleRange
-from infini_llama.tasks.train.order import next_sample
 from infini_llama.tasks.train.worker.data.loader import (
     BatchPlan,
     Prefetch,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.tasks.train.order import permute, rows_of_samples
+from infini_llama.tasks.preprocess.tokens.order import permute, rows_of_samples
 
 seeds = st.integers(0, 2**63 - 1)
 
