@@ -1,6 +1,6 @@
 """The key that a wrong name most likely means.
 
-It is one that another program or an earlier version calls so, or one of a similar name.
+It is one that another program calls so, or one of a similar name.
 """
 
 import difflib
@@ -37,10 +37,8 @@ KEYS = {
     "dim": "model.hidden_size",
     "disable_flash_attn": "environment.attention_backend",
     "distributed": "environment.nproc_per_node",
-    "document_isolation": "train.document_masking",
     "dropout": "model.hidden_dropout",
     "dtype": "environment.precision",
-    "environment.port": "environment.master_port",
     "epochs": "train.num_epochs",
     "eval_every": "train.eval_steps",
     "eval_interval": "train.eval_steps",
@@ -55,7 +53,6 @@ KEYS = {
     "gradient_accumulation_steps": "train.global_batch_size",
     "gradient_checkpointing": "train.activation_checkpointing",
     "gradient_clipping": "train.max_grad_norm",
-    "hang_after": "runtime.hang_timeout",
     "hidden_dim": "model.hidden_size",
     "input_dir": "data.files",
     "log_every": "train.logging_steps",
@@ -107,10 +104,7 @@ KEYS = {
     "steps": "train.max_steps",
     "tensorboard_dir": "runtime.home",
     "tokenizer_type": "data.tokenizer.kind",
-    "runtime.orchestrator_grace": "runtime.grace_period",
-    "train.eval_sequences": "train.eval_tokens",
     "train.num_workers": "train.dataloader_num_workers",
-    "train.sample_prompt": "train.sample_prompts",
     "train_batch_size": "train.global_batch_size",
     "train_micro_batch_size_per_gpu": "train.micro_batch_size",
     "use_amp": "environment.precision",
@@ -121,58 +115,9 @@ KEYS = {
     "zero_optimization": "train.deepspeed_config",
 }
 
-# Removed keys, each with what the program does instead.
+# Keys of other programs that are none here, each with what the program does instead.
 DECIDED = {
-    "data.engine_address": (
-        "the cluster is the one that DASK_SCHEDULER_ADDRESS or RAY_ADDRESS names"
-    ),
-    "data.near_duplicates": (
-        "find near duplicates before, for example with datatrove; data.deduplicate removes equal "
-        "texts"
-    ),
-    "data.residency": (
-        "batches are built on the CPU; train.dataloader_num_workers prepares them ahead"
-    ),
-    "data.shard_size": "a unit holds at most 32 MiB of text",
     "data.tokenizer.min_frequency": "a merge needs two occurrences",
-    "data.tokenizer.pattern": (
-        "a .tiktoken file is read with the pattern of cl100k_base; name data.tokenizer.encoding "
-        "for another one"
-    ),
-    "data.tokenizer_engine": (
-        "the fast engine is used where it is installed, pays, and gives the same tokens"
-    ),
-    "deployment.late_runs": "of several late runs of a schedule the newest is executed",
-    "deployment.name": "a deployment has the name of its file",
-    "deployment.on_collision": "a run above deployment.concurrency_limit waits",
-    "environment.fuse_projections": "projections are computed one by one",
-    "environment.half_weights": "weights are fp32, and autocast casts them",
-    "environment.join_timeout": "nodes wait ten minutes for each other",
-    "environment.kubernetes": (
-        "deploy/ has a TrainJob, a JobSet and a Prefect work pool for Kubernetes"
-    ),
-    "environment.preflight_timeout": (
-        "ranks wait for each other as long as environment.communication_timeout allows"
-    ),
-    "environment.rendezvous": "nodes meet by torchrun's c10d rendezvous",
-    "environment.slurm": (
-        "start workers by environment.launcher=srun with environment.srun_options, inside sbatch "
-        "or not"
-    ),
-    "environment.tune": (
-        "the plan follows from the machine and the shapes; `run --dry-run` shows it with its "
-        "reasons"
-    ),
-    "evaluate.checkpoint": (
-        "the newest is evaluated; for the best run `infini-llama evaluate RUN --checkpoint best`"
-    ),
-    "evaluate.passkey_samples": (
-        "10 per length and depth; for others run `infini-llama evaluate RUN --passkey --samples N`"
-    ),
-    "model.first_segment": "the gate is not applied while the memory is empty",
-    "model.memory_gradient_segments": (
-        "the gradient goes back through the memory to the sequence's beginning"
-    ),
     "model.rope_scaling.mscale": (
         "yarn has the temperature of its paper, or model.rope_scaling.attention_factor"
     ),
@@ -183,26 +128,7 @@ DECIDED = {
     "train.eval_on_start": (
         "a run with train.init_from is evaluated before its first step; a fresh model is not"
     ),
-    "train.compile_mode": (
-        "torch.compile's default mode is used: others make a resumed run inexact, or fail"
-    ),
-    "train.early_stopping_min_delta": "every lower validation loss is an improvement",
-    "train.lr_decay_ratio": "wsd decays over the last fifth of the steps",
-    "train.lr_power": "polynomial has the exponent 2",
     "train.momentum": "sgd and muon have a momentum of 0.95",
-    "train.prefer_long_documents": (
-        "each sequence is used once per epoch; data.min_length leaves out short documents"
-    ),
-    "train.repeat_data": "train.num_epochs=1 ends the run after one epoch",
-    "train.sample_at_evaluation": (
-        "train.sample_prompts are continued at each evaluation; an empty list writes no samples"
-    ),
-    "train.skip_window": "skipped updates are counted over 100 steps",
-    "train.weight_decay_embeddings": "embeddings do not decay",
-    "verify.full_below": (
-        "checksums of up to 20 GB are checked before training, and of more when a shard is first "
-        "read"
-    ),
     "train.tensor_parallel": (
         "use train.parallel=fsdp for models that do not fit one process, train.context_parallel "
         "for long sequences"
@@ -230,13 +156,6 @@ OPTIONS = {
     "skip_preprocessing": "leave it out: a dataset that is complete is not built again",
     "t": "TensorBoard's files are in the run's folder; leave it out",
     "tensorboard_dir": "TensorBoard's files are in the run's folder; leave it out",
-}
-
-# Former commands, each with the one that replaces it.
-COMMANDS = {
-    "passkey": "evaluate RUN --passkey",
-    "inspect": "report RUN_OR_DATASET",
-    "config": "run CONFIG --dry-run",
 }
 
 

@@ -525,10 +525,6 @@ def build_parser() -> Parser:
 
 def _unknown_command(name: str) -> str:
     """Message for a command that does not exist, with the most similar one."""
-    from infini_llama.configs import other_names
-
-    if name in other_names.COMMANDS:
-        return f"unknown command '{name}'; use 'infini-llama {other_names.COMMANDS[name]}'"
     similar = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {similar[0]}?" if similar else "'infini-llama help' lists the commands."
     return f"unknown command '{name}'; {hint}"

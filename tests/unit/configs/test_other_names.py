@@ -45,8 +45,6 @@ KEYS = {
         "eval_steps": "",
         "eval_interval": "train.eval_steps",
         "save_every": "train.save_steps",
-        "document_isolation": "train.document_masking",
-        "hang_after": "runtime.hang_timeout",
         "logging_steps": "",
         "log_every": "train.logging_steps",
         "checkpoint_dir": "runtime.home",

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from infini_llama.configs import other_names
 from infini_llama.configs.errors import ExitCode
 from infini_llama.flows.cli.commands import COMMANDS, build_parser, overview
 from infini_llama.flows.cli.main import main, parse
@@ -95,14 +94,6 @@ def test_help_of_a_command_is_its_options_also_as_json(capsys):
     assert json.loads(capsys.readouterr().out)["help"].rstrip() == text.rstrip()
     assert main(["help", "generat", "--json"]) == 64
     assert "did you mean generate?" in json.loads(capsys.readouterr().out)["error"]
-
-
-@pytest.mark.parametrize(("name", "instead"), other_names.COMMANDS.items())
-def test_a_former_command_is_answered_with_its_replacement(name, instead, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([name, "x"])
-    assert left.value.code == 64 and f"'infini-llama {instead}'" in capsys.readouterr().err
-    assert parse(instead.replace("RUN_OR_DATASET", "x").split()).command in COMMANDS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
