@@ -17,12 +17,17 @@ from infini_llama.tasks.preprocess.sources.texts import Refused
 COMPRESSED = ("gz", "xz", "zst", "bz2")
 COMPRESSED_READ = 2**16  # bytes
 BUFFER = 2**17  # bytes
-# Magic numbers of RFC 8878.
-ZSTD_FRAME = 0xFD2FB528
-ZSTD_SKIPPABLE = 0x184D2A50
-# The window is what an unpacker keeps in memory, in bytes; Arrow's zstd, as the command zstd, gives
-# up above this.
-LARGEST_WINDOW = 2**27
+# Arrow gives the reasons of the zstd library, and up to this size unpacks what a frame needs.
+LARGEST_WINDOW = "128 MiB"
+ZSTD_NEEDS = {
+    "Frame requires too much memory": (
+        f"was compressed with a zstd window above {LARGEST_WINDOW}, which is not unpacked; "
+        "compress it again (zstd -dc --long=31 FILE | zstd -o NEW)"
+    ),
+    "Dictionary mismatch": (
+        "was compressed with a zstd dictionary, which is not here; compress it again without it"
+    ),
+}
 
 
 def unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
@@ -126,67 +131,9 @@ class _Zstd(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except OSError as error:
-            if error.errno is not None:
-                raise
-            need = _zstd_need(self._file)
-            if need is None:
-                raise
-            raise Refused(need) from None
+            for reason, need in ZSTD_NEEDS.items():
+                if reason in str(error):
+                    raise Refused(need) from None
+            raise
         buffer[: len(data)] = data
         return len(data)
-
-
-def _zstd_need(file: IO[bytes]) -> str | None:
-    """The need of the first frame that Arrow does not unpack, though it is whole.
-
-    The text completes '<file> …'.
-    """
-    file.seek(0)
-    while len(head := file.read(4)) == 4:
-        magic = int.from_bytes(head, "little")
-        if magic & ~0xF == ZSTD_SKIPPABLE:
-            file.seek(_number(file, 4), io.SEEK_CUR)
-            continue
-        if magic != ZSTD_FRAME:
-            return None
-        descriptor = _number(file, 1)
-        is_single = descriptor >> 5 & 1
-        has_checksum = descriptor >> 2 & 1
-        exponent, mantissa = divmod(0 if is_single else _number(file, 1), 8)
-        window = 2 ** (10 + exponent) // 8 * (8 + mantissa)
-        dictionary_bytes = (0, 1, 2, 4)[descriptor & 3]
-        dictionary = _number(file, dictionary_bytes)
-        size_bytes = (is_single, 2, 4, 8)[descriptor >> 6]
-        size = _number(file, size_bytes)
-        if is_single:
-            # A size of two bytes is stored less 256.
-            window = size + 256 if size_bytes == 2 else size
-        if dictionary:
-            return (
-                f"was compressed with zstd dictionary {dictionary}, which is not here; "
-                "compress it again without it"
-            )
-        if window > LARGEST_WINDOW:
-            return (
-                f"was compressed with a zstd window of {window / 2**20:,.0f} MiB, "
-                f"and at most {LARGEST_WINDOW / 2**20:.0f} MiB are unpacked; "
-                "compress it again (zstd -dc --long=31 FILE | zstd -o NEW)"
-            )
-        _skip_blocks(file)
-        if has_checksum:
-            file.seek(4, io.SEEK_CUR)
-    return None
-
-
-def _skip_blocks(file: IO[bytes]) -> None:
-    """Read past the blocks of a zstd frame."""
-    while len(header := file.read(3)) == 3:
-        block = int.from_bytes(header, "little")
-        is_repeated = block >> 1 & 3 == 1  # one byte
-        file.seek(1 if is_repeated else block >> 3, io.SEEK_CUR)
-        if block & 1:
-            break
-
-
-def _number(file: IO[bytes], size: int) -> int:
-    return int.from_bytes(file.read(size), "little")

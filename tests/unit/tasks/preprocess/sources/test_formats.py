@@ -471,20 +471,18 @@ LARGE = frame(b"x", window=21 << 3)  # 2^31 bytes, as of zstd --long=31
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (LARGE, "a zstd window of 2,048 MiB, and at most 128 MiB"),
-        (frame(b"x", window=(17 << 3) + 1), "a zstd window of 144 MiB"),
-        (frame(b"x", size=2**29), "a zstd window of 512 MiB"),
+        (LARGE, "a zstd window above 128 MiB"),
+        (frame(b"x", window=(17 << 3) + 1), "a zstd window above 128 MiB"),
+        (frame(b"x", size=2**29), "a zstd window above 128 MiB"),
         (
             SKIPPED + PACKED["zst"][0] + frame(b"a" * 300) + frame(b"", size=0) + SKIPPED + LARGE,
-            "2,048 MiB",
+            "above 128 MiB",
         ),
-        (frame(b"x", window=8, dictionary=7), "zstd dictionary 7,"),
+        (frame(b"x", window=8, dictionary=7), "a zstd dictionary"),
     ],
     ids=["long", "mantissa", "segment", "later", "dictionary"],
 )
-def test_zstd_that_needs_more_is_refused_with_its_size_and_not_skipped(
-    tmp_path, content, words, on_bad_input
-):
+def test_zstd_that_needs_more_is_refused_and_not_skipped(tmp_path, content, words, on_bad_input):
     (tmp_path / "a.txt").write_text("good " * 100)
     (tmp_path / "b.txt.zst").write_bytes(content)
     with pytest.raises(DataError) as refused:
