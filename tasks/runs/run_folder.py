@@ -43,42 +43,91 @@ AnyStep = TypeVar("AnyStep", bound=StepLine)
 log = logging.getLogger("infini_llama.train")
 
 
-class _Entry:
-    """A file or folder of a run, as an attribute of `RunFolder`: its path."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, run: "RunFolder", kind: object = None) -> Path:
-        return run.path / self.name
-
-
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; the attributes beside `path` are the paths of what it has."""
+    """The folder of a run; its properties are the paths of what is in it."""
 
     path: Path
 
-    checkpoints = _Entry("checkpoints")
-    export = _Entry("export")
-    logs = _Entry("logs")
-    tensorboard = _Entry("tensorboard")
-    profile = _Entry("profile")
-    config = _Entry("config.yaml")
-    lineage = _Entry("lineage.json")
-    environment = _Entry("environment.json")
-    compile = _Entry("compile.json")
-    wandb = _Entry("wandb.json")
-    attempts = _Entry("attempts.jsonl")
-    metrics = _Entry("metrics.jsonl")
-    samples = _Entry("samples.jsonl")
-    evaluations = _Entry("evaluations.jsonl")
-    result = _Entry("result.json")
-    summary = _Entry("summary.json")
-    loss_curve = _Entry("loss.png")
-    report = _Entry("report.html")
-    lock = _Entry("lock")
-    lease = _Entry("lease")
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def lineage(self) -> Path:
+        return self.path / "lineage.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def compile(self) -> Path:
+        return self.path / "compile.json"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def loss_curve(self) -> Path:
+        return self.path / "loss.png"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def lease(self) -> Path:
+        return self.path / "lease"
 
     @property
     def records(self) -> tuple[Path, ...]:
