@@ -396,6 +396,13 @@ def preparation_ratio(file: str, field: str) -> str:
     return spread(ours[field] / theirs[field] for ours, theirs in pairs)
 
 
+def default_ratio(program: str) -> str:
+    """Time of a program with a given tokenizer over ours, which learns one, within each round."""
+    runs = result("preparation-default.json")["runs"]
+    pairs = zip(runs[program], runs["ours, default"], strict=True)
+    return spread(theirs["work_seconds"] / ours["work_seconds"] for theirs, ours in pairs)
+
+
 def surveys() -> str:
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for run in result("survey.json")["runs"]:
@@ -790,6 +797,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "blocked_bf16": lambda: blocked_range("bf16"),
     "products_share": products_share,
     "loss_memory": loss_memory,
+    "map_over_default": lambda: default_ratio("datasets.map"),
+    "datatrove_over_default": lambda: default_ratio("datatrove"),
     "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),
     "cpu_1gb": lambda: preparation_ratio("preparation-1gb.json", "cpu_seconds"),
     "wall_118mb": lambda: preparation_ratio("preparation.json", "work_seconds"),
