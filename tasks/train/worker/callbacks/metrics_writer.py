@@ -50,10 +50,12 @@ class WandbRecord(Record):
     """wandb.json of a run.
 
     Attributes:
+        name: of the run; a copy of its folder has another one.
         step: the last one sent.
     """
 
     id: str
+    name: str
     step: int = -1
 
 
@@ -112,7 +114,8 @@ class WeightsAndBiases:
     """One W&B run per training run, over all its attempts.
 
     `wandb.json` of the run's folder has its id and the last step sent. A step that is repeated
-    after a crash is not sent again: its numbers are bitwise equal.
+    after a crash is not sent again: its numbers are bitwise equal. A run whose folder is the copy
+    of another one's has a W&B run of its own.
     """
 
     def __init__(self, run_dir: Path, config: JsonObject) -> None:
@@ -125,10 +128,11 @@ class WeightsAndBiases:
             ) from error
         self.file = RunFolder(run_dir).wandb
         text = self.file.read_bytes() if self.file.exists() else None
-        if text:
-            self.sent = WandbRecord.model_validate_json(text)
+        stored = WandbRecord.model_validate_json(text) if text else None
+        if stored is not None and stored.name == run_dir.name:
+            self.sent = stored
         else:
-            self.sent = WandbRecord(id=uuid.uuid4().hex[:8])
+            self.sent = WandbRecord(id=uuid.uuid4().hex[:8], name=run_dir.name)
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of
         # creating another.
         write_atomic(self.file, self.sent.model_dump_json())
@@ -165,7 +169,7 @@ class WeightsAndBiases:
     def send(self) -> None:
         """Send the complete step to W&B, once: it is recorded first."""
         if self.waiting:
-            self.sent = WandbRecord(id=self.sent.id, step=self.step)
+            self.sent = changed(self.sent, step=self.step)
             write_atomic(self.file, self.sent.model_dump_json())
             self.run.log(self.waiting, step=self.step)
             self.waiting = {}

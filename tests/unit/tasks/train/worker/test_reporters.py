@@ -1,6 +1,7 @@
 """What the reporters leave in the run's folder."""
 
 import json
+import shutil
 import sys
 import threading
 from types import SimpleNamespace
@@ -28,6 +29,32 @@ def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, m
         with pytest.raises(Ended):
             WeightsAndBiases(tmp_path, {})
     assert len(ids) == 2 and len({name for pair in ids for name in pair}) == 1
+
+
+def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
+    tmp_path, monkeypatch
+):
+    ids = []
+
+    def init(id: str, **settings: object) -> SimpleNamespace:
+        ids.append(id)
+        return SimpleNamespace(log=lambda *_, **__: None)
+
+    module = SimpleNamespace(init=init, Settings=lambda **settings: None, Error=OSError)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    trunk = tmp_path / "trunk"
+    trunk.mkdir()
+    reporter = WeightsAndBiases(trunk, {})
+    reporter.scalars({"train/loss": 1.0}, 5)
+    reporter.send()
+    shutil.copytree(trunk, tmp_path / "branch")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(trunk, tmp_path / "elsewhere" / "trunk")
+    branch = WeightsAndBiases(tmp_path / "branch", {})
+    moved = WeightsAndBiases(tmp_path / "elsewhere" / "trunk", {})
+    again = WeightsAndBiases(tmp_path / "branch", {})
+    assert ids[0] == ids[2] and ids[1] == ids[3] != ids[0]
+    assert (branch.sent.step, moved.sent.step, again.sent.step) == (-1, 5, -1)
 
 
 def test_a_save_syncs_the_reporters_while_a_step_is_reported(tmp_path):
