@@ -53,6 +53,23 @@ if TYPE_CHECKING:
     from prefect.settings import Settings
 
 REFUSALS = (401, 403)  # HTTP
+FULL = "cannot be written, since its disk is full"
+_MOVE = (
+    "move it away, and Prefect creates an empty one, or put back a backup. Datasets, checkpoints "
+    "and results are not in it"
+)
+_FREE = "free space, and run the same command again"
+# What a server logs of a database that it cannot use, with the cause and what to do.
+DATABASE_FAULTS = {
+    "Can't locate revision": (
+        "was last used by a newer version of Prefect",
+        "install that version of infini-llama and Prefect, or set PREFECT_HOME to another folder",
+    ),
+    "file is not a database": ("is damaged", _MOVE),
+    "database disk image is malformed": ("is damaged", _MOVE),
+    "database or disk is full": (FULL, _FREE),
+    "No space left on device": (FULL, _FREE),
+}
 ANSWER_SECONDS = 15.0  # for a server of the user's
 log = logging.getLogger("infini_llama.prefect")
 
@@ -79,7 +96,7 @@ def api_for_run(home: Path) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = Server(home, "127.0.0.1", port, EMBEDDED)
-    with _unreachable_explained(f"its log is {server.log}"), server.running():
+    with _unreachable_explained(f"its log is {server.log}", server), server.running():
         _check_result_storage()
         yield
 
@@ -118,7 +135,7 @@ def api_for_serve(
             "--host 127.0.0.1."
         )
     server.refuse_taken_address()
-    with server.running():
+    with _unreachable_explained(f"its log is {server.log}", server), server.running():
         _check_result_storage()
         yield server
 
@@ -335,14 +352,20 @@ def _check_version() -> None:
 
 
 @contextlib.contextmanager
-def _unreachable_explained(action: str) -> Iterator[None]:
-    """Turn the errors of a server that does not respond as Prefect's API does into one sentence."""
+def _unreachable_explained(action: str, server: "Server | None" = None) -> Iterator[None]:
+    """Turn the errors of a server that does not respond as Prefect's API does into one sentence.
+
+    Args:
+        server: started here; its log may have the cause.
+    """
     try:
         yield
     except Exception as error:
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError
 
+        if server is not None and isinstance(error, PrefectHTTPStatusError | TransportError):
+            server.refuse_database()
         cause = (
             error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
         )
@@ -387,6 +410,7 @@ class Server:
         bracketed = f"[{host}]" if ":" in host else host
         self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, bracketed)
         self.process: subprocess.Popen | None = None
+        self.logged_before = 0  # bytes of the log that are of earlier servers
 
     @property
     def is_local(self) -> bool:
@@ -429,6 +453,7 @@ class Server:
         require_folder(_prefect_home(), "PREFECT_HOME")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _prefect_home().mkdir(parents=True, exist_ok=True)
+        self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         seconds = _start_timeout()
         # Two first starts would create the tables twice.
         with Lock(_prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
@@ -480,10 +505,28 @@ class Server:
                 start_new_session=True,
             )
 
+    def refuse_database(self) -> None:
+        """Refuse a database that the server cannot use, as its log shows.
+
+        Raises:
+            ConfigError: it is damaged, or of another version of Prefect.
+            PipelineError: its disk is full.
+        """
+        with self.log.open("rb") as log_file:
+            log_file.seek(self.logged_before)
+            text = log_file.read().decode(errors="replace")
+        words = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+        place = f"that {words} names" if words in os.environ else _prefect_home() / "prefect.db"
+        for fault, (what, action) in DATABASE_FAULTS.items():
+            if fault in text:
+                error = PipelineError if what == FULL else ConfigError
+                raise error(f"Prefect's database {place} {what} (log: {self.log}); {action}.")
+
     def _wait_until_healthy(self, process: subprocess.Popen, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if process.poll() is not None:
+                self.refuse_database()
                 raise PipelineError(
                     f"the Prefect server exited with code {process.returncode}; its log is "
                     f"{self.log}. Try again, or use --no-prefect."

@@ -5,6 +5,7 @@ import http.server
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -326,3 +327,46 @@ def test_an_invalid_address_is_refused(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     with pytest.raises(ConfigError, match="PREFECT_API_URL=nonsense"), api_for_run(tmp_path):
         pass
+
+
+def with_newer_database(file: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("create table alembic_version (version_num varchar(32) not null)")
+        database.execute("insert into alembic_version values ('ffffffffffff')")
+        database.commit()
+
+
+def with_damaged_database(file: Path) -> None:
+    file.write_bytes(b"garbage" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_newer_database, "newer version of Prefect"),
+        (with_damaged_database, "is damaged"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
+    no_prefect, tmp_path, change, words
+):
+    file = tmp_path / "prefect" / "prefect.db"
+    file.parent.mkdir()
+    change(file)
+    with pytest.raises(ConfigError, match=words) as refused, api_for_run(tmp_path):
+        pass
+    assert str(file) in str(refused.value) and "ry again" not in str(refused.value)
+
+
+def test_a_full_disk_of_the_database_is_named(no_prefect, tmp_path):
+    """As SQLite reports it; lines of an earlier server's log are not of this one."""
+    server = Server(tmp_path, "127.0.0.1", 4200, {})
+    server.log.parent.mkdir()
+    server.log.write_text("sqlite3.DatabaseError: file is not a database\n")
+    server.logged_before = server.log.stat().st_size
+    server.refuse_database()
+    with server.log.open("a") as log:
+        log.write("sqlite3.OperationalError: database or disk is full\n")
+    with pytest.raises(PipelineError, match="free space") as refused:
+        server.refuse_database()
+    assert not isinstance(refused.value, ConfigError)
