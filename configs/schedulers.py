@@ -21,6 +21,9 @@ INDEX = "JOB_COMPLETION_INDEX"  # of an indexed Job
 MASTER_ADDR = ("PET_MASTER_ADDR", "MASTER_ADDR")
 MASTER_PORT = ("PET_MASTER_PORT", "MASTER_PORT")
 NPROC = ("PET_NPROC_PER_NODE",)
+# Numbers of processes that launchers have started on this machine.
+LOCAL_PROCESSES = {"LOCAL_WORLD_SIZE": "torchrun", "OMPI_COMM_WORLD_LOCAL_SIZE": "mpirun"}
+START_ONCE = "start it once per machine, since it starts environment.nproc_per_node workers itself"
 
 
 def with_scheduler(
@@ -78,6 +81,23 @@ def with_scheduler(
         raise ConfigError(
             f"the scheduler's variables do not fit the configuration: {reasons}."
         ) from fault
+
+
+def refuse_several_on_a_node(variables: Mapping[str, str]) -> None:
+    """Refuse a command that a launcher has started several times on this machine.
+
+    Raises:
+        ConfigError: it has; the command starts its workers itself.
+    """
+    tasks = _number(variables, ("SLURM_STEP_NUM_TASKS",)) or 1
+    if tasks > (_number(variables, ("SLURM_STEP_NUM_NODES",)) or 1):
+        started = f"srun has started this command {tasks} times (SLURM_STEP_NUM_TASKS)"
+        raise ConfigError(f"{started}; {START_ONCE}, with --ntasks-per-node=1.")
+    for name, launcher in LOCAL_PROCESSES.items():
+        processes = _number(variables, (name,)) or 1
+        if processes > 1:
+            started = f"{launcher} has started this command {processes} times here ({name})"
+            raise ConfigError(f"{started}; {START_ONCE}, without {launcher}.")
 
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -42,6 +42,9 @@ The value is YAML. Where the key holds text, it is the text itself, with any cha
 `infini-llama run CONFIG --dry-run` prints the configuration with all defaults, the plan for this machine, the number of
 parameters, and which results are already on disk.
 
+Paths can contain environment variables, such as `$SCRATCH/workspace` or `${SCRATCH}/workspace`, of the machine that executes the run. `$$` is
+a dollar sign. A variable that does not exist ends the command with exit code 64. Variables in URLs are not replaced.
+
 An unknown key or an invalid value ends the command with exit code 64 and one message per problem.
 
 {legend}

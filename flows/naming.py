@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from infini_llama.configs.errors import ConfigError, portable
 from infini_llama.configs.reading import changed, expanded
 from infini_llama.configs.schedulers import with_scheduler
+from infini_llama.configs.variables import without_variables
 
 if TYPE_CHECKING:
     from infini_llama.configs.schema import PipelineConfig
@@ -73,8 +74,9 @@ def find(name: str, *kinds: str) -> Path:
 def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
     """The resolved configuration of one run.
 
-    It has the name in full, absolute paths of home and checkpoint, the nodes that a scheduler has
-    set, the contents of train.deepspeed_config, and nothing of its deployment.
+    It has the name in full, paths without variables, absolute paths of home and checkpoint, the
+    nodes that a scheduler has set, the contents of train.deepspeed_config, and nothing of its
+    deployment. It is resolved once: see `without_variables`.
 
     Args:
         due: scheduled start, for names with {date} or {time}, in the time zone that these are of;
@@ -87,6 +89,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     from infini_llama.configs.deepspeed import read_json
     from infini_llama.tasks.runs.checkpoints import RULES
 
+    config = without_variables(config)
     environment = with_scheduler(config.environment, os.environ)
     if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
         raise ConfigError(

@@ -14,6 +14,7 @@ from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.dataset_choice import choose_dataset
 from infini_llama.flows.naming import config_of_run
+from infini_llama.flows.starts import start_of_command
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
@@ -63,7 +64,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     Raises:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
-    config = config_of_run(config)
+    config = start_of_command(config).claim(config, config_of_run(config))
     refuse_blocks(config)
     return run_stages(config, WITHOUT_PREFECT, new_invocation()).to_json()
 

@@ -23,13 +23,15 @@ from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows import pipeline
+from infini_llama.flows.deletion import stopped_if_deleted
 from infini_llama.flows.form import AsConfig, PipelineFlow, with_changes
-from infini_llama.flows.lost_runs import crash_tasks
-from infini_llama.flows.naming import config_of_run, run_name
+from infini_llama.flows.lost_runs import end_tasks, executing, folder_of, newest_running
+from infini_llama.flows.naming import config_of_run
 from infini_llama.flows.pipeline import Stages, run_stages
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAGS
 from infini_llama.flows.slot import keep_slots
+from infini_llama.flows.starts import Start
 from infini_llama.flows.suspension import confirmed_suspension
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.task import patch_environment
@@ -57,9 +59,24 @@ def _name() -> str:
     try:
         config = with_schedule(config, flow_run.parameters.get("schedules") or {})
         config = with_changes(config, flow_run.parameters.get("changes") or {})
-        return run_name(config.runtime.name, due(config.runtime.name))
+        start = _start(config)
+        return start.preview(config, config_of_run(config, start.due)).runtime.name
     except ConfigError:  # the flow itself fails with it; Prefect would show no reason here
         return str(flow_run.name)
+
+
+def _start(config: PipelineConfig) -> Start:
+    """The start that this flow run is: all its executions belong to it."""
+    return Start(id=str(flow_run.id), due=due(config.runtime.name))
+
+
+def _show_name(name: str) -> None:
+    """Rename this flow run if another start has taken the name that it was to have."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.name == name:
+        return
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(context.flow_run.id, name=name)
 
 
 def tags_of(config: PipelineConfig) -> list[str]:
@@ -104,16 +121,22 @@ def pretrain(
     skipped = superseded()
     if skipped is not None:
         return skipped
-    _crash_tasks_of_killed_process()
     config = with_schedule(config, schedules or {})
     config = with_changes(config, changes) if changes else config
-    config = config_of_run(config, due(config.runtime.name))
+    start = _start(config)
+    config = start.claim(config, config_of_run(config, start.due))
+    _show_name(config.runtime.name)
     config = restored(with_blocks(config, _secret))
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)
     name = config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs(), confirmed_suspension(), lasting_suspension():
+    with (
+        _execution(config.runtime.home),
+        api_logs(),
+        confirmed_suspension(),
+        lasting_suspension(),
+    ):
         # One ID for all executions of a flow run: after Resume or Retry, runtime.resume has been
         # followed already.
         return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()
@@ -166,16 +189,23 @@ def _tasks(page: RunPage) -> Stages:
     return Stages(preprocess_text, verify, patch, train, evaluate, export)
 
 
-def _crash_tasks_of_killed_process() -> None:
-    """Mark the task runs of a process that was killed as crashed.
+@contextlib.contextmanager
+def _execution(home: Path) -> Iterator[None]:
+    """One execution of the flow run, the only one that goes on.
 
-    A flow run that is executed again has new task runs; the old ones would stay Running.
+    Task runs of earlier executions end: Prefect leaves them Running. It does not count all
+    executions, since one that Resume starts has the number of the one before.
     """
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.run_count <= 1:
+    if context is None or context.flow_run is None:
+        yield
         return
+    run = context.flow_run.id
     with get_client(sync_client=True) as client:
-        crash_tasks(client, {"id": {"any_": [context.flow_run.id]}})
+        running = newest_running(client, run)
+        end_tasks(client, run)
+    with executing(str(run), folder_of(home), running), stopped_if_deleted(run):
+        yield
 
 
 def _secret(name: str) -> str:

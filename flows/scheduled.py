@@ -124,8 +124,7 @@ def superseded() -> State | None:
         return None
     with get_client(sync_client=True) as client:
         current = client.read_flow_run(UUID(flow_run.id))
-        # A person started it, or started it again.
-        if _schedule_id(current) is None or current.run_count > 1:
+        if _schedule_id(current) is None or _has_run_before(client, current.id):
             return None
         waiting = _waiting(client, current)
         later = [run for run in waiting if run.expected_start_time and run.id != current.id]
@@ -143,6 +142,17 @@ def superseded() -> State | None:
     )
     # A state of its own: one that was sent for another run loses its message.
     return Cancelled(message=message)
+
+
+def _has_run_before(client: SyncPrefectClient, run: UUID) -> bool:
+    """Whether a person has started the flow run again, which is running now.
+
+    Its number of runs does not count what Resume starts.
+    """
+    states = client.read_flow_run_states(run)
+    return sum(state.is_running() for state in states) > 1 or any(
+        state.is_paused() for state in states
+    )
 
 
 def _waiting(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:

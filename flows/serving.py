@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
 from infini_llama.flows.deployments import Deployment, deploy
-from infini_llama.flows.lost_runs import LostRuns, flow_processes
+from infini_llama.flows.lost_runs import FOLDER, LostRuns, flow_processes, folder_of
 from infini_llama.flows.pretrain import pretrain
 from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
@@ -57,6 +57,9 @@ def serve(
     # A shell ignores the signal for commands in its background. The worker stops by it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[FOLDER] = str(folder_of(home).absolute())
+    lost = LostRuns(Path(os.environ[FOLDER]), is_shared=server is None)
+    _correct_states(lost, at_once=True)
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
@@ -76,7 +79,7 @@ def serve(
                 limit,
                 worker_log,
             )
-            _watch(workers, server)
+            _watch(workers, server, lost)
             log.warning(
                 "a worker exited; its runs continue, and another worker starts in %d s",
                 RESTART_SECONDS,
@@ -86,12 +89,11 @@ def serve(
         _stop(list(workers.values()), mark)
 
 
-def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
+def _watch(workers: dict[str, subprocess.Popen], server: Server | None, lost: LostRuns) -> None:
     """Return when a worker has ended.
 
     Meanwhile, restart the server if it ends, and correct the states of runs.
     """
-    lost = LostRuns()
     check_at = 0.0
     while all(worker.poll() is None for worker in workers.values()):
         if server is not None and server.has_ended():
@@ -99,12 +101,12 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None) -> None:
             log.info("the Prefect server is up again")
         if time.monotonic() >= check_at:
             check_at = time.monotonic() + CHECK_SECONDS
-            _correct_states(lost, server)
+            _correct_states(lost)
         time.sleep(0.5)
 
 
-def _correct_states(lost: LostRuns, server: Server | None) -> None:
-    """Confirm suspensions, and mark lost runs where all runs are executed on this machine."""
+def _correct_states(lost: LostRuns, *, at_once: bool = False) -> None:
+    """Confirm suspensions, and mark runs of this machine that have lost their process."""
     try:
         # Without retries: the server may have ended, and `_watch` starts it again.
         with (
@@ -112,9 +114,7 @@ def _correct_states(lost: LostRuns, server: Server | None) -> None:
             get_client(sync_client=True) as client,
         ):
             confirm_suspensions(client, pretrain.name)
-            # Processes are found in /proc.
-            if server is not None and server.is_local and sys.platform == "linux":
-                lost.mark(client)
+            lost.mark(client, at_once=at_once)
     except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
         log.debug("the state of the runs cannot be checked (%s)", fault)
 

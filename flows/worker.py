@@ -6,16 +6,25 @@ again is logged in a line, not in a traceback for each connection.
 """
 
 import logging
+import os
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from anyio import to_thread
 from httpx import TransportError
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Scheduled
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from websockets.exceptions import WebSocketException
 
 from infini_llama.flows.connection import adapt_clients
+from infini_llama.flows.lost_runs import FOLDER, forget_if_reported, register
 
 DISCONNECTED = (OSError, TransportError, WebSocketException)
 
@@ -34,9 +43,53 @@ class RunConfiguration(ProcessJobConfiguration):
 with warnings.catch_warnings(action="ignore"):
 
     class Worker(ProcessWorker):
-        """Starts flow runs by `flows.engine`."""
+        """Starts flow runs by `flows.engine`.
+
+        Attributes:
+            ended: runs whose process has ended, and was reported by Prefect's executor.
+        """
 
         job_configuration = RunConfiguration
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.ended: set[UUID] = set()
+
+        async def run(self, flow_run: FlowRun, *arguments: Any, **settings: Any) -> Any:
+            result = await super().run(flow_run, *arguments, **settings)
+            self.ended.add(flow_run.id)
+            with suppress(Exception):  # the server is down, or the run was deleted
+                folder = Path(os.environ[FOLDER])
+                await to_thread.run_sync(forget_if_reported, flow_run.id, folder)
+            return result
+
+        async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
+            self.ended.discard(flow_run.id)
+            is_accepted = await super()._propose_pending_state(flow_run)
+            if is_accepted:
+                register(str(flow_run.id), Path(os.environ[FOLDER]))
+            return is_accepted
+
+        async def _propose_crashed_state(
+            self, flow_run: FlowRun, message: str, client: PrefectClient | None = None
+        ) -> None:
+            """Report a run that could not be started.
+
+            A server that was gone for a moment is no reason to give it up: it is submitted again.
+            The end of a process has been reported by then. A second report would end the execution
+            that a person has started by Retry in between.
+            """
+            if flow_run.id in self.ended:
+                self.ended.discard(flow_run.id)
+                return
+            if isinstance(sys.exception(), DISCONNECTED):
+                again = Scheduled(message=f"{message} The run is submitted again.")
+                try:
+                    await self.client.set_flow_run_state(flow_run.id, again, force=True)
+                except Exception:  # `serve` marks it as lost
+                    self._logger.exception("Flow run '%s' cannot be submitted again", flow_run.id)
+                return
+            await super()._propose_crashed_state(flow_run, message, client)
 
 
 class BriefRecord(logging.LogRecord):

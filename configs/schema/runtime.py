@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from infini_llama.configs.reading import expanded
-from infini_llama.configs.schema.section import Section, free
+from infini_llama.configs.schema.section import PATH, Section, free
 
 RUN_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]|\{date\}|\{time\}){0,99}$"
 LONGEST_NAME = 100
@@ -27,9 +27,10 @@ class RuntimeConfig(Section):
         default="run",
         description="Name of the run and of its folder in runs/. The same name resumes the same "
         "run. {date} and {time} are replaced by the scheduled start, so that each start is a new "
-        "run.",
+        "run; a retry, a resume and a requeue are no new start.",
     )
     home: Path = free(
+        is_path=True,
         default_factory=default_home,
         description="Folder of datasets and runs. Default: $INFINI_LLAMA_HOME, otherwise "
         "./workspace.",
@@ -40,6 +41,7 @@ class RuntimeConfig(Section):
         "fail if there is no checkpoint. never: fail if there are checkpoints. best: the best "
         "checkpoint. Or the path of a checkpoint.",
         min_length=1,
+        json_schema_extra=PATH,
     )
     retries: Annotated[int, Field(ge=0, le=100)] = free(
         default=3,
@@ -73,7 +75,10 @@ class RuntimeConfig(Section):
     @field_validator("name")
     @classmethod
     def _fits_with_date_and_time(cls, name: str) -> str:
-        if len(name.replace("{date}", "2026-01-01").replace("{time}", "000000")) > LONGEST_NAME:
+        filled = name.replace("{date}", "2026-01-01").replace("{time}", "000000")
+        if filled != name:
+            filled += "-999"  # of another start of that date and time
+        if len(filled) > LONGEST_NAME:
             raise ValueError(
                 f"it has more than {LONGEST_NAME} characters once {{date}} and {{time}} are filled "
                 "in; shorten it"
@@ -85,6 +90,7 @@ class StorageConfig(Section):
     """The place that datasets and checkpoints are mirrored to."""
 
     mirror: Annotated[str, Field(min_length=1)] | None = free(
+        is_path=True,
         default=None,
         description="A folder or bucket to copy committed datasets and checkpoints to, in the "
         "background, for example /mnt/backup or s3://bucket/project. An empty home folder is "

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 
@@ -48,24 +49,44 @@ def _is_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
-def fixed(**field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.FIXED`."""
-    return Field(**field, json_schema_extra={"resume": Resume.FIXED.value})
+PATH = {"format": "path"}  # extra of a field with a path, or a list of them
 
 
-def inexact(**field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.INEXACT`."""
-    return Field(**field, json_schema_extra={"resume": Resume.INEXACT.value})
+def fixed(*, is_path: bool = False, **field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.FIXED`.
+
+    Args:
+        is_path: it holds paths, in which environment variables are replaced.
+    """
+    return _with_policy(Resume.FIXED, is_path, field)
 
 
-def free(**field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.FREE`."""
-    return Field(**field, json_schema_extra={"resume": Resume.FREE.value})
+def inexact(*, is_path: bool = False, **field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.INEXACT`; for `is_path`, see `fixed`."""
+    return _with_policy(Resume.INEXACT, is_path, field)
+
+
+def free(*, is_path: bool = False, **field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.FREE`; for `is_path`, see `fixed`."""
+    return _with_policy(Resume.FREE, is_path, field)
+
+
+def _with_policy(policy: Resume, is_path: bool, field: dict[str, Any]) -> Any:
+    extra = {"resume": policy.value} | (PATH if is_path else {})
+    return Field(**field, json_schema_extra=extra)
+
+
+def has_paths(field: FieldInfo) -> bool:
+    """Whether a field holds a path, or a list of them."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("format") == PATH["format"]
 
 
 def resume_policies(section: type[Section]) -> dict[str, Resume]:
     """The resume policy of each field of a section that states one."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
     return {
-        name: Resume(extra["resume"]) for name, extra in extras.items() if isinstance(extra, dict)
+        name: Resume(extra["resume"])
+        for name, extra in extras.items()
+        if isinstance(extra, dict) and "resume" in extra
     }

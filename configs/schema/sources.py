@@ -69,6 +69,7 @@ class TextConfig(Section):
         "datasets library. passkey: texts generated as data.passkey describes.",
     )
     files: list[Pattern] = fixed(
+        is_path=True,
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working "
         "directory, or URLs of the same (s3://, gs://, hf://, https://). A txt, md, rst or py file "
@@ -77,12 +78,14 @@ class TextConfig(Section):
         "runtime.home and the configuration itself are left out.",
     )
     validation_files: list[Pattern] = fixed(
+        is_path=True,
         default_factory=list,
         description="Held-out text, in the same formats as data.files, instead of "
         "data.validation_fraction (source: files or python-stdlib). Training documents that are "
         "also in these files are skipped.",
     )
     dataset: str = fixed(
+        is_path=True,
         default="",
         description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a "
         "folder written by save_to_disk (source: huggingface).",

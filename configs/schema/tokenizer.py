@@ -17,6 +17,7 @@ class TokenizerConfig(Section):
         description="Kind of tokenizer to train. Each is byte-level, so any text can be encoded.",
     )
     path: str | None = fixed(
+        is_path=True,
         default=None,
         description="A tokenizer to use unchanged: a tokenizer.json (for example of an earlier "
         "dataset), a Hugging Face folder, or a .tiktoken rank file (read with the pattern of "

@@ -58,6 +58,7 @@ class TrainingConfig(Section):
         default=1234, description="Seed of the initial weights and of the sample order."
     )
     init_from: str | None = fixed(
+        is_path=True,
         default=None,
         description="Hugging Face folder of a Llama, or a folder written by export, with the "
         "initial weights (safetensors). `infini-llama import` writes a matching configuration. "
@@ -219,6 +220,7 @@ class TrainingConfig(Section):
         "deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
     deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = inexact(
+        is_path=True,
         default=None,
         description="A DeepSpeed JSON file, or its contents. Its zero_optimization and "
         "communication settings are used. Batch sizes, optimizer, precision and clipping must be "

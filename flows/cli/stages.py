@@ -12,38 +12,48 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.reading import JsonObject, expanded
+from infini_llama.configs.schedulers import refuse_several_on_a_node
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, withheld, without_secrets
 from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
+from infini_llama.flows.starts import start_of_command, with_name
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 
 def run(arguments: Namespace) -> Answer:
-    # Once: a name may contain {time}.
-    config = config_of_run(load_config(arguments.config, arguments.overrides))
+    refuse_several_on_a_node(os.environ)
+    written = load_config(arguments.config, arguments.overrides)
+    start = start_of_command(written)
+    config = config_of_run(written)
     if arguments.dry_run:
-        return dry_run(config)
+        return dry_run(start.preview(written, config))
     if joined := _joins(config):
         return joined
+    config = start.claim(written, config)
+    # The stages resolve it again, where they are executed.
+    named = with_name(written, config.runtime.name)
     from infini_llama.flows import pipeline
     from infini_llama.flows.server import api_for_run, has_api, log_into, prepare_client
 
     home = config.runtime.home
     prepare_client(home)
     # A server of its own would start only to record that there was nothing to do.
-    if arguments.no_prefect or (not has_api() and pipeline.has_finished(config)):
-        summary = pipeline.run(config)
+    is_shared = has_api()
+    if arguments.no_prefect or (not is_shared and pipeline.has_finished(config)):
+        summary = pipeline.run(named)
     else:
         log_into(home, arguments.verbose)
-        with withheld(config) as shown, api_for_run(home):
+        with withheld(named) as shown, api_for_run(home):
             from prefect import tags
 
+            from infini_llama.flows.lost_runs import mark_lost_runs
             from infini_llama.flows.pretrain import pretrain, tags_of
 
-            with tags(*tags_of(config)):
+            mark_lost_runs(home, is_shared=is_shared)
+            with tags(*tags_of(named)):
                 summary = pretrain(shown)
             assert isinstance(summary, dict)  # only a scheduled run is skipped
     return summary, summary_text(RunSummary.model_validate(summary))
@@ -115,11 +125,11 @@ def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess import stage
     from infini_llama.tasks.train.initial import check_start
 
-    config = load_config(arguments.config, arguments.overrides)
-    home = config_of_run(config).runtime.home
+    config = config_of_run(load_config(arguments.config, arguments.overrides))
+    home = config.runtime.home
     # The weights may be elsewhere.
     if config.train.init_from and expanded(config.train.init_from).exists():
-        check_start(config_of_run(config))
+        check_start(config)
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
     return reference.to_json(), reference_text(reference, home)
 
@@ -187,9 +197,12 @@ def train(arguments: Namespace) -> Answer:
     from infini_llama.tasks.patch_environment.requirements import check_requirements
     from infini_llama.tasks.train.attempt_folder import new_invocation
 
-    config = config_of_run(load_config(arguments.config, arguments.overrides))
+    refuse_several_on_a_node(os.environ)
+    written = load_config(arguments.config, arguments.overrides)
+    config = config_of_run(written)
     if joined := _joins(config):
         return joined
+    config = start_of_command(written).claim(written, config)
     refuse_blocks(config)
     check_requirements(config)
     named = None if arguments.dataset is None else find(arguments.dataset, "datasets")
@@ -204,6 +217,7 @@ def train(arguments: Namespace) -> Answer:
 
 
 def join(arguments: Namespace) -> Answer:
+    refuse_several_on_a_node(os.environ)
     path = Path(arguments.run)
     is_path = path.exists() or len(path.parts) > 1
     folder = path.absolute() if is_path else home_folder() / "runs" / path

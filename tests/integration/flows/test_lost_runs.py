@@ -1,13 +1,133 @@
-"""Runs that the server calls Running although no process executes them: marked by test_serve_kills.py on a real server."""
+"""Runs of this machine that the server calls Running although no process executes them; on a real server: tests/integration/prefect."""
 
 import os
+import socket
 import subprocess
 import sys
-from uuid import uuid4
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from unittest.mock import Mock
+from uuid import UUID, uuid4
 
 import pytest
+from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running, State
 
-from infini_llama.flows.lost_runs import flow_processes
+from infini_llama.flows.lost_runs import Execution, LostRuns, flow_processes, register
+from infini_llama.tasks.storage.locks import Lock
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def aged(state: State) -> State:
+    return state.model_copy(update={"timestamp": LONG_AGO})
+
+
+class Records:
+    """What a server has of flow runs, and what is set there."""
+
+    def __init__(self) -> None:
+        self.states: dict[UUID, list[State]] = {}
+        self.forced: dict[UUID, str] = {}
+        self.client = Mock(
+            read_flow_runs=self.read,
+            read_flow_run=self.read_one,
+            read_flow_run_states=self.states.__getitem__,
+            set_flow_run_state=self.set,
+            read_task_runs=Mock(return_value=[]),
+        )
+
+    def add(self, *states: State) -> UUID:
+        run = uuid4()
+        self.states[run] = list(states)
+        return run
+
+    def read(self, flow_run_filter) -> list[SimpleNamespace]:
+        return [self.read_one(run) for run in flow_run_filter.id.any_ if run in self.states]
+
+    def read_one(self, run: UUID) -> SimpleNamespace:
+        state = self.states[run][-1]
+        return SimpleNamespace(id=run, name=str(run), state=state, state_id=state.id)
+
+    def set(self, run: UUID, state: State, force: bool) -> None:
+        assert force
+        self.forced[run] = state.name or ""
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records()
+
+
+@pytest.fixture
+def lost(tmp_path) -> LostRuns:
+    return LostRuns(tmp_path, is_shared=False)
+
+
+def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, lost, tmp_path):
+    running = records.add(aged(Running()))
+    cancelling = records.add(aged(Running()), aged(Cancelling()))
+    pending = records.add(aged(Pending()))
+    starting = records.add(Pending())
+    held = records.add(aged(Running()))
+    records.add(aged(Running()))  # of another program: not in the folder
+    for run in (running, cancelling, pending, starting, held):
+        register(str(run), tmp_path)
+    with Lock(tmp_path / str(held)):
+        lost.mark(records.client, at_once=True)
+    assert records.forced == {running: "Crashed", cancelling: "Cancelled", pending: "Crashed"}
+
+
+def test_a_run_is_lost_if_two_looks_find_no_process(records, lost, tmp_path):
+    run = records.add(aged(Running()))
+    register(str(run), tmp_path)
+    lost.mark(records.client)
+    assert not records.forced
+    lost.mark(records.client)
+    assert records.forced == {run: "Crashed"}
+
+
+def test_a_run_that_ends_while_it_is_looked_at_is_not_marked(records, lost, tmp_path):
+    run = records.add(aged(Running()))
+    register(str(run), tmp_path)
+    before = records.read_one(run)
+    records.states[run].append(Completed())
+    records.client.read_flow_runs = Mock(return_value=[before])
+    lost.mark(records.client, at_once=True)
+    assert not records.forced
+
+
+def test_a_run_that_is_deleted_while_it_is_executed_is_logged(records, lost, tmp_path, caplog):
+    run = records.add(aged(Running()))
+    register(str(run), tmp_path)
+    with Lock(tmp_path / str(run)):
+        lost.mark(records.client)
+        del records.states[run]
+        lost.mark(records.client)
+        lost.mark(records.client)
+    assert caplog.text.count(f"{run} was deleted on the server") == 1
+
+
+def test_a_run_that_is_over_or_suspended_is_forgotten(records, lost, tmp_path):
+    for state in (Completed(), Paused(), AwaitingRetry()):
+        register(str(records.add(aged(Running()), state)), tmp_path)
+    lost.mark(records.client, at_once=True)
+    assert not records.forced and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_another_machine_executes_is_left_alone(records, tmp_path):
+    """It is executed again there, or in a home folder that both machines share."""
+    lost = LostRuns(tmp_path, is_shared=True)
+    here = records.add(aged(Running()))
+    (state,) = records.states[here]
+    register(str(here), tmp_path, str(state.id))
+    elsewhere = records.add(aged(Running()), aged(Pending()), Running())
+    register(str(elsewhere), tmp_path, str(records.states[elsewhere][0].id))
+    shared = records.add(aged(Running()))
+    other = Execution(host=f"not-{socket.gethostname()}", running=str(records.states[shared][0].id))
+    (tmp_path / str(shared)).write_text(other.model_dump_json())
+    lost.mark(records.client, at_once=True)
+    assert records.forced == {here: "Crashed"}
+    assert not (tmp_path / str(elsewhere)).exists() and (tmp_path / str(shared)).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")

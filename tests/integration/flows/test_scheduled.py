@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from unittest.mock import Mock
-from uuid import uuid4
+from unittest.mock import MagicMock, Mock
+from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
+from prefect.client.schemas.objects import CreatedBy, FlowRun
 from prefect.server.schemas.schedules import CronSchedule
+from prefect.states import AwaitingRetry, Crashed, Paused, Pending, Running, Scheduled
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
@@ -104,6 +106,41 @@ def test_a_run_of_a_deleted_schedule_fails_in_the_flow_and_not_where_it_is_named
     assert pretrain._name() == "by-prefect"
     with pytest.raises(ConfigError, match="was deleted"):
         scheduled.with_schedule(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("states", "is_skipped"),
+    [
+        ([Pending(), Running()], True),
+        ([Pending(), Running(), Paused(), Scheduled(), Pending(), Running()], False),
+        ([Pending(), Running(), Crashed(), AwaitingRetry(), Pending(), Running()], False),
+        ([Pending(), Paused(), Scheduled(), Pending(), Running()], False),
+    ],
+)
+def test_a_late_run_is_skipped_unless_a_person_has_started_it_again(
+    monkeypatch, states, is_skipped
+):
+    """By Resume or Retry; Prefect's number of runs does not count what Resume starts."""
+    run, later = (
+        FlowRun(
+            flow_id=uuid4(),
+            deployment_id=uuid4(),
+            run_count=1,
+            expected_start_time=datetime(2027, 1, day, tzinfo=UTC),
+            created_by=CreatedBy(id=UUID(int=1), type="SCHEDULE"),
+        )
+        for day in (1, 2)
+    )
+    client = MagicMock(
+        read_flow_run=Mock(return_value=run),
+        read_flow_run_states=Mock(return_value=states),
+        read_flow_runs=Mock(return_value=[later]),
+    )
+    client.__enter__.return_value = client
+    monkeypatch.setattr(scheduled, "get_client", lambda **_: client)
+    monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(id=str(run.id)))
+    monkeypatch.setattr(scheduled, "deployment", SimpleNamespace(id="a"))
+    assert (scheduled.superseded() is not None) == is_skipped
 
 
 def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(file):

@@ -4,7 +4,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schedulers import with_scheduler
+from infini_llama.configs.schedulers import refuse_several_on_a_node, with_scheduler
 from infini_llama.configs.schema import EnvironmentConfig
 
 TRAINJOB = {
@@ -86,3 +86,31 @@ def test_a_contradiction_is_refused(variables, settings, words):
 )
 def test_settings_of_several_nodes_are_accepted(environment):
     parse_config({"data": {"source": "python-stdlib"}, "environment": environment})
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}, "srun"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}, "srun"),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "torchrun"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "mpirun"),
+    ],
+)
+def test_a_command_that_is_started_several_times_on_a_node_is_refused(variables, launcher):
+    with pytest.raises(ConfigError, match=rf"^{launcher} has started .* start it once"):
+        refuse_several_on_a_node(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"},  # one per node
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "1"},  # a batch script
+        {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+        TRAINJOB,
+    ],
+)
+def test_a_command_that_is_started_once_per_node_is_not_refused(variables):
+    refuse_several_on_a_node(variables)

@@ -1,0 +1,145 @@
+"""Executions of one flow run: by `run` and by `serve`, after Retry and Resume, deleted, and beside another program's run."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.laboratory import COMMAND, CONFIG, inject
+from support.services import free_port
+
+from .conftest import FINAL, SLOW, Served, served_at
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    home = Path(os.path.realpath(tmp_path_factory.mktemp("served")))
+    train = CONFIG["train"] | {"max_steps": 90, "save_steps": 20, "eval_steps": 90}
+    (home / "slow").mkdir()
+    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
+    settings = CONFIG | {
+        "train": train,
+        "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
+        "deployment": {"concurrency_limit": 1},
+    }
+    with served_at(home, settings) as house:
+        yield house
+
+
+def begin(served: Served, name: str, **changes: object) -> str:
+    return served.create_run(name=name, parameters={"changes": {"name": name, **changes}})
+
+
+def retry(served: Served, run: str) -> None:
+    """As Retry on its page does."""
+    served.post(f"flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"})
+
+
+def test_tasks_of_a_run_that_was_suspended_end_with_it(served):
+    run = begin(served, "paused")
+    for step in (20, 40, 60):
+        served.wait_for_step("paused", step)
+        served.suspend(run)
+        served.wait(lambda: not served.processes_of_run("paused"), "its workers go on")
+        served.post(f"flow_runs/{run}/resume")
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED"
+    served.wait(lambda: set(served.states(run)) <= set(FINAL), f"{served.states(run)}")
+
+
+def test_retry_within_a_second_of_crashed_is_not_undone(served):
+    run = begin(served, "quick")
+    served.wait_for_step("quick", 20)
+    served.kill("flow")
+    served.wait_for(run, "CRASHED")
+    retry(served, run)
+    served.wait_for_step("quick", 40)
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
+
+
+def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(served):
+    run = begin(served, "deleted", max_steps=3000)
+    served.wait_for_step("deleted", 20)
+    address = f"{served.api}/flow_runs/{run}"
+    httpx.delete(address, headers=served.headers(), timeout=60).raise_for_status()
+    served.wait(lambda: not served.processes_of_run("deleted"), "its workers go on")
+    served.wait(lambda: served.attempts("deleted"), "its attempt is not recorded")
+    (attempt,) = served.attempts("deleted")
+    assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
+    log = served.home / "serve.log"
+    served.wait(lambda: f"{run} was deleted" in log.read_text(), "serve does not say so")
+    following = begin(served, "following", max_steps=10, train={"warmup_steps": 2})
+    assert served.wait_for(following, *FINAL)["state_type"] == "COMPLETED"
+
+
+def test_a_name_with_the_time_is_kept_by_a_retry(served):
+    run = begin(served, "named-{date}-{time}")
+    served.wait(lambda: served.get(run)["name"].startswith("named-2"), "the run was not named")
+    name = served.get(run)["name"]
+    served.wait_for_step(name, 20)
+    served.kill("flow")
+    served.wait_for(run, "CRASHED")
+    time.sleep(2)
+    retry(served, run)
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
+    assert served.get(run)["name"] == name
+    assert [attempt.from_step > 0 for attempt in served.attempts(name)] == [False, True]
+    assert len(list((served.home / "runs").glob("named-*"))) == 1
+
+
+def test_a_run_of_another_program_is_left_alone(served):
+    """Running without a process here, as one of another machine; its flow has our name."""
+    with httpx.Client(base_url=served.api, headers=served.headers(), timeout=60) as client:
+        flow = client.post("/flows/", json={"name": "pretrain"}).json()["id"]
+        state = {"type": "RUNNING", "name": "Running"}
+        body = {"flow_id": flow, "name": "of-another", "state": state}
+        other = client.post("/flow_runs/", json=body).json()["id"]
+    served.kill("serve")
+    served.processes.pop("serve").wait(60)
+    served.serve()
+    time.sleep(90)  # several looks of `serve`, each after 15 s
+    assert served.state(other) == "RUNNING"
+
+
+def test_a_killed_run_is_crashed_by_the_next_command_on_its_database(served, tmp_path):
+    """`run` with a server of its own; `serve` then shows its runs."""
+    home = tmp_path / "home"
+    home.mkdir()
+    config = home / "small.yaml"
+    config.write_text(served.config.read_text())
+    other = Served(home, config, free_port(), "", variables=served.variables)
+    command = (COMMAND, "run", str(config), "runtime.name=first")
+    first = other.begin("first", *command)
+    other.wait_for_step("first", 20)
+    first.kill()
+    first.wait(60)
+    other.wait(lambda: not other.processes_of_run("first"), "its workers go on")
+    (file,) = (home / "prefect" / "flow-runs").iterdir()
+    second = other.begin("second", *command)
+    assert second.wait(600) == 0, other.logs()
+    assert (
+        "run first of an earlier execution has lost its process"
+        in (home / "second.log").read_text()
+    )
+    try:
+        other.serve()
+        runs = {run["id"]: run["state_type"] for run in other.runs()}
+        assert runs.pop(file.name) == "CRASHED"
+        assert set(runs.values()) == {"COMPLETED"}
+        other.wait(lambda: set(other.states(file.name)) <= set(FINAL), "its tasks are Running")
+    finally:
+        other.end("serve")
+
+
+def test_serve_logs_which_runs_of_earlier_executions_it_has_marked(served):
+    run = begin(served, "marked")
+    served.wait_for_step("marked", 20)
+    served.kill("serve", "flow", "worker", "server")
+    served.processes.pop("serve").wait(60)
+    served.wait(lambda: not served.processes_of_run("marked"), "its workers go on")
+    served.serve()
+    assert served.state(run) == "CRASHED"
+    log = (served.home / "serve.log").read_text()
+    assert "run marked of an earlier execution has lost its process" in log

@@ -1,0 +1,134 @@
+"""A name with {date} or {time} belongs to one start, which a retry and a requeue of its job continue."""
+
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from infini_llama.configs.loading import parse_config
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.flows import naming
+from infini_llama.flows.naming import config_of_run
+from infini_llama.flows.starts import Start, start_of_command
+
+FIRST = "train-2026-11-21-235900"
+LATER = "train-2026-11-22-001000"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A clock that stands still until a test changes it."""
+
+    class Clock(datetime):
+        moment = datetime(2026, 11, 21, 23, 59)
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls.moment
+
+    monkeypatch.setattr(naming, "datetime", Clock)
+    return Clock
+
+
+@pytest.fixture
+def config(tmp_path) -> PipelineConfig:
+    runtime = {"name": "train-{date}-{time}", "home": str(tmp_path)}
+    return parse_config({"data": {"source": "python-stdlib"}, "runtime": runtime})
+
+
+def of_job(number: str, requeues: int | None = None) -> dict[str, str]:
+    restarts = {} if requeues is None else {"SLURM_RESTART_COUNT": str(requeues)}
+    return {"SLURM_JOB_ID": number} | restarts
+
+
+def name_of(config: PipelineConfig, variables: dict[str, str]) -> str:
+    start = start_of_command(config, variables)
+    return start.claim(config, config_of_run(config)).runtime.name
+
+
+def finish(home: Path, name: str) -> None:
+    (home / "runs" / name / "result.json").write_text("{}")
+
+
+def test_a_requeued_job_continues_its_run_on_another_day(config, clock):
+    assert name_of(config, of_job("7")) == FIRST
+    clock.moment = datetime(2026, 11, 22, 0, 10)
+    assert name_of(config, of_job("7", 1)) == FIRST
+    assert name_of(config, of_job("8")) == LATER
+
+
+def test_a_requeued_job_reports_what_it_has_finished(config, tmp_path):
+    """Of several commands of a job, those before the one that was interrupted are finished."""
+    other = parse_config(config.model_dump(mode="json") | {"train": {"seed": 7}})
+    assert name_of(config, of_job("7")) == FIRST
+    finish(tmp_path, FIRST)
+    assert name_of(other, of_job("7")) == f"{FIRST}-2"
+    assert name_of(config, of_job("7", 1)) == FIRST
+    assert name_of(other, of_job("7", 1)) == f"{FIRST}-2"
+
+
+def test_a_finished_command_that_a_job_executes_again_is_a_new_start(config, tmp_path):
+    """As in an allocation of `salloc`, in which a person repeats a command."""
+    assert name_of(config, of_job("7")) == FIRST
+    assert name_of(config, of_job("7")) == FIRST, "it was not finished"
+    finish(tmp_path, FIRST)
+    assert name_of(config, of_job("7")) == f"{FIRST}-2"
+
+
+def test_jobs_of_two_clusters_with_one_number_are_two_starts(config):
+    names = {name_of(config, of_job("7") | {"SLURM_CLUSTER_NAME": name}) for name in ("a", "b")}
+    assert names == {FIRST, f"{FIRST}-2"}
+
+
+def test_a_requeued_job_with_other_settings_begins_anew_with_a_warning(config, caplog):
+    other = parse_config(config.model_dump(mode="json") | {"train": {"seed": 7}})
+    assert name_of(config, of_job("7")) == FIRST
+    with caplog.at_level(logging.WARNING):
+        assert name_of(other, of_job("7", 1)) == f"{FIRST}-2"
+    assert f"runtime.name={FIRST}" in caplog.text and "requeued" in caplog.text
+
+
+def test_two_starts_of_one_second_have_a_folder_each(config, tmp_path, caplog):
+    names = [name_of(config, {}) for _ in range(3)]
+    assert names == [FIRST, f"{FIRST}-2", f"{FIRST}-3"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+    assert f"run {FIRST} belongs to another start" in caplog.text
+
+
+def test_a_name_that_is_written_out_is_shared_by_all_starts(config, tmp_path):
+    runtime = {"name": "train", "home": str(tmp_path)}
+    config = parse_config({"data": {"source": "python-stdlib"}, "runtime": runtime})
+    assert {name_of(config, variables) for variables in ({}, {}, of_job("7"))} == {"train"}
+    assert not (tmp_path / "starts").exists()
+
+
+def test_executions_of_a_flow_run_have_one_name(config, tmp_path, clock):
+    run = Start(id="9b1c", due=datetime(2026, 11, 21, 2))
+    resolved = config_of_run(config, run.due)
+    assert run.claim(config, resolved).runtime.name == "train-2026-11-21-020000"
+    finish(tmp_path, "train-2026-11-21-020000")
+    retried = Start(id="9b1c", due=datetime(2026, 11, 22, 9))
+    resolved = config_of_run(config, retried.due)
+    assert retried.preview(config, resolved).runtime.name == "train-2026-11-21-020000"
+    assert retried.claim(config, resolved).runtime.name == "train-2026-11-21-020000"
+
+
+def test_a_preview_claims_nothing(config, tmp_path):
+    start = start_of_command(config, of_job("7"))
+    resolved = config_of_run(config)
+    assert start.preview(config, resolved).runtime.name == FIRST
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "starts").exists()
+    assert start.claim(config, resolved).runtime.name == FIRST
+    other = start_of_command(config, of_job("8"))
+    assert other.preview(config, resolved).runtime.name == f"{FIRST}-2"
+
+
+def test_a_damaged_record_of_a_start_is_reported_and_replaced(config, tmp_path, caplog):
+    assert name_of(config, of_job("7")) == FIRST
+    (file,) = (tmp_path / "starts").iterdir()
+    file.write_text("{")
+    assert name_of(config, of_job("7", 1)) == f"{FIRST}-2"
+    assert str(file) in caplog.text
+    assert json.loads(file.read_text())["name"] == f"{FIRST}-2"
