@@ -20,7 +20,7 @@ from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.exceptions import Pause
+from prefect.exceptions import ObjectNotFound, Pause
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed
 from prefect.types._datetime import now
@@ -165,12 +165,13 @@ class LostRuns:
         for run in runs:
             if self._is_locked(run.id) or run.state is None or _is_starting(run):
                 continue
-            if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(client, run):
-                _forget(client, run, self.folder)
-                continue
-            lost.add(run.id)
-            if at_once or run.id in self.suspects:
-                self._mark(client, run)
+            with contextlib.suppress(ObjectNotFound):  # it was deleted since
+                if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(client, run):
+                    _forget(client, run, self.folder)
+                    continue
+                lost.add(run.id)
+                if at_once or run.id in self.suspects:
+                    self._mark(client, run)
         self.suspects = lost
 
     def _mark(self, client: SyncPrefectClient, run: FlowRun) -> None:
