@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,10 @@ from infini_llama.tasks.patch_environment.footprint import (
 )
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
+from infini_llama.tasks.preprocess.sources.files import File, Files, matching
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
-from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
@@ -258,7 +260,7 @@ class Text:
     """
 
     patterns: list[str]
-    files: list[TextFile]
+    files: list[File]
     tokens: int
 
 
@@ -275,7 +277,8 @@ def _sampled(
     patterns: list[str], home: Path, machine: Machine | None, tokenizer: Tokenizer | None = None
 ) -> tuple[Text, MachineFacts]:
     """The text, whose tokens are counted by the tokenizer where it is known, and the machine."""
-    files = files_of(TextConfig(files=patterns))[0]
+    source = Files(TextConfig(files=patterns), "data")
+    files = matching(source, patterns, "files", NotText(home))
     tokens = sampled_tokens(files, tokenizer)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
         raise DataError(
@@ -381,7 +384,7 @@ def _value(value: object) -> str:
     return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
 
 
-def sampled_tokens(files: list[TextFile], tokenizer: Tokenizer | None = None) -> int:
+def sampled_tokens(files: Sequence[TextInput], tokenizer: Tokenizer | None = None) -> int:
     """Tokens in these files, estimated from the text in some whole files of them.
 
     The tokens are counted by the tokenizer, where it is known.
@@ -609,7 +612,7 @@ def _sections(fitted: Fitted, text: Text, name: str) -> dict[str, Any]:
     }
 
 
-def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
+def _held_out(files: list[File], length: int) -> dict[str, object]:
     """The key for held-out text.
 
     A fraction of a few files of one document each may hold out none.
@@ -624,5 +627,5 @@ def _held_out(files: list[TextFile], length: int) -> dict[str, object]:
     return {"validation_files": [str(chosen.path)]}
 
 
-def _is_one_document(file: TextFile) -> bool:
+def _is_one_document(file: File) -> bool:
     return (format_of(file.path.name) or PLAIN[0]) in PLAIN

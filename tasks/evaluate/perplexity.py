@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import ConfigError, DataError, tokenizer_faults
 from infini_llama.model.llama import PIECE, Llama
 from infini_llama.model.loss import IGNORE_INDEX
+from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
-from infini_llama.tasks.preprocess.sources.sources import TextFile
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -186,7 +186,7 @@ def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
         DataError: nothing matches, a file cannot be read, or a record is damaged.
     """
     for path, name in matching_files(files, "--files", "auto", NotText(home)):
-        source = TextFile(path, name, text_column, "--files")
+        source = File(path, name, text_column, "--files")
         try:
             yield from filter(None, source.texts())
         except Unreadable as fault:

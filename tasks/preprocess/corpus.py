@@ -14,7 +14,8 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
-from infini_llama.tasks.preprocess.sources.sources import TextFile, files_of, sections
+from infini_llama.tasks.preprocess.sources.source import TextInput
+from infini_llama.tasks.preprocess.sources.sources import inputs_of, sections
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -24,7 +25,6 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     PartReport,
     PartReports,
     parts_of,
-    place_of,
 )
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, verify_or_remove
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
@@ -68,7 +68,7 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     return key_of(key)
 
 
-def _too_much_lost(file: TextFile, loss: np.ndarray, data: DataConfig) -> DataError:
+def _too_much_lost(file: TextInput, loss: np.ndarray, data: DataConfig) -> DataError:
     unknown, lost, size = loss.tolist()
     return DataError(
         f"{file}: the tokenizer {data.tokenizer.path} has no token for "
@@ -99,13 +99,13 @@ class Corpus:
         self.sources: list[OfSource[Part]] = []
         self.not_text = NotText(home, data.not_text)
         for name, section in sections(data).items():
-            files, held_out = files_of(section, name, self.not_text)
-            share = 0.0 if held_out else data.validation_fraction
+            inputs = inputs_of(section, name, self.not_text)
+            share = 0.0 if inputs.validation else data.validation_fraction
             mark = section.answer_after
             source = OfSource(
                 name=name,
-                training=parts_of(files, share, mark),
-                validation=parts_of(held_out, 1.0, mark),
+                training=parts_of(inputs.training, share, mark),
+                validation=parts_of(inputs.validation, 1.0, mark),
             )
             self.sources.append(source)
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
@@ -132,10 +132,10 @@ class Corpus:
     def listing_key(self) -> str:
         """A hash of the settings, and of the place and the stamp of every file.
 
-        While it is the same, so is the text of files that have a stamp (`TextFile.stamp`).
+        While it is the same, so is the text of files that have a stamp (`TextInput.stamp`).
         """
         files = [
-            [[place_of(file) for file in part.files], part.stamps, part.span] for part in self.parts
+            [[file.place for file in part.files], part.stamps, part.span] for part in self.parts
         ]
         return key_of([self.data.model_dump(mode="json"), files])
 
@@ -291,7 +291,7 @@ class Corpus:
         """
         # Unknown tokens, lost bytes and all bytes of each file, int64 [3], by its name.
         losses = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64))
-        files = dict[str, TextFile]()
+        files = dict[str, TextInput]()
         dropped = self._dropped()
         for part in self.parts:
             units = () if part in dropped else self.reports[part].units

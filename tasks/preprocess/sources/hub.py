@@ -1,213 +1,192 @@
-"""The texts of one split of a Hugging Face dataset.
+"""Datasets of the Hugging Face Hub: their commits, and their files.
 
-They are read from the copy that `datasets` makes on this machine, or streamed.
+A file is read by ranges, or from the cache of huggingface_hub, into which it is copied when it is
+read at first.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from infini_llama.configs.errors import PipelineError
-from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
-from infini_llama.tasks.preprocess.sources.columnar import named_column
-from infini_llama.tasks.preprocess.sources.formats import format_of
-from infini_llama.tasks.preprocess.sources.texts import TextRecords, Unreadable, as_text
+from infini_llama.tasks.preprocess.sources.remote import RemoteFile, tried
 
-AT_ONCE = 256  # rows
 ANSWERS_WITHIN = 10.0  # seconds
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether save_to_disk wrote the folder: one dataset, or its splits."""
-    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
-
-
-@cache
-def commit_of(path: str, revision: str | None) -> str | None:
-    """The commit of a dataset on the Hub that `revision` names.
-
-    It is `revision` itself where the Hub is not reached, or there is none.
-    """
-    if expanded(path).is_dir():
-        return None
-    from huggingface_hub import HfApi
-
-    try:
-        info = HfApi().dataset_info(path, revision=revision, timeout=ANSWERS_WITHIN)
-    except Exception:
-        # Without the Hub, or for a path that is no dataset: opening it raises a clear error.
-        return revision
-    return info.sha or revision
+ASKED_AT_ONCE = 500  # files of one request
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class HubSplit:
-    """One split of a dataset.
+class Revision:
+    """The revision of a dataset that is read.
 
     Attributes:
-        path: name on the hub, local folder of one, or folder written by save_to_disk, which is read
-            in place in any case.
-        streaming: its files are read as they come, and no copy is kept: memory holds a few rows (of
-            parquet a row group).
+        commit: what was requested where the Hub is not reached and the cache has none of it; None:
+            the dataset is a folder.
+        cached: folder of the cache with the files of the commit, where the Hub is not reached.
     """
 
-    path: str
-    configuration: str | None
-    split: str
-    revision: str | None
-    streaming: bool = False
+    commit: str | None
+    cached: Path | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return COMMIT.fullmatch(self.commit or "") is not None
 
 
-def unread_files(path: str, configuration: str | None) -> list[str]:
-    """Names of files in a local folder that are of no split.
-
-    `datasets` reads those of one format, and names decide the splits.
-    """
-    folder = expanded(path)
-    if not folder.is_dir() or is_saved(folder):
-        return []
-    from datasets import load_dataset_builder
+@cache
+def revision_of(dataset: str, revision: str | None) -> Revision:
+    """The commit that `revision` names now, or did when the Hub was last reached."""
+    if expanded(dataset).is_dir():
+        return Revision(None)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        splits = load_dataset_builder(str(folder), configuration).config.data_files or {}
-    except Exception:  # opening it raises a clear error
-        return []
-    read = {Path(file).resolve() for files in splits.values() for file in files}
-    unread = list[str]()
-    for file in folder.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not is_hidden and file.is_file() and file.resolve() not in read:
-            unread.append(file.name)
-    return unread
+        info = HfApi().dataset_info(dataset, revision=revision, timeout=ANSWERS_WITHIN)
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return Revision(revision)  # opening it raises a clear error
+    except Exception:  # there is no network, or `dataset` is no name
+        return _cached_revision(dataset, revision)
+    _remember(dataset, revision)
+    return Revision(info.sha or revision)
 
 
-def spans(source: HubSplit, most: int) -> list[tuple[int, int]] | None:
-    """Ranges of rows of about `most` bytes.
+def _remember(dataset: str, revision: str | None) -> None:
+    """Write into the cache which commit `revision` names, as any download does."""
+    from huggingface_hub import hf_hub_download
 
-    None where the split is small, or is read from its beginning as it comes.
-
-    Raises:
-        Unreadable, PipelineError: see `texts_of`.
-    """
-    if source.streaming:
-        return None
-    dataset = _opened(source)
-    size = dataset.data.nbytes
-    if size <= most:
-        return None
-    count = len(dataset)
-    rows = max(1, most * count // max(1, size))
-    return [(first, min(first + rows, count)) for first in range(0, count, rows)]
-
-
-def texts_of(
-    source: HubSplit,
-    text_column: str,
-    span: tuple[int, int] | None = None,
-) -> TextRecords:
-    """Every text in order, and a Fault for each row without one.
-
-    They are the same with and without `streaming`.
-
-    Args:
-        span: the first row to read, and the one after the last; all where None.
-
-    Raises:
-        Unreadable: it cannot be opened, or is damaged, or has no such column.
-        DataError: a file of a local folder is a pointer to one that was not downloaded.
-        PipelineError: what is read from elsewhere breaks off, or is not reached; the text is not
-            known to be bad.
-    """
-    dataset = _opened(source)
-    # Those of a stream of JSON or CSV are known with the first rows.
-    if dataset.column_names is not None:
-        named_column(dataset.column_names, text_column)
-        dataset = dataset.select_columns([text_column])
-    if span is not None:
-        dataset = dataset.select(range(*span))
-    batches = _unbroken(_batches_of(dataset), source)
-    values = chain.from_iterable(_column_of(batch, text_column) for batch in batches)
-    for row, value in enumerate(values, start=span[0] if span else 0):
-        yield as_text("" if value is None else value, f"row {row + 1}")
-
-
-def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
-    from datasets import Dataset
-
-    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
-    if isinstance(dataset, Dataset):
-        # A saved one is read in place, and any offset in it is followed.
-        dataset.data.validate(full=True)
-    yield from batches
-
-
-def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
-    named_column(list(batch), text_column)
-    return batch[text_column]
-
-
-def _unbroken(
-    batches: Iterator[dict[str, list[Any]]],
-    source: HubSplit,
-) -> Iterator[dict[str, list[Any]]]:
-    """The batches; an error among them is raised as PipelineError or Unreadable."""
     try:
-        yield from batches
-    except Exception as error:
-        # It is of the network, a filesystem, or any of the readers inside `datasets`.
-        fault = f"breaks off in split '{source.split}' ({_words(error)})"
-        # What a cut connection looks like depends on the reader it meets; nothing that comes from
-        # elsewhere is dropped for it.
-        if _of_the_network(error) or (source.streaming and not expanded(source.path).is_dir()):
-            raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
-        raise Unreadable(fault) from None
+        hf_hub_download(dataset, "README.md", repo_type="dataset", revision=revision)
+    except Exception:  # it has no card, which is remembered too; or opening it raises a clear error
+        return
 
 
-def _opened(source: HubSplit) -> Any:
-    import datasets  # heavy, and needed for this source alone
+def _cached_revision(dataset: str, revision: str | None) -> Revision:
+    from huggingface_hub import snapshot_download
 
-    split = source.split
-    folder = expanded(source.path)
-    files = sorted(folder.rglob("[!.]*.*")) if folder.is_dir() else ()
-    for file in files:
-        if format_of(file.name):
-            refuse_pointer(file)
     try:
-        if is_saved(folder):
-            loaded: Any = datasets.load_from_disk(str(folder))
-            # By itself, it is the default split, and the one that it was.
-            if not isinstance(loaded, datasets.DatasetDict):
-                loaded = dict.fromkeys(("train", str(loaded.split or "train")), loaded)
-            if split not in loaded:
-                raise ValueError(f"it has {', '.join(map(str, loaded))}")
-            return loaded[split]
-        place = str(folder) if folder.is_dir() else source.path
-        return datasets.load_dataset(
-            place,
-            source.configuration,
-            split=split,
-            streaming=source.streaming,
-            revision=source.revision,
+        folder = snapshot_download(
+            dataset,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=["README.md"],
+            local_files_only=True,
         )
-    except Exception as error:  # `datasets` has no common class for what is wrong with a file
-        fault = f"cannot be opened as a dataset with split '{split}' ({_words(error)})"
-        if _of_the_network(error):
-            raise PipelineError(f"{source.path} {fault}; run the same command again.") from None
-        raise Unreadable(fault) from None
+    except Exception:
+        return Revision(revision)
+    return Revision(Path(folder).name, Path(folder))
 
 
-def _of_the_network(error: Exception) -> bool:
-    return any(
-        isinstance(fault, ConnectionError | TimeoutError) for fault in (error, error.__cause__)
+@dataclass(frozen=True)
+class HubFile(RemoteFile):
+    """A file of a dataset on the Hub.
+
+    Attributes:
+        dataset, commit, path: its place there.
+        is_streamed: it is read by ranges, and never copied.
+    """
+
+    dataset: str = ""
+    commit: str = ""
+    path: str = ""
+    is_streamed: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its place whatever the commit: its stamp says which content it has."""
+        return f"hf://datasets/{self.dataset}/{self.path}"
+
+    def for_its_table(self) -> RemoteFile:
+        from huggingface_hub import try_to_load_from_cache
+
+        is_cached = isinstance(
+            try_to_load_from_cache(
+                self.dataset,
+                self.path,
+                repo_type="dataset",
+                revision=self.commit,
+            ),
+            str,
+        )
+        return self if is_cached else replace(self, is_streamed=True)
+
+    def open(self) -> IO[bytes]:
+        """The file for reading; its copy unless it is streamed.
+
+        Raises:
+            PipelineError, OSError: see `RemoteFile.open`.
+        """
+        if self.is_streamed:
+            return super().open()
+        from huggingface_hub import hf_hub_download
+
+        copy = tried(
+            self.url,
+            lambda: hf_hub_download(
+                self.dataset,
+                self.path,
+                repo_type="dataset",
+                revision=self.commit,
+            ),
+        )
+        return Path(copy).open("rb")
+
+
+def hub_files(
+    dataset: str,
+    revision: Revision,
+    paths: Sequence[str],
+    is_streamed: bool,
+) -> list[HubFile]:
+    """Files of a dataset in this order, with their sizes and what stands for their content.
+
+    Raises:
+        PipelineError, OSError: the Hub is not reached or refuses; see `tried`.
+    """
+    files = list[HubFile]()
+    for first in range(0, len(paths), ASKED_AT_ONCE):
+        some = list(paths[first : first + ASKED_AT_ONCE])
+        facts = _facts(dataset, revision, some)
+        for path in some:
+            size, content = facts[path]
+            files.append(
+                HubFile(
+                    url=f"hf://datasets/{dataset}@{revision.commit}/{path}",
+                    size=size,
+                    stamp=(size, content),
+                    dataset=dataset,
+                    commit=revision.commit or "",
+                    path=path,
+                    is_streamed=is_streamed,
+                )
+            )
+    return files
+
+
+def _facts(dataset: str, revision: Revision, paths: list[str]) -> dict[str, tuple[int, str]]:
+    """Size and hash of each file."""
+    if revision.cached is not None:
+        files = {path: revision.cached / path for path in paths}
+        # A file of the cache is a link to one that is named by its hash.
+        return {path: (file.stat().st_size, file.resolve().name) for path, file in files.items()}
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    entries = tried(
+        f"hf://datasets/{dataset}",
+        lambda: HfApi().get_paths_info(
+            dataset,
+            paths,
+            revision=revision.commit,
+            repo_type="dataset",
+        ),
     )
-
-
-def _words(error: Exception) -> str:
-    """The message of an error, or of its cause, in one line."""
-    is_plain = isinstance(error, OSError | ValueError | KeyError)
-    clearest = error if is_plain else error.__cause__ or error
-    return " ".join(str(clearest).split())
+    return {
+        entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+        for entry in entries
+        if isinstance(entry, RepoFile)
+    }

@@ -7,8 +7,20 @@ keys, variables, a value that changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from random import Random
+
+from infini_llama.tasks.preprocess.sources.files import File, matching
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Span,
+    Stamp,
+    Unreadable,
+    in_batches,
+)
+from infini_llama.tasks.records.manifest import Provenance
 
 HEAD = "There is an important number hidden in a lot of other text. Find it and remember it."
 FILLER = (
@@ -20,6 +32,7 @@ DIGITS = 5
 MADE_VERSION = 2  # of the texts: a change of what is below for the same settings is another one
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
 WORDS = FILLER.replace(".", "").lower().split()
+FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
 
 
 def new_key(random: Random) -> str:
@@ -173,3 +186,87 @@ class PasskeyTexts:
             for place, statement in reversed(placed):
                 words.insert(place, statement)
             yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."
+
+
+@dataclass(frozen=True)
+class MadeTexts(TextInput):
+    """The generated texts of a section.
+
+    Attributes:
+        filler: files with the text around what is hidden.
+    """
+
+    made: PasskeyTexts
+    filler: tuple[File, ...]
+    text_column: str
+    key: str
+    name: str = "passkey"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def place(self) -> str:
+        return self.name
+
+    def batches(self, span: Span | None = None) -> Iterator[Batch]:
+        return in_batches(self.made.within(self._filler_words()))
+
+    def _filler_words(self) -> list[str]:
+        """Words of the filler files, from their beginning on."""
+        words = list[str]()
+        left = FILLER_CHARACTERS
+        for file in self.filler:
+            try:
+                for text in file.texts():
+                    words += text[:left].split()
+                    left -= len(text)
+                    if left <= 0:
+                        return words
+            except Unreadable as fault:
+                raise Unreadable(f"takes its filler from {file}, which {fault}") from None
+        if self.filler and not words:
+            raise Unreadable("has no filler: the files contain no word")
+        return words
+
+    def stamp(self) -> Stamp | None:
+        stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
+        if any(stamp is None for *_, stamp in stamps):
+            return None
+        return (MADE_VERSION, *astuple(self.made), *stamps)
+
+    def last_change(self, stamp: Stamp | None) -> int:
+        return max((file.last_change(file.stamp()) for file in self.filler), default=0)
+
+
+class Passkey(Source):
+    """The texts that data.passkey describes."""
+
+    def inputs(self, not_text: NotText) -> Inputs:
+        made = PasskeyTexts(**self.section.passkey.model_dump())
+        filler = list[File]()
+        if made.filler == "files":
+            filler = matching(self, self.section.files, "files", not_text)
+        filler.sort(key=lambda file: file.name)
+        texts = MadeTexts(
+            made=made,
+            filler=tuple(filler),
+            text_column=self.section.text_column,
+            key=f"{self.place}.passkey",
+        )
+        return Inputs(training=[texts], validation=[])
+
+    def provenance(self) -> Provenance:
+        settings = self.section.passkey
+        made = settings.model_dump(include={"documents", "repetitions"})
+        made |= settings.model_dump(include={"form", "filler"}, exclude_defaults=True)
+        if settings.filler == "files":
+            made["files"] = tuple(self.section.files)
+        return Provenance(
+            source="passkey",
+            **made,
+            license="none: made by this program",
+        )
+
+
+SOURCE = Passkey

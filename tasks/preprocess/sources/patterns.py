@@ -8,7 +8,6 @@ A name is relative, so that it is the same everywhere.
 import glob
 import json
 import os
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,17 +18,6 @@ from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_o
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 from infini_llama.tasks.storage.files import OF_SYSTEMS
 
-# Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character
-# tables, which are data.
-SKIPPED_STDLIB = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-}
 # Files of `datasets`, beside the data.
 SKIPPED_RECORDS = {
     "state.json",
@@ -126,17 +114,6 @@ class NotText:
 def _is_in(path: str, folder: str) -> bool:
     """Whether a path is this folder or below it."""
     return path == folder or path.startswith(os.path.join(folder, ""))
-
-
-def python_stdlib() -> Iterator[tuple[Path, str]]:
-    """The running interpreter's own sources."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - SKIPPED_STDLIB)
-        for file in files:
-            if file.endswith(".py"):
-                path = Path(folder) / file
-                yield path, path.relative_to(root).as_posix()
 
 
 def matching_files(

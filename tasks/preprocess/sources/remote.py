@@ -56,6 +56,15 @@ class RemoteFile:
     def suffix(self) -> str:
         return PurePosixPath(self.name).suffix
 
+    @property
+    def place(self) -> str:
+        """Its place in full, whatever its content."""
+        return self.url
+
+    def for_its_table(self) -> "RemoteFile":
+        """The file for reading a table of its parts alone."""
+        return self
+
     def open(self) -> IO[bytes]:
         """The file for reading, from any place.
 

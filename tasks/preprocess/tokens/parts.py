@@ -15,9 +15,9 @@ import numpy as np
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
-from infini_llama.configs.errors import DataError, no_space, portable
+from infini_llama.configs.errors import DataError, no_space
 from infini_llama.tasks.batches import batches
-from infini_llama.tasks.preprocess.sources.sources import TextFile
+from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
@@ -52,7 +52,7 @@ class Part:
             none.
     """
 
-    files: Sequence[TextFile]
+    files: Sequence[TextInput]
     span: Span | None
     held_out_share: float
     size: int
@@ -120,7 +120,7 @@ class Documents:
     """
 
     texts: list[bytes]
-    files: list[tuple[TextFile, int]]
+    files: list[tuple[TextInput, int]]
     held_out_share: float
     answer_after: str = ""
 
@@ -140,7 +140,7 @@ class Documents:
             digest.update(b"".join(batch))
         return digest.hexdigest(16)
 
-    def file_of(self, number: int) -> TextFile:
+    def file_of(self, number: int) -> TextInput:
         """The file of document `number`."""
         for file, count in self.files:
             if number < count:
@@ -150,7 +150,7 @@ class Documents:
 
 
 def parts_of(
-    files: Iterable[TextFile],
+    files: Iterable[TextInput],
     held_out_share: float,
     answer_after: str = "",
 ) -> list[Part]:
@@ -160,7 +160,7 @@ def parts_of(
     removed file changes one run only.
     """
     parts: list[Part] = []
-    run = list[TextFile]()
+    run = list[TextInput]()
     run_bytes = 0
 
     def end_run() -> None:
@@ -170,13 +170,13 @@ def parts_of(
             run = []
             run_bytes = 0
 
-    def add(files: list[TextFile], span: Span | None, size: int) -> None:
+    def add(files: list[TextInput], span: Span | None, size: int) -> None:
         stamps = tuple(file.stamp() for file in files)
         parts.append(Part(files, span, held_out_share, size, stamps, answer_after))
 
     for file in sorted(files, key=lambda file: file.name):
         size = file.size()
-        if size + PER_FILE >= RUN_BYTES or file.dataset or file.made:
+        if size + PER_FILE >= RUN_BYTES or file.has_own_part:
             end_run()
             spans = _spans(file)
             for span in spans or (None,):
@@ -192,7 +192,7 @@ def parts_of(
     return parts
 
 
-def _spans(file: TextFile) -> list[Span] | None:
+def _spans(file: TextInput) -> list[Span] | None:
     try:
         return file.spans(UNIT_BYTES)
     except (Unreadable, OSError):
@@ -234,7 +234,7 @@ class PartReader:
         self.numbers = {file: number for number, file in enumerate(part.files)}
         self.reports: list[UnitReport] = []
         self.waiting = list[bytes]()
-        self.files = list[tuple[TextFile, int]]()
+        self.files = list[tuple[TextInput, int]]()
         self.size = 0
         self.records = 0
         self.empty = 0
@@ -271,7 +271,7 @@ class PartReader:
             is_readable=self.bad_files < len(self.part.files),
         )
 
-    def _read_file(self, file: TextFile, stamp: Stamp | None) -> Iterator[Documents]:
+    def _read_file(self, file: TextInput, stamp: Stamp | None) -> Iterator[Documents]:
         """The units that become full with this file, of whose documents the last ones wait."""
         before = (self.records, self.empty, self.too_short, self.bad_records, len(self.bad))
         texts = list[bytes]()
@@ -328,13 +328,13 @@ class PartReader:
         if texts:
             yield self._unit(texts, files)
 
-    def _unit(self, texts: list[bytes], files: list[tuple[TextFile, int]]) -> Documents:
+    def _unit(self, texts: list[bytes], files: list[tuple[TextInput, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out_share, self.part.answer_after)
         counts = tuple((self.numbers[file], count) for file, count in files)
         self.reports.append(UnitReport(name=documents.name, files=counts))
         return documents
 
-    def _documents(self, batch: Sequence[str | Fault], file: TextFile) -> list[bytes]:
+    def _documents(self, batch: Sequence[str | Fault], file: TextInput) -> list[bytes]:
         """The records that are documents, in UTF-8; the others are counted."""
         self.records += len(batch)
         shortest = max(1, self.filters.min_length)
@@ -358,14 +358,14 @@ class PartReader:
         return texts
 
 
-def _reason(file: TextFile, error: Unreadable | OSError) -> str:
+def _reason(file: TextInput, error: Unreadable | OSError) -> str:
     """The fault of a file that cannot be read, in words."""
     return (
         f"{file} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
     )
 
 
-def _refuse_changed_text(file: TextFile, stamp: Stamp | None) -> None:
+def _refuse_changed_text(file: TextInput, stamp: Stamp | None) -> None:
     now = file.stamp()
     if stamp is not None and (now is None or now[:2] != stamp[:2]):
         raise DataError(
@@ -405,23 +405,18 @@ class PartReports:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_record(record, report)
 
-    def _is_settled(self, file: TextFile, stamp: Stamp | None) -> bool:
+    def _is_settled(self, file: TextInput, stamp: Stamp | None) -> bool:
         """Whether a later change of the file would change its stamp.
 
         It would if its times are old enough, or no part of the stamp.
         """
-        if file.filler:
-            return all(self._is_settled(each, each.stamp()) for each in file.filler)
-        if stamp is None or not file.has_times:
-            return stamp is not None
-        _, modified, _, changed = stamp
-        return max(modified, changed) + SETTLED < self.begun
+        return stamp is not None and file.last_change(stamp) + SETTLED < self.begun
 
     def _record(self, part: Part) -> Path | None:
         if any(stamp is None for stamp in part.stamps):
             return None
         files = [
-            [place_of(file), file.text_column, file.reader_key(), stamp]
+            [file.place, file.text_column, file.reader_key(), stamp]
             for file, stamp in zip(part.files, part.stamps, strict=True)
         ]
         what = [
@@ -435,13 +430,3 @@ class PartReports:
             files,
         ]
         return self.folder / f"{key_of(what)[:32]}.json"
-
-
-def place_of(file: TextFile) -> str:
-    """The place of a file as text, which the name of a file need not be."""
-    if split := file.dataset:
-        return f"hub://{split.path}/{split.configuration}/{split.split}"
-    if not isinstance(file.path, Path):
-        return file.path.url
-    path = file.path if file.path.is_absolute() else file.path.absolute()
-    return portable(str(path))

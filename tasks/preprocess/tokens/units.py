@@ -27,7 +27,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, TokenizerFails
 from infini_llama.tasks.batches import batches
-from infini_llama.tasks.preprocess.sources.sources import TextFile
+from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Abandoned, Documents, never
 from infini_llama.tasks.preprocess.tokens.shards import (
     Stream,
@@ -402,7 +402,7 @@ class _Writer:
                 )
         return None
 
-    def _special(self, file: TextFile, token: int) -> DataError:
+    def _special(self, file: TextInput, token: int) -> DataError:
         return DataError(
             f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', "
             "which becomes that special token with this tokenizer; "

@@ -20,7 +20,7 @@ from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
-from infini_llama.tasks.preprocess.sources.sources import files_of
+from infini_llama.tasks.preprocess.sources.sources import inputs_of
 from support.hub import write_llama
 from support.machines import GIB, H100, T4, lay_out
 from support.stages import survey
@@ -227,7 +227,7 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     (tmp_path / "plain.txt").write_text(text)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     plain, packed = (
-        sampled_tokens(files_of(TextConfig(files=[str(tmp_path / name)]))[0])
+        sampled_tokens(inputs_of(TextConfig(files=[str(tmp_path / name)])).training)
         for name in ("plain.txt", "packed.txt.gz")
     )
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

@@ -10,7 +10,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess.sources.sources import TextFile
+from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
@@ -90,7 +90,7 @@ def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "tokenizer.json").touch()
     job = Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False))
-    part = Part([TextFile(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,))
+    part = Part([File(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,))
     open_pool = {"dask": _dask, "ray": _ray}[engine]
     with pytest.raises(KeyboardInterrupt), open_pool(job, data(engine=engine), 1) as pool:
         for _ in range(3):

@@ -111,7 +111,7 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
     }
     for folder, files, documents, others in (
         ("mixed", texts, ["b", "c"], {".csv": 1}),
-        ("named", names, ["b"], {".jsonl": 1}),
+        ("named", names, ["b"], {".jsonl": 2}),
         ("whole", {"b.jsonl": '{"text": "b"}\n'}, ["b"], {}),
     ):
         for name, content in files.items():

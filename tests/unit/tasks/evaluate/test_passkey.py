@@ -32,7 +32,7 @@ from infini_llama.tasks.preprocess.sources.passkey import (
     QUESTION,
     PasskeyTexts,
 )
-from infini_llama.tasks.preprocess.sources.sources import files_of
+from infini_llama.tasks.preprocess.sources.sources import inputs_of
 from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -345,8 +345,9 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
 
 def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
     settings = data(source="passkey", passkey={"documents": 20, "repetitions": 2})
-    (source,), held_out = files_of(settings)
-    assert not held_out and list(source.records()) == list(PasskeyTexts(20, 2))
+    inputs = inputs_of(settings)
+    (source,) = inputs.training
+    assert not inputs.validation and list(source.records()) == list(PasskeyTexts(20, 2))
     reference = preprocess(settings, tmp_path)
     assert reference.train.documents + reference.validation.documents == 20
     assert preprocess(settings, tmp_path).built == ()

@@ -9,7 +9,7 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.corpus import Corpus
-from infini_llama.tasks.preprocess.sources.sources import TextFile
+from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.preprocess.tokens.parts import Part, parts_of
@@ -42,9 +42,7 @@ def machine(tmp_path):
 
 
 def parts(count: int, size: int, name: str = "text.jsonl") -> list[Part]:
-    return [
-        Part([TextFile(Path(name), name, "text")], None, 0.0, size, (None,)) for _ in range(count)
-    ]
+    return [Part([File(Path(name), name, "text")], None, 0.0, size, (None,)) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +167,10 @@ def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(data, tmp_path,
 
 
 def test_the_time_of_listing_does_not_grow_with_the_files_of_a_part(tmp_path):
-    files = list[TextFile]()
+    files = list[File]()
     for number in range(1500):  # of which a few runs of small files are made
         path = tmp_path / f"{number}.txt"
         path.write_text("a")
-        files.append(TextFile(path, path.name, "text"))
+        files.append(File(path, path.name, "text"))
     assert len(parts_of(files, 0.1)) < 5
     assert calls_of(lambda: parts_of(files, 0.1)) < 200 * len(files)

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import TokenizerConfig
-from infini_llama.tasks.preprocess.sources.sources import TextFile
+from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.parts import Abandoned, Documents
 from infini_llama.tasks.preprocess.tokens.units import recipe_for, write_unit
@@ -175,9 +175,7 @@ def test_an_unknown_token_stands_for_no_bytes():
 def test_counting_of_losses_can_be_stopped(tmp_path):
     tokenizer = LOSSY["unknown"]
     recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine())
-    documents = Documents(
-        [b"one", b"two"], [(TextFile(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0
-    )
+    documents = Documents([b"one", b"two"], [(File(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
     requests = iter([False, False, True])  # of encoding, and of each document's loss
     with pytest.raises(Abandoned):
         write_unit(recipe, documents, lambda: next(requests))

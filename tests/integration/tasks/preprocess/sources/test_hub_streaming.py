@@ -1,7 +1,8 @@
-"""A Hugging Face dataset read as a stream: the same documents and bytes, and no copy of it."""
+"""A split that `datasets` reads as a stream: the same documents and bytes, and no copy of it."""
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pytest
 from prefect.states import Failed
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
-from infini_llama.tasks.preprocess.sources import hub
-from infini_llama.tasks.preprocess.sources.hub import HubSplit, texts_of
+from infini_llama.tasks.preprocess.sources import huggingface
+from infini_llama.tasks.preprocess.sources.hub import Revision
+from infini_llama.tasks.preprocess.sources.huggingface import Split
 from infini_llama.tasks.preprocess.sources.texts import Fault
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.task import _is_transient
@@ -32,9 +34,13 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["parquet", "jsonl", "csv"])
 def folder(request, tmp_path):
-    """A folder as on the hub: several files of a split."""
+    """A folder as on the Hub, whose card has an option of reading, so that `datasets` reads it."""
     data = tmp_path / "hub" / "data"
     data.mkdir(parents=True)
+    option = "columns: [id, body]" if request.param == "parquet" else "chunksize: 5000"
+    (tmp_path / "hub" / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: data/*\n  {option}\n---\n"
+    )
     for part in range(3):
         rows = ROWS[part * 250 : (part + 1) * 250]
         table = datasets.Dataset.from_list(rows)
@@ -46,6 +52,17 @@ def folder(request, tmp_path):
         else:
             table.to_csv(str(path))
     return tmp_path / "hub"
+
+
+def split_of(folder, text_column):
+    return Split(
+        dataset=str(folder),
+        configuration=None,
+        name="train",
+        revision=Revision(None),
+        streaming=True,
+        text_column=text_column,
+    )
 
 
 def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(
@@ -66,7 +83,7 @@ def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(
 
 
 def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
-    opened, seen = hub._opened, []
+    opened, seen = huggingface._opened, []
 
     class Watched:
         """The stream itself; how far it has been read when its rows are taken is noted."""
@@ -82,12 +99,12 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
                 seen.append(len(batch["id"]))
                 yield batch
 
-    monkeypatch.setattr(hub, "_opened", lambda *given: Watched(opened(*given)))
-    texts = texts_of(HubSplit(str(folder), None, "train", None, True), "body")
+    monkeypatch.setattr(huggingface, "_opened", lambda *given: Watched(opened(*given)))
+    texts = split_of(folder, "body")._rows(None)
     for _ in range(10):
         next(texts)
-    assert sum(seen) <= hub.AT_ONCE
-    assert 10 + len(list(texts)) == len(ROWS) == sum(seen) and max(seen) <= hub.AT_ONCE
+    assert sum(seen) <= huggingface.AT_ONCE
+    assert 10 + len(list(texts)) == len(ROWS) == sum(seen) and max(seen) <= huggingface.AT_ONCE
 
 
 def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
@@ -96,7 +113,7 @@ def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
         preprocess(data(**given), tmp_path / "home")
     with pytest.raises(DataError, match="nothing"):
         preprocess(data(**given, text_column="body", dataset_split="nothing"), tmp_path / "home")
-    records = list(texts_of(HubSplit(str(folder), None, "train", None, True), "id"))
+    records = list(split_of(folder, "id").records())
     assert len(records) == len(ROWS) and all(
         isinstance(record, Fault) for record in records
     )  # numbers are no text
@@ -137,9 +154,13 @@ class Breaking:
 def test_a_stream_that_breaks_off_is_no_bad_text(
     data, folder, cache, tmp_path, monkeypatch, dataset, error, on_bad_input
 ):
-    opened = hub._opened
+    opened = huggingface._opened
+    nothing = SimpleNamespace(config=SimpleNamespace(data_files=None))
+    monkeypatch.setattr(huggingface.HuggingFace, "_builder", lambda source: nothing)
     monkeypatch.setattr(
-        hub, "_opened", lambda split: Breaking(opened(replace(split, path=str(folder))), error)
+        huggingface,
+        "_opened",
+        lambda split: Breaking(opened(replace(split, dataset=str(folder))), error),
     )
     given = {
         "source": "huggingface",
@@ -150,7 +171,9 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
     with pytest.raises(PipelineError, match="'train'") as found:
         preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), tmp_path / "home")
     assert found.value.exit_code == 70
-    monkeypatch.setattr(hub, "_opened", lambda split: opened(replace(split, path=str(folder))))
+    monkeypatch.setattr(
+        huggingface, "_opened", lambda split: opened(replace(split, dataset=str(folder)))
+    )
     with pytest.raises(DataError, match="'text'"):
         preprocess(data(**given | {"text_column": "text"}, streaming=True), tmp_path / "home")
 

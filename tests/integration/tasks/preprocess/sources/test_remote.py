@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+from types import SimpleNamespace
 
 import fsspec
 import pandas as pd
@@ -16,7 +17,8 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
-from infini_llama.tasks.preprocess.sources import formats, remote
+from infini_llama.tasks.preprocess.sources import formats, huggingface, remote
+from infini_llama.tasks.preprocess.sources.hub import Revision
 from infini_llama.tasks.preprocess.sources.remote import matching
 from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
@@ -224,12 +226,13 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
 
 def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch):
     commit, read = "0123456789" * 4, []
+    monkeypatch.setattr(huggingface, "revision_of", lambda dataset, revision: Revision(commit))
+    nothing = SimpleNamespace(config=SimpleNamespace(data_files=None))
+    monkeypatch.setattr(huggingface.HuggingFace, "_builder", lambda source: nothing)
     monkeypatch.setattr(
-        "infini_llama.tasks.preprocess.sources.sources.commit_of", lambda path, revision: commit
-    )
-    monkeypatch.setattr(
-        "infini_llama.tasks.preprocess.sources.sources.texts_of",
-        lambda *given, **_: (read.append(given), iter(TEXTS))[1],
+        huggingface.Split,
+        "batches",
+        lambda split, span=None: (read.append(split), iter([TEXTS]))[1],
     )
     given = {
         "source": "huggingface",
@@ -240,7 +243,7 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
     reference = preprocess(data(**given), tmp_path)
     assert (
         read_dataset(tmp_path / reference.path).meta.revision == commit
-        and read[0][0].revision == commit
+        and read[0].revision.commit == commit
     )
     before = len(read)
     assert lookup(data(**given), tmp_path) == changed(reference, built=[]) and len(read) == before

@@ -9,7 +9,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats
-from infini_llama.tasks.preprocess.sources.sources import describe, files_of
+from infini_llama.tasks.preprocess.sources.sources import describe, inputs_of
 from infini_llama.tasks.preprocess.tokens import parts
 from support.stages import Survey, survey
 
@@ -95,8 +95,9 @@ def test_a_pipe_or_device_is_named_as_one(tmp_path):
 
 
 def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path):
-    training, held_out = files_of(DataConfig(source="python-stdlib"))
-    assert not held_out and sum(source.size() for source in training) > 5_000_000
+    inputs = inputs_of(DataConfig(source="python-stdlib"))
+    training = inputs.training
+    assert not inputs.validation and sum(source.size() for source in training) > 5_000_000
     found = {source.name for source in training}
     assert (
         len(found) > 300

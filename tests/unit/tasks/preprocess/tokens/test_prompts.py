@@ -13,7 +13,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
-from infini_llama.tasks.preprocess.sources.sources import files_of
+from infini_llama.tasks.preprocess.sources.sources import inputs_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
@@ -275,7 +275,7 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
         loss_on="answer",
         answer_after=QUESTION,
     )
-    (source,), _ = files_of(settings)
+    (source,) = inputs_of(settings).training
     texts = [text for text in source.records() if isinstance(text, str)]
     joined, starts = " ".join(prose * 3), set[str]()
     for text in texts:

@@ -1,0 +1,149 @@
+"""A source of text, and its inputs.
+
+A source is one module of this folder, named like its value of data.source, with a class `SOURCE`.
+The keys of the configuration that it reads say so themselves (`read_by` in
+configs/schema/sources.py).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Fault,
+    Span,
+    Stamp,
+    TextRecords,
+    Unreadable,
+)
+from infini_llama.tasks.records.manifest import Provenance
+
+
+class TextInput(ABC):
+    """One input of a source: a file, a split of a dataset, or texts that are generated.
+
+    It is hashable, and its `str` is its place for messages.
+
+    Attributes:
+        name: the same everywhere, wherever the text lies.
+        key: of the configuration that names it.
+        text_column: field of a record that has the text.
+        has_own_part: whether it is never read together with others, though it may be small.
+    """
+
+    name: str
+    key: str
+    text_column: str
+    has_own_part = True
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Its place on this machine or elsewhere, in full."""
+
+    @property
+    def is_read_by_python(self) -> bool:
+        """Whether most of its reading is done by Python itself, which threads do not speed up."""
+        return True
+
+    @abstractmethod
+    def batches(self, span: Span | None = None) -> Iterator[Batch]:
+        """Its texts in order, several at a time, and a Fault for each bad record.
+
+        Args:
+            span: one of those that `spans` gave; None: all of it.
+
+        Raises:
+            Unreadable: as a whole it is damaged.
+            OSError: the disk does not give it.
+        """
+
+    @abstractmethod
+    def stamp(self) -> Stamp | None:
+        """Values that stay the same while its text does; None where nothing is known."""
+
+    def last_change(self, stamp: Stamp | None) -> int:
+        """The newest time in its stamp, in nanoseconds; 0: the stamp has no times."""
+        return 0
+
+    def spans(self, most: int) -> list[Span] | None:
+        """Ranges of about `most` bytes that it can be read in, found without reading it.
+
+        None: it is read from its beginning.
+        """
+        return None
+
+    def size(self) -> int:
+        """Bytes to read; 0 where that is not known."""
+        return 0
+
+    def reader_key(self) -> list[str | int]:
+        """The version and settings by which it is read.
+
+        While they are the same, equal bytes are equal texts.
+        """
+        return []
+
+    def records(self) -> TextRecords:
+        """The same as `batches`, one at a time."""
+        return chain.from_iterable(self.batches())
+
+    def texts(self) -> Iterator[str]:
+        """Its texts in order, where none may be left out.
+
+        Raises:
+            Unreadable: it is damaged, or a record of it, or the disk does not give it.
+        """
+        try:
+            for record in self.records():
+                if isinstance(record, Fault):
+                    raise Unreadable(record.reason)
+                yield record
+        except OSError as error:
+            raise Unreadable(f"cannot be read ({error.strerror})") from None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a section.
+
+    Attributes:
+        validation: the user's own held-out text.
+    """
+
+    training: list[TextInput]
+    validation: list[TextInput]
+
+
+class Source(ABC):
+    """The text that one section names, `data` or one of data.sources.
+
+    Args:
+        section: whose `source` is this one.
+        place: key of the section.
+    """
+
+    def __init__(self, section: TextConfig, place: str) -> None:
+        self.section = section
+        self.place = place
+
+    @abstractmethod
+    def inputs(self, not_text: NotText) -> Inputs:
+        """List the text, without reading it, each input once.
+
+        Args:
+            not_text: counts the files that are left out.
+
+        Raises:
+            ConfigError: keys of the section contradict one another.
+            DataError: nothing matches, or there is no such dataset or split.
+            PipelineError: it is elsewhere, and is not reached.
+        """
+
+    @abstractmethod
+    def provenance(self) -> Provenance:
+        """The origin of the text, for the manifest."""
