@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schedulers import with_scheduler
 from infini_llama.configs.schema import EnvironmentConfig
@@ -47,6 +48,17 @@ def pods() -> dict[str, dict]:
     assert (container["args"], container["env"]) == ("{{ command }}", "{{ env }}")
     container |= {"args": ["true"], "env": []}
     return found | {"work pool": manifest["spec"]["template"]["spec"]}
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "TrainingRuntime"])
+def test_pods_start_again_after_every_code_but_final_ones(kind):
+    final = {int(code) for code, ending in ENDINGS.items() if ending.is_final}
+    job = job_of(DOCUMENTS[kind])
+    (rule,) = job["podFailurePolicy"]["rules"]
+    codes = rule["onExitCodes"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert rule["action"] == "FailJob" and codes["operator"] == "In"
+    assert codes["containerName"] == container["name"] and set(codes["values"]) == final - {0}
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "TrainingRuntime"])
