@@ -127,7 +127,8 @@ ENDINGS = {
     ExitCode.PREEMPTED: Ending(
         cause="stopped by a signal or by Prefect",
         action="A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun "
-        "or a worker, training then continues immediately, and no failure is counted. After "
+        "or a worker, training then continues immediately, and no failure is counted, unless there "
+        "is no newer checkpoint than the attempt began with: that is retried as 70 is. After "
         "SIGTERM, SIGHUP, SIGUSR1, SIGXCPU or Ctrl-C to the command, or a cancellation in Prefect, "
         "the command ends within the grace period; run it again to resume.",
         of_command="stopped; run the command again to resume",
