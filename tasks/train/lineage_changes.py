@@ -20,11 +20,14 @@ def unchanged_after_progress(attempt: AttemptPlan, outcome: Outcome) -> Lineage 
         None if the attempt has no newer checkpoint than it began with: whatever stops the workers
         may do so each time, so that it counts as a failure.
     """
-    log.warning("the workers received a stop signal and %s", outcome.message)
     newest = checkpoints.latest_step(RunFolder(attempt.run_dir).checkpoints)
     if newest <= attempt.from_step:
+        log.warning(
+            "the workers received a stop signal before a newer checkpoint than that of step %d",
+            attempt.from_step,
+        )
         return None
-    log.warning("resuming immediately from step %d", newest)
+    log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
     return attempt.lineage
 
 
