@@ -3,12 +3,13 @@
 One ConfigError lists every problem.
 """
 
+import logging
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import JsonValue
 
@@ -17,7 +18,9 @@ from infini_llama.configs.keys import place
 from infini_llama.configs.problems import shown, validate
 from infini_llama.configs.reading import NULLS, JsonObject, parse_yaml, read_mapping
 from infini_llama.configs.schema import RUN_NAME, PipelineConfig
+from infini_llama.configs.schema.sources import TextConfig, keys_read_by
 
+log = logging.getLogger("infini_llama.configs")
 MOST_LINES = 50  # of a message that lists problems
 
 
@@ -35,8 +38,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     file = _find(Path(path))
     mapping: JsonObject = read_mapping(file)
     problems: list[str] = []
+    source = _source_of(mapping)
     for override in overrides:
         mapping = _override(mapping, override, problems)
+    changed = [override.partition("=")[0].strip() for override in overrides]
+    if _source_of(mapping) != source and "data" not in changed:
+        names = {key.split(".")[1] for key in changed if key.startswith("data.")}
+        mapping = {**mapping, "data": of_new_source(cast("JsonObject", mapping["data"]), names)}
     runtime = mapping.get("runtime")
     if runtime is None or (isinstance(runtime, dict) and "name" not in runtime):
         if re.fullmatch(RUN_NAME, file.stem):
@@ -48,6 +56,38 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     config = _checked(mapping, problems, str(path))
     config.data.leave_out(str(file.absolute()), "the configuration")
     return config
+
+
+def _source_of(mapping: JsonObject) -> JsonValue:
+    data = mapping.get("data")
+    return data.get("source", "files") if isinstance(data, dict) else None
+
+
+def of_new_source(data: JsonObject, changed: Collection[str]) -> JsonObject:
+    """The section of a text whose `source` was changed, without keys that only its former one read.
+
+    They are logged.
+
+    Args:
+        changed: the keys that were set with the new source; they stay, and are refused if it does
+            not read them.
+    """
+    source = data.get("source")
+    if source not in get_args(TextConfig.model_fields["source"].annotation):
+        return data  # it is refused
+    passkey = data.get("passkey")
+    filler = passkey.get("filler") if isinstance(passkey, dict) else None
+    read = keys_read_by(str(source), str(filler))
+    former = [
+        name
+        for name in TextConfig.model_fields
+        if name in data and name not in read and name not in changed
+    ]
+    defaults = TextConfig().model_dump(mode="json")
+    named = [f"data.{name}" for name in former if data[name] != defaults[name]]
+    if named:
+        log.warning("not read with data.source=%s: %s", source, ", ".join(named))
+    return {name: value for name, value in data.items() if name not in former}
 
 
 def refuse_as_new(output: Path) -> None:

@@ -17,7 +17,7 @@ from pydantic_core import core_schema, to_jsonable_python
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import all_keys
-from infini_llama.configs.loading import parse_config
+from infini_llama.configs.loading import of_new_source, parse_config
 from infini_llama.configs.schema import PipelineConfig
 
 # What the first section shows, in this order; the sections below do not repeat it.
@@ -36,7 +36,7 @@ SHORT = {
 # What a value of the first section replaces: the same in another unit, or text from another place.
 INSTEAD = {
     "max_steps": {"train": {"num_epochs": None, "max_tokens": None}},
-    "files": {"data": {"source": "files", "validation_split": None}},
+    "files": {"data": {"source": "files"}},
 }
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 TEXTS = {"minLength", "maxLength", "pattern"}
@@ -77,6 +77,11 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         settings[section][key] = value
         for other, replaced in INSTEAD.get(name, {}).items():
             settings[other] |= replaced
+    if settings["data"]["source"] != config.data.source:
+        data = config.data.model_dump(mode="json")
+        # The form sends what is unchanged, too.
+        changed = {key for key, value in settings["data"].items() if value != data[key]}
+        settings["data"] = of_new_source(settings["data"], changed)
     return parse_config(settings)
 
 

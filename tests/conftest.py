@@ -70,7 +70,13 @@ def data(corpus: Path) -> Callable[..., DataConfig]:
         "device": "cpu",
         "tokenizer": {"vocab_size": 300},
     }
-    return lambda **changes: DataConfig.model_validate(given | changes)
+
+    def data(**changes: Any) -> DataConfig:
+        source = changes.get("source", "files")
+        read = {name: value for name, value in given.items() if name != "files"}
+        return DataConfig.model_validate((given if source == "files" else read) | changes)
+
+    return data
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """The base of every section of the configuration."""
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -52,27 +53,34 @@ def _is_number(annotation: Any) -> bool:
 PATH = {"format": "path"}  # extra of a field with a path, or a list of them
 
 
-def fixed(*, is_path: bool = False, **field: Any) -> Any:
+def fixed(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) -> Any:
     """A pydantic `Field` whose policy is `Resume.FIXED`.
 
     Args:
         is_path: it holds paths, in which environment variables are replaced.
+        read_by: the sources of text that read the key; none: it is no key of a source, or all do.
     """
-    return _with_policy(Resume.FIXED, is_path, field)
+    return _with_policy(Resume.FIXED, is_path, read_by, field)
 
 
 def inexact(*, is_path: bool = False, **field: Any) -> Any:
     """A pydantic `Field` whose policy is `Resume.INEXACT`; for `is_path`, see `fixed`."""
-    return _with_policy(Resume.INEXACT, is_path, field)
+    return _with_policy(Resume.INEXACT, is_path, (), field)
 
 
-def free(*, is_path: bool = False, **field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.FREE`; for `is_path`, see `fixed`."""
-    return _with_policy(Resume.FREE, is_path, field)
+def free(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) -> Any:
+    """A pydantic `Field` whose policy is `Resume.FREE`; for its arguments, see `fixed`."""
+    return _with_policy(Resume.FREE, is_path, read_by, field)
 
 
-def _with_policy(policy: Resume, is_path: bool, field: dict[str, Any]) -> Any:
-    extra = {"resume": policy.value} | (PATH if is_path else {})
+def _with_policy(
+    policy: Resume, is_path: bool, read_by: Sequence[str], field: dict[str, Any]
+) -> Any:
+    extra: dict[str, Any] = {"resume": policy.value}
+    if is_path:
+        extra |= PATH
+    if read_by:
+        extra["read_by"] = list(read_by)
     return Field(**field, json_schema_extra=extra)
 
 
@@ -89,4 +97,13 @@ def resume_policies(section: type[Section]) -> dict[str, Resume]:
         name: Resume(extra["resume"])
         for name, extra in extras.items()
         if isinstance(extra, dict) and "resume" in extra
+    }
+
+
+def readers_of(section: type[Section]) -> dict[str, Sequence[str]]:
+    """The sources that read each key of a section; none: all of them do."""
+    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
+    return {
+        name: cast("list[str]", extra.get("read_by", [])) if isinstance(extra, dict) else ()
+        for name, extra in extras.items()
     }

@@ -6,26 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from infini_llama.configs.schema.section import Section, fixed, free
+from infini_llama.configs.schema.section import Section, fixed, free, readers_of
 
 Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-# The keys that a source reads beside those that belong to every text.
-READ_BY = {
-    "files": ("files", "validation_files", "text_column", "format"),
-    "python-stdlib": ("validation_files", "text_column", "format"),
-    "huggingface": (
-        "dataset",
-        "dataset_config",
-        "revision",
-        "dataset_split",
-        "validation_split",
-        "streaming",
-        "text_column",
-    ),
-    "passkey": ("passkey",),
-}
-OF_EVERY_TEXT = ("source", "loss_on", "answer_after")
+# Sources as the keys of `TextConfig` name them (`read_by`).
+FILES = "files"
+STDLIB = "python-stdlib"
+HUB = "huggingface"
+PASSKEY = "passkey"
+PASSKEY_IN_FILES = "passkey with filler: files"
 HELD_OUT = ("validation_files", "validation_split")
 
 
@@ -70,6 +60,7 @@ class TextConfig(Section):
     )
     files: list[Pattern] = fixed(
         is_path=True,
+        read_by=(FILES, PASSKEY_IN_FILES),
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working "
         "directory, or URLs of the same (s3://, gs://, hf://, https://). A txt, md, rst or py file "
@@ -79,6 +70,7 @@ class TextConfig(Section):
     )
     validation_files: list[Pattern] = fixed(
         is_path=True,
+        read_by=(FILES, STDLIB),
         default_factory=list,
         description="Held-out text, in the same formats as data.files, instead of "
         "data.validation_fraction (source: files or python-stdlib). Training documents that are "
@@ -86,40 +78,52 @@ class TextConfig(Section):
     )
     dataset: str = fixed(
         is_path=True,
+        read_by=(HUB,),
         default="",
         description="Name of a dataset on the Hugging Face Hub, a local dataset folder, or a "
         "folder written by save_to_disk (source: huggingface).",
     )
     dataset_config: str | None = fixed(
-        default=None, description="Configuration of the dataset, if it has several."
+        read_by=(HUB,), default=None, description="Configuration of the dataset, if it has several."
     )
     revision: str | None = fixed(
+        read_by=(HUB,),
         default=None,
         description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its "
         "main branch. The manifest records the commit that was read.",
         min_length=1,
     )
     dataset_split: str = fixed(
-        default="train", description="Split of data.dataset to train on.", min_length=1
+        read_by=(HUB,),
+        default="train",
+        description="Split of data.dataset to train on.",
+        min_length=1,
     )
     validation_split: str | None = fixed(
+        read_by=(HUB,),
         default=None,
         description="Split of data.dataset to hold out (source: huggingface). Default: "
         "data.validation_fraction of data.dataset_split.",
     )
     streaming: bool = free(
+        read_by=(HUB,),
         default=False,
-        description="Read data.dataset without a local copy. The result is the same. For a Hub "
-        "dataset, the contents of a commit are cached. Any other dataset is read again by every "
-        "`run`, including a resume, to check for changes; `train --dataset` does not.",
+        description="Read data.dataset without a local copy. The result is the same. A local "
+        "dataset that the datasets library itself reads is read again by every `run`, including a "
+        "resume, to check for changes; `train --dataset` does not.",
     )
-    passkey: PasskeyConfig = Field(default_factory=PasskeyConfig)
+    passkey: PasskeyConfig = Field(
+        default_factory=PasskeyConfig,
+        json_schema_extra={"read_by": [PASSKEY, PASSKEY_IN_FILES]},
+    )
     text_column: str = fixed(
+        read_by=(FILES, STDLIB, HUB, PASSKEY_IN_FILES),
         default="text",
         description="Column or field that contains the text of a record.",
         min_length=1,
     )
     format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
+        read_by=(FILES, STDLIB, PASSKEY_IN_FILES),
         default="auto",
         description="Format of the files. auto: by file extension, which can also be md, rst, py, "
         "ndjson or tsv. The compression is always detected by the extension.",
@@ -146,25 +150,21 @@ class TextConfig(Section):
             if getattr(self, name) != field.get_default(call_default_factory=True)
         ]
 
-    @property
-    def unread_keys(self) -> list[str]:
-        """The `set_keys` that `source` does not read."""
-        read = (*OF_EVERY_TEXT, *READ_BY[self.source])
-        if self.source == "passkey" and self.passkey.filler == "files":
-            read += ("files", "text_column", "format")
-        return [name for name in self.set_keys if name not in read]
-
     @model_validator(mode="after")
-    def _held_out_text_is_read(self) -> TextConfig:
-        for name in HELD_OUT:
-            if name in self.unread_keys:
-                other = next(
-                    (f", or use {key}" for key in HELD_OUT if key in READ_BY[self.source]), ""
-                )
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not read with source={self.source}; remove "
-                    f"it{other}"
-                )
+    def _keys_are_read(self) -> TextConfig:
+        read = keys_read_by(self.source, self.passkey.filler)
+        for name in self.set_keys:
+            if name in read:
+                continue
+            value = getattr(self, name)
+            if isinstance(value, PasskeyConfig):
+                value = value.model_dump(exclude_defaults=True)
+            instead = ""
+            if name in HELD_OUT:
+                instead = "".join(f", or use {other}" for other in HELD_OUT if other in read)
+            raise ValueError(
+                f"{name}={value!r} is not read with source={self.source}; remove it{instead}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -175,6 +175,18 @@ class TextConfig(Section):
                 "'answer' needs the text that ends the prompt, 'all' has none"
             )
         return self
+
+
+def keys_read_by(source: str, filler: str = "repeated") -> set[str]:
+    """The keys of a text that this source reads.
+
+    Args:
+        filler: of passkey, which may take it from files.
+    """
+    reader = PASSKEY_IN_FILES if source == PASSKEY and filler == "files" else source
+    return {
+        name for name, readers in readers_of(TextConfig).items() if not readers or reader in readers
+    }
 
 
 class SourceConfig(TextConfig):

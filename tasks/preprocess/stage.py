@@ -181,7 +181,6 @@ class Preparation:
         """
         require_folder(self.home)
         require_temporary_folder()
-        warn_of_unread_keys(self.data)
         datasets = self.home / "datasets"
         with disk_full_as(f"the dataset in {datasets}"):
             reference = self.of_run or self._build(repair)
@@ -516,18 +515,6 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
                     if split == "train"
                     else "they do not count in the validation loss",
                 )
-
-
-def warn_of_unread_keys(data: DataConfig) -> None:
-    """Log keys that the source of a text does not read.
-
-    A file has them, and an override or a form has changed the source.
-    """
-    for name, section in sections(data).items():
-        place = f"data.sources.{name}" if name else "data"
-        keys = ", ".join(f"{place}.{key}" for key in section.unread_keys)
-        if keys:
-            log.warning("not read with %s.source=%s: %s", place, section.source, keys)
 
 
 def log_left_out(report: LeftOut) -> None:

@@ -68,6 +68,17 @@ def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     assert with_changes(hub, {"files": ["*.txt"]}).data.validation_split is None
 
 
+def test_a_changed_source_drops_the_keys_that_its_former_one_read(caplog):
+    files = parse_config({"data": {"files": ["*.txt"], "text_column": "body", "min_length": 3}})
+    sent = files.model_dump(mode="json")["data"] | {"source": "huggingface", "dataset": "x"}
+    for changes in ({"data": sent}, {"files": ["*.txt"], "data": sent}):
+        data = with_changes(files, changes).data
+        assert (data.files, data.text_column, data.min_length) == ([], "body", 3)
+    assert "not read with data.source=huggingface: data.files" in caplog.text
+    with pytest.raises(ConfigError, match=r"data\.format='csv' is not read with data\.source=hugg"):
+        with_changes(files, {"data": {"source": "huggingface", "dataset": "x", "format": "csv"}})
+
+
 def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
     """As in a file: the server takes it, and it means the same."""
     files = {

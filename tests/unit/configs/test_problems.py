@@ -1,6 +1,7 @@
 """No wrong value is let through, none hides another, and each sentence names a key."""
 
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -8,9 +9,11 @@ from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import PATTERNS, all_keys, place, words
-from infini_llama.configs.loading import parse_config
+from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.problems import shown
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
+from infini_llama.configs.schema.section import readers_of
+from infini_llama.configs.schema.sources import PASSKEY_IN_FILES, TextConfig, keys_read_by
 
 GOOD = {"data": {"source": "python-stdlib"}}
 
@@ -239,3 +242,45 @@ def test_held_out_text_that_the_source_does_not_read_is_refused(text, other):
             and f"is not read with {'data.' if data is text else ''}source={source}; " in line
         )
         assert line.endswith(other)
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        ("files", {"dataset": "x", "streaming": True, "passkey": {"documents": 5}}),
+        ("python-stdlib", {"files": ["a.txt"], "dataset_config": "en"}),
+        ("huggingface", {"files": ["a.txt"], "format": "csv"}),
+        ("passkey", {"files": ["a.txt"], "text_column": "body", "revision": "v1"}),
+    ],
+)
+def test_a_key_of_another_source_is_refused_by_name(source, keys):
+    given = {"files": {"files": ["a.txt"]}, "huggingface": {"dataset": "x"}}.get(source, {})
+    for key, value in keys.items():
+        line = message({"data": given | {"source": source, key: value}})
+        assert f"data.{key}={value!r} is not read with data.source={source}; remove it" in line
+
+
+def test_every_source_reads_a_key_and_every_reader_is_a_source():
+    choices = get_args(TextConfig.model_fields["source"].annotation)
+    named = {reader for readers in readers_of(TextConfig).values() for reader in readers}
+    assert named - {PASSKEY_IN_FILES} == set(choices)
+    assert keys_read_by("passkey", "files") - keys_read_by("passkey") == {
+        "files",
+        "text_column",
+        "format",
+    }
+
+
+def test_an_override_of_the_source_drops_the_keys_of_the_former_one(tmp_path, caplog):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {files: [a.txt], text_column: body, min_length: 3}")
+    data = load_config(file, ["data.source=passkey"]).data
+    assert (data.files, data.text_column, data.min_length) == ([], "text", 3)
+    assert "not read with data.source=passkey: data.files, data.text_column" in caplog.text
+    caplog.clear()
+    filler = ["data.source=passkey", "data.passkey.filler=files"]
+    assert load_config(file, filler).data.files == ["a.txt"] and not caplog.text
+    with pytest.raises(ConfigError, match=r"data\.format='csv' is not read"):
+        load_config(file, ["data.source=passkey", "data.format=csv"])
+    with pytest.raises(ConfigError, match=r"data\.source"):
+        load_config(file, ["data.source=nowhere"])

@@ -252,24 +252,6 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     assert "built tokens and row tables" in caplog.text
 
 
-def test_keys_that_the_source_does_not_read_are_named(data, tmp_path, caplog):
-    """An override of data.source leaves the other keys of the file in place."""
-    passkey = {"source": "passkey", "passkey": {"documents": 60}}
-    preprocess(data(**passkey, text_column="body"), tmp_path / "home")
-    assert "not read with data.source=passkey: data.files, data.text_column" in caplog.text
-    caplog.clear()
-    filled = {
-        "source": "passkey",
-        "passkey": {"documents": 60, "filler": "files"},
-        "name": "numbers",
-    }
-    text = {"name": "text", "files": data().files, "dataset": "x"}
-    preprocess(data(files=[], sources=[filled | {"files": data().files}, text]), tmp_path / "home")
-    assert [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING] == [
-        "not read with data.sources.text.source=files: data.sources.text.dataset"
-    ]
-
-
 def test_text_that_is_all_held_out_is_named_as_such(data, corpus, tmp_path):
     with pytest.raises(DataError, match=r"all 40 training document.* held-out"):
         preprocess(
