@@ -122,7 +122,7 @@ class HuggingFace(Source):
             )
         except Exception as error:  # `datasets` has no common class for what is wrong
             words = _words(error)
-            if _of_the_network(error):
+            if _of_the_network(error) or revision.cached is not None:
                 raise PipelineError(
                     f"{self.place}.dataset: {section.dataset} is not reached ({words}); "
                     "run the same command again."
@@ -160,6 +160,11 @@ class HuggingFace(Source):
             return
         if not NAME_OF_SPLIT.fullmatch(name):
             return  # an expression
+        if self._revision().cached is not None:
+            raise PipelineError(
+                f"{self.place}.{key}: {self.section.dataset} is not reached, and its copy on this "
+                f"machine has no file of split '{name}'; run the same command again."
+            )
         splits = [f"'{split}' ({_named(paths)})" for split, paths in files.items()]
         raise DataError(
             f"{self.place}.{key}: {self.section.dataset} has no split '{name}'; "

@@ -6,7 +6,7 @@ configs/schema/sources.py).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -115,8 +115,8 @@ class Inputs:
         validation: the user's own held-out text.
     """
 
-    training: list[TextInput]
-    validation: list[TextInput]
+    training: Sequence[TextInput]
+    validation: Sequence[TextInput]
 
 
 class Source(ABC):

@@ -176,7 +176,7 @@ def hub(tmp_path):
     server.close()
 
 
-def test_a_dataset_of_the_hub_is_copied_once_and_read_without_network(tmp_path, hub):
+def test_a_dataset_of_the_hub_is_copied_once_and_read_without_network(tmp_path, hub, capfd):
     settings = {"validation_fraction": 0.5, "sequence_length": 4, "tokenizer": {"vocab_size": 270}}
     given = {"source": "huggingface", "dataset": DATASET, "dataset_config": "english", **settings}
     data = DataConfig.model_validate(given)
@@ -193,6 +193,10 @@ def test_a_dataset_of_the_hub_is_copied_once_and_read_without_network(tmp_path, 
         assert alone.digest == copied.digest == first.digest
     manifest = read_dataset(tmp_path / "alone1" / alone.path)
     assert manifest.meta.revision == COMMIT
+    for other in ({"dataset_split": "test"}, {"dataset_config": "other"}):
+        never = DataConfig.model_validate(given | other)
+        assert start_build(never, tmp_path / "never", **place).wait() == 1
+        assert "PipelineError: data.dataset" in capfd.readouterr().err
     write(tmp_path / "folder" / "data" / "a.csv")
     files = DataConfig.model_validate({"files": [str(tmp_path / "folder")], **settings})
     assert preprocess(files, tmp_path / "files").digest == first.digest
