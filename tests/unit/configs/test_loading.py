@@ -76,7 +76,7 @@ def test_an_override_of_a_text_is_taken_as_written(tmp_path):
 def test_an_override_of_a_text_or_null_is_taken_as_written_unless_it_is_null(
     tmp_path, written, value
 ):
-    path = write(tmp_path, "data: {source: python-stdlib, tokenizer: {eos: </s>}}\n")
+    path = write(tmp_path, "data: {source: huggingface, dataset: x, tokenizer: {eos: </s>}}\n")
     keys = ["data.tokenizer.eos", "data.tokenizer.path", "data.dataset_config", "storage.mirror"]
     config = load_config(path, [f"{key}={written}" for key in keys])
     tokenizer = config.data.tokenizer
