@@ -22,6 +22,7 @@ from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_fil
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.stream import share_bytes
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
 from infini_llama.tasks.tokenizers.encoder import encoder_of
@@ -116,7 +117,6 @@ def part_of(model: Llama, length: int) -> int:
 def over_rows(
     model: Llama,
     reader: TokenReader,
-    token_bytes: np.ndarray,
     sequences: int | None,
     isolate: bool,
 ) -> Measured:
@@ -135,24 +135,27 @@ def over_rows(
         mask = reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
         inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)
-        total.add(model(inputs, *rest), labels, token_bytes[tokens[:, 1:]])
+        total.add(model(inputs, *rest), labels, reader.text_bytes(rows))
         _report(start + len(rows), count, "rows")
     total.text_bytes = int(total.by_place[2].sum())
     return total
 
 
 @torch.inference_mode()
-def over_text(model: Llama, ids: list[int], token_bytes: np.ndarray, total: Measured) -> None:
+def over_text(model: Llama, ids: list[int], sizes: np.ndarray, total: Measured) -> None:
     """Add a text in rows that do not see one another.
 
     Its first token is the end of the text before it. Every token but the first is predicted once,
     so the bits per byte are those of the whole text.
+
+    Args:
+        sizes: bytes of text of each token but the first, int64 [len(ids) - 1].
     """
     length = total.by_place.shape[1]
     for start in range(0, len(ids) - 1, length):
         tokens = ids[start : start + length + 1]
         row = torch.tensor([tokens], device=model.lm_head.weight.device)
-        total.add(model(row[:, :-1]), row[:, 1:], token_bytes[tokens[1:]])
+        total.add(model(row[:, :-1]), row[:, 1:], sizes[start : start + length])
 
 
 @torch.inference_mode()
@@ -215,11 +218,14 @@ def over_texts(
     for text in texts:
         with tokenizer_faults():
             ids = [end_of_text, *encoder.encode(text, add_special_tokens=False).ids]
-        total.text_bytes += len(text.encode())
+        size = len(text.encode())
+        total.text_bytes += size
         if stream:
             streamed(model, ids, total)
         else:
-            over_text(model, ids, token_bytes, total)
+            widths = token_bytes[ids[1:]].astype(np.int64)
+            sizes = share_bytes(widths, np.array([0, len(widths)]), np.array([size]))
+            over_text(model, ids, sizes, total)
     return total
 
 

@@ -85,8 +85,8 @@ def evaluate(
     lineage = RunFolder(run_dir).require_lineage()
     length = lineage.dataset.sequence_length
     dataset = dataset_of(run_dir)
-    token_bytes = read_token_bytes(dataset)
     if files:
+        token_bytes = read_token_bytes(dataset)
         data = RunReader(run_dir).config.get("data")
         column = data.get("text_column") if isinstance(data, dict) else None
         texts = list(texts_of(files, str(column or "text"), run_dir.absolute().parents[1]))
@@ -96,7 +96,7 @@ def evaluate(
     else:
         reader = verified_reader(run_dir, split)
         isolate = lineage.train.document_masking
-        read = partial(repairable()(over_rows), model, reader, token_bytes, sequences, isolate)
+        read = partial(repairable()(over_rows), model, reader, sequences, isolate)
         text = f"{split} rows of {dataset.name}"
         stream = False
     part = None if stream else part_of(model, length)

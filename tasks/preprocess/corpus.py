@@ -32,8 +32,13 @@ from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, key_of
-from infini_llama.tasks.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, is_too_much
-from infini_llama.tasks.tokenizers.tokenizer import identity
+from infini_llama.tasks.tokenizers.expressed import (
+    FEW_BYTES,
+    LARGEST_LOSS,
+    is_too_much,
+    keeps_text,
+)
+from infini_llama.tasks.tokenizers.tokenizer import identity, load
 
 log = logging.getLogger("infini_llama.preprocess")
 T = TypeVar("T")
@@ -57,7 +62,7 @@ class OfSource(Generic[T]):
 
 def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
-    key = {
+    key: dict[str, object] = {
         "version": FORMAT_VERSIONS["dataset"],
         "tokenizer": identity(data.tokenizer),
         "deduplicate": data.deduplicate,
@@ -65,6 +70,8 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
             [source.name, list(source.training), list(source.validation)] for source in sources
         ],
     }
+    if data.tokenizer.path and not keeps_text(load(data.tokenizer)):
+        key["has_document_bytes"] = True
     return key_of(key)
 
 

@@ -37,6 +37,7 @@ from infini_llama.tasks.preprocess.tokens.dataset import (
     SourceUnit,
     WrittenSplit,
     describe_split,
+    document_bytes,
     select,
     write_splits,
 )
@@ -66,7 +67,12 @@ from infini_llama.tasks.storage.artifacts import (
     set_pointer,
     staged,
 )
-from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, repairable
+from infini_llama.tasks.storage.dataset_files import (
+    TOKEN_BYTES,
+    TOKENIZER,
+    document_bytes_file,
+    repairable,
+)
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
@@ -359,6 +365,11 @@ class Preparation:
                 raise fault
             (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
             save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
+            is_lossless = keeps_text(tokenizer)
+            if not is_lossless:
+                for split in SPLITS:
+                    sizes = document_bytes(units, selection, split)
+                    save_array(new / document_bytes_file(split), sizes)
             content = DatasetContent(
                 vocab_size=size,
                 dtype=dtype_for(size).name,
@@ -366,7 +377,7 @@ class Preparation:
                 text_yields_special_tokens=False,
                 train=describe_split(new / "train", written["train"], has_prompts),
                 validation=describe_split(new / "validation", written["validation"], has_prompts),
-                lossless=keeps_text(tokenizer),
+                lossless=is_lossless,
                 loss_on="answer" if has_prompts else "all",
             )
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}

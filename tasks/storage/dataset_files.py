@@ -69,10 +69,20 @@ def read_tokenizer(dataset: Path) -> Tokenizer:
     return Tokenizer.from_buffer(read_file(dataset, TOKENIZER))
 
 
+def document_bytes_file(split: str) -> str:
+    """Name of the file with the bytes of each document of a split, int32 [documents].
+
+    Datasets have it whose tokenizer changes text: there the bytes of a text are not those of its
+    tokens.
+    """
+    return f"{split}.document_bytes.npy"
+
+
 def read_token_bytes(dataset: Path) -> np.ndarray:
     """Bytes of text that each token stands for, int [vocab_size].
 
-    The file's bytes are verified before.
+    They are exact if the tokenizer is lossless. Otherwise they are the widths by which the tokens
+    of a document share its bytes. The file's bytes are verified before.
 
     Raises:
         DataError: as `read_file`.

@@ -386,10 +386,12 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """int32 [vocab]: bytes of text that each token stands for.
 
-    They are 0 for special tokens and for an unknown one, which keeps none.
+    They are 0 for special tokens and for an unknown one, which keeps none. They are exact for a
+    tokenizer that `keeps_text`; the tokens of another one share the bytes of a text by them.
     """
     added = tokenizer.get_added_tokens_decoder()
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    suffix = getattr(tokenizer.model, "end_of_word_suffix", None) or ""
     # Not the description of the whole tokenizer, which takes long.
     steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
     alphabet = set[str]()
@@ -402,12 +404,16 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     for token, number in vocabulary.items():
         if number in added:
             lengths[number] = 0 if added[number].special else len(token.encode())
-        elif of_bytes or (alphabet and alphabet.issuperset(token)):
-            lengths[number] = len(token)  # one character of the byte alphabet is one byte
+            continue
+        written = token.removeprefix(prefix)
+        if suffix and written.endswith(suffix):
+            written = f"{written.removesuffix(suffix)} "  # the end of a word stands for a space
+        if of_bytes or (alphabet and alphabet.issuperset(token)):
+            lengths[number] = len(written)  # one character of the byte alphabet is one byte
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             lengths[number] = 1
         else:
-            lengths[number] = len(token.removeprefix(prefix).replace("▁", " ").encode())
+            lengths[number] = len(written.replace("▁", " ").encode())
     unknown = unknown_id(tokenizer)
     if unknown is not None:
         lengths[unknown] = 0

@@ -35,7 +35,13 @@ from infini_llama.tasks.preprocess.tokens.shards import (
 from infini_llama.tasks.preprocess.tokens.units import DOCUMENTS
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
-from infini_llama.tasks.records.manifest import SPLITS, DatasetContent, Shard, SourceRows
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    DatasetContent,
+    Shard,
+    SourceRows,
+    SplitContent,
+)
 from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
@@ -46,7 +52,12 @@ from infini_llama.tasks.storage.artifacts import (
     read_unit,
     verify_checksum,
 )
-from infini_llama.tasks.storage.dataset_files import REPAIR, TOKEN_BYTES, TOKENIZER
+from infini_llama.tasks.storage.dataset_files import (
+    REPAIR,
+    TOKEN_BYTES,
+    TOKENIZER,
+    document_bytes_file,
+)
 from infini_llama.tasks.tokenizers.encoder import encoder_of
 from infini_llama.tasks.tokenizers.tokenizer import token_bytes
 
@@ -232,6 +243,8 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
             counts += shard_counts
             progress = Reached(number, len(facts.shards), "shards")
             log.info("checking the tokens of %s", split, extra={"progress": progress})
+    if not content.lossless:
+        _check_document_bytes(dataset, split, facts)
     every = np.concatenate(lengths)
     names = ("documents", "tokens", "shortest_document", "longest_document")
     counted = (len(every), int(every.sum()), int(every.min()), int(every.max()))
@@ -242,6 +255,18 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
             f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of "
             f"{entropy_bits(counts)} bits per token; the manifest says {stated} and "
             f"{facts.unigram_entropy_bits}."
+        )
+
+
+def _check_document_bytes(dataset: Path, split: str, facts: SplitContent) -> None:
+    path = dataset / document_bytes_file(split)
+    sizes = map_array(path)
+    counted = (len(sizes), int(sizes.sum()))
+    stated = (facts.documents, facts.bytes)
+    if counted != stated:
+        raise Damaged(
+            f"{path} has {counted[0]:,} documents of {counted[1]:,} bytes; the manifest says "
+            f"{stated[0]:,} of {stated[1]:,}."
         )
 
 

@@ -247,6 +247,19 @@ def _write(
     written.shards.append(shard)
 
 
+def document_bytes(
+    units: Sequence[SourceUnit],
+    selection: Selection,
+    split: str,
+) -> np.ndarray:
+    """Bytes of each document of a split that is kept, int32 [documents], in their order."""
+    sizes = [
+        source_unit.unit.documents(split)["bytes"][kept]
+        for source_unit, kept in zip(units, selection.kept[split], strict=True)
+    ]
+    return np.concatenate(sizes)
+
+
 def _link(stream: Path, path: Path) -> None:
     """Give the stream a second name; where the filesystem has no such links, copy it."""
     try:

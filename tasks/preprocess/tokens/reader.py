@@ -56,6 +56,12 @@ class WindowRows:
             self.stream.mark_answers(start, target)
         return mask[:, 1:]
 
+    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
+        sizes = np.empty((len(indices), self.size), dtype=np.int64)
+        for target, start in zip(sizes, self.starts[indices].tolist(), strict=True):
+            target[:] = self.stream.text_bytes(start, self.size)
+        return sizes[:, 1:]
+
     def documents(self, indices: np.ndarray) -> np.ndarray:
         numbers = np.zeros((len(indices), self.size), dtype=np.int32)
         for target, start in zip(numbers, self.starts[indices].tolist(), strict=True):
@@ -126,6 +132,15 @@ class PackedRows:
                 target[: sizes.sum()] = True
             target[begins] = False
         return mask[:, 1:]
+
+    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
+        sizes = np.zeros((len(indices), self.size), dtype=np.int64)
+        for target, row in zip(sizes, indices, strict=True):
+            filled = 0
+            for start, size in self.pieces_of(row).tolist():
+                target[filled : filled + size] = self.stream.text_bytes(start, size)
+                filled += size
+        return sizes[:, 1:]
 
     def documents(self, indices: np.ndarray) -> np.ndarray:
         numbers = np.full((len(indices), self.size), -1, dtype=np.int32)
@@ -253,6 +268,13 @@ class TokenReader:
         row. Where documents have prompts (loss_on: answer), their tokens do not count, either.
         """
         return self.rows.targets(indices)
+
+    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
+        """Bytes of text that each label stands for, int64 [n, sequence_length]; see `TokenStream`.
+
+        Bits per byte divide by those of the labels that count. Padding has none.
+        """
+        return self.rows.text_bytes(indices)
 
     def documents(self, indices: np.ndarray) -> np.ndarray:
         """The number within its row of each input's document, from 0; padding is -1.

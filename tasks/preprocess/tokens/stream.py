@@ -5,14 +5,16 @@ They are mapped into memory, and each is checked before its first use.
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
 from infini_llama.tasks.records.manifest import DatasetManifest
 from infini_llama.tasks.storage.artifacts import verify_checksum
+from infini_llama.tasks.storage.dataset_files import document_bytes_file, read_token_bytes
 
 
 class TokenStream:
@@ -26,6 +28,7 @@ class TokenStream:
     Attributes:
         has_prompts: documents have prompts (loss_on: answer).
         ends: after the last token of each shard.
+        first_documents: number within the split of each shard's first document.
         views: of a shard that `windows` has read: its first token's place in the stream, and its
             tokens.
         mapped: offsets of documents and tokens of each shard that was read; see `shard`.
@@ -40,6 +43,9 @@ class TokenStream:
         verify_on_read: bool,
     ) -> None:
         shards = manifest.content[split].shards
+        self.dataset = dataset
+        self.manifest = manifest
+        self.split = split
         self.verify_on_read = verify_on_read
         self.has_prompts = manifest.content.loss_on == "answer"
         self.dtype = np.dtype(manifest.content.dtype)
@@ -47,6 +53,8 @@ class TokenStream:
         self.checksums = [manifest.files[shard.file].checksum for shard in shards]
         self.tokens = [shard.tokens for shard in shards]
         self.ends: list[int] = np.cumsum(self.tokens).tolist()
+        documents = [shard.documents for shard in shards]
+        self.first_documents: list[int] = np.cumsum([0, *documents]).tolist()
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.prompts: dict[int, np.ndarray] = {}
         self.views: dict[int, tuple[int, memoryview]] = {}
@@ -89,6 +97,49 @@ class TokenStream:
             offsets, _ = self.shard(shard)
             place = start - self._first_token(shard)
             mark_answers(target, place, offsets, self.prompts[shard])
+
+    def text_bytes(self, start: int, size: int) -> np.ndarray:
+        """Bytes of text that each of the `size` tokens from `start` on stands for, int64 [size].
+
+        Those of all tokens of a document are the bytes of its text. With a lossless tokenizer each
+        token has its own; otherwise the tokens of a document share its bytes.
+
+        Raises:
+            DataError: a file does not have the bytes its manifest says.
+        """
+        sizes = np.empty(size, dtype=np.int64)
+        for shard in self._shards_between(start, start + size):
+            base = self._first_token(shard)
+            first = max(start, base)
+            end = min(start + size, self.ends[shard])
+            sizes[first - start : end - start] = self._bytes_in(shard, first - base, end - base)
+        return sizes
+
+    def _bytes_in(self, shard: int, begin: int, end: int) -> np.ndarray:
+        """Bytes of text of the tokens from `begin` to before `end` of a shard, int64."""
+        offsets, values = self.shard(shard)
+        if self.manifest.content.lossless:
+            return self._token_bytes[values[begin:end]]
+        first = int(np.searchsorted(offsets, begin, side="right")) - 1
+        last = int(np.searchsorted(offsets, end))
+        widths = self._token_bytes[values[offsets[first] : offsets[last]]]
+        number = self.first_documents[shard]
+        sizes = self._document_bytes[number + first : number + last]
+        shares = share_bytes(widths, offsets[first : last + 1] - offsets[first], sizes)
+        return shares[begin - offsets[first] : end - offsets[first]]
+
+    @cached_property
+    def _token_bytes(self) -> np.ndarray:
+        """See `read_token_bytes`, int64 [vocab_size]."""
+        return read_token_bytes(self.dataset).astype(np.int64)
+
+    @cached_property
+    def _document_bytes(self) -> np.ndarray:
+        """Bytes of each document of the split, int32 [documents]."""
+        name = document_bytes_file(self.split)
+        if self.verify_on_read:
+            verify_checksum(self.dataset / name, self.manifest.files[name].checksum)
+        return map_array(self.dataset / name)
 
     def beginnings(self, start: int, size: int) -> np.ndarray:
         """Places among the `size` tokens from `start` on at which documents begin.
@@ -151,6 +202,24 @@ class TokenStream:
                 self.prompts[number] = map_prompts(path)
             self.mapped[number] = offsets, values
         return self.mapped[number]
+
+
+def share_bytes(widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Bytes of text of each token, int64 [tokens]: whole bytes, which a document's tokens share.
+
+    Args:
+        widths: by which they share, int64 [tokens]. A document with none shares evenly.
+        offsets: of the documents among the tokens, int64 [documents + 1].
+        sizes: bytes of each document [documents].
+    """
+    shares = np.empty(len(widths), dtype=np.int64)
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), sizes.tolist(), strict=True)
+    for begin, end, size in bounds:
+        reached = widths[begin:end].cumsum()
+        if not reached[-1]:
+            reached = np.arange(1, end - begin + 1)
+        shares[begin:end] = np.diff(size * reached // reached[-1], prepend=0)
+    return shares
 
 
 def mark_answers(

@@ -24,7 +24,6 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.signals import hangup_as_termination
-from infini_llama.tasks.storage.dataset_files import read_token_bytes
 from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
@@ -324,7 +323,6 @@ def _train_batches(attempt: AttemptPlan, ranks: Ranks) -> TrainBatches:
 
 def _validation_set(attempt: AttemptPlan) -> ValidationSet:
     """The held-out rows of a run's dataset that its evaluations measure."""
-    token_bytes = read_token_bytes(attempt.dataset_path)
     held_out = TokenReader(
         attempt.dataset_path,
         attempt.dataset.row_table,
@@ -332,7 +330,7 @@ def _validation_set(attempt: AttemptPlan) -> ValidationSet:
         verify_on_read=attempt.verify_on_read,
     )
     train = attempt.config.train
-    return validation_set(held_out, token_bytes, train, attempt.micro_batch_size)
+    return validation_set(held_out, train, attempt.micro_batch_size)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

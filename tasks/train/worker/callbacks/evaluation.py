@@ -32,13 +32,11 @@ class ValidationSet:
     """A number of `representative_rows` of the validation split, all if it has fewer.
 
     Attributes:
-        token_bytes: int64 [vocabulary], UTF-8 bytes of each token.
         micro_batch: rows per forward pass.
         isolate: keep the documents of a row apart, as training does.
     """
 
     reader: TokenReader
-    token_bytes: np.ndarray
     sequences: int
     micro_batch: int
     isolate: bool = False
@@ -54,7 +52,6 @@ class ValidationSet:
         readers = ranks.data_world_size
         rows = representative_rows(self.reader, sequences)[ranks.data_rank :: readers]
         most_rows = -(-sequences // readers)  # of any rank
-        bytes_of = torch.from_numpy(self.token_bytes)
         loss_sum = 0.0
         target_bytes = 0
         targets = 0
@@ -73,9 +70,9 @@ class ValidationSet:
                 if counts:
                     loss_sum += loss
                 if counts and ranks.is_context_rank0:
-                    labels = tokens[:, 1:]
-                    counted = labels if mask is None else labels[mask]
-                    target_bytes += int(bytes_of[torch.from_numpy(counted)].sum())
+                    sizes = self.reader.text_bytes(chosen)
+                    counted = sizes if mask is None else sizes[mask]
+                    target_bytes += int(counted.sum())
                     targets += counted.size
         module.train()
         loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
@@ -104,7 +101,6 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
 
 def validation_set(
     reader: TokenReader,
-    token_bytes: np.ndarray,
     train: TrainingConfig,
     micro_batch: int,
 ) -> ValidationSet:
@@ -112,7 +108,7 @@ def validation_set(
     sequences = SEQUENCES
     if train.eval_tokens is not None:
         sequences = rows_with(reader, count(train.eval_tokens))
-    return ValidationSet(reader, token_bytes, sequences, micro_batch, train.document_masking)
+    return ValidationSet(reader, sequences, micro_batch, train.document_masking)
 
 
 class Evaluation(Callback):

@@ -25,12 +25,9 @@ INFINI = {"attention": "infini", "segment_length": 4}
 def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
     dataset, table = dataset_of(folder), RunFolder(folder).require_lineage().dataset.row_table
-    reader, token_bytes = (
-        TokenReader(dataset, table, "validation"),
-        np.load(dataset / "token_bytes.npy"),
-    )
+    reader = TokenReader(dataset, table, "validation")
     found = evaluate(folder, sequences=5).model
-    measured = ValidationSet(reader, token_bytes, 5, 2).measure(LossModule(model), ranks, step=7)
+    measured = ValidationSet(reader, 5, 2).measure(LossModule(model), ranks, step=7)
     assert found.tokens == measured.tokens == 5 * 16 and measured.step == 7
     assert found.loss == pytest.approx(measured.loss, rel=1e-5)
     assert found.bits_per_byte == pytest.approx(measured.bits_per_byte, rel=1e-5)
@@ -86,7 +83,7 @@ def test_files_in_rows_and_as_a_stream(run_of, tmp_path, monkeypatch):
         torch.arange(16), torch.tensor(ids[1:17])
     ]
     total = perplexity.Measured(np.zeros((3, 16)))
-    perplexity.over_text(model, ids[:17], np.ones(model.config.vocab_size), total)
+    perplexity.over_text(model, ids[:17], np.ones(16), total)
     assert total.nats == pytest.approx(-one_row.sum().item(), rel=1e-5)
 
 
