@@ -51,7 +51,7 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
             f"{split}/data-00000.arrow", "", len(lengths), len(values), 0, LENGTH, LENGTH, ""
         )
         written = WrittenSplit([shard], token_counts(values, 32768))
-        facts[split] = describe_split(folder / split, written, has_prompts=False).model_dump(
+        facts[split] = describe_split(folder / split, written, has_loss_mask=False).model_dump(
             mode="json", exclude_defaults=True
         )
         table = build_table({"": lengths}, "concat", LENGTH)

@@ -26,6 +26,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     PartReports,
     parts_of,
 )
+from infini_llama.tasks.preprocess.tokens.targets import targets_of
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, verify_or_remove
 from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
 from infini_llama.tasks.progress import megabytes
@@ -108,11 +109,11 @@ class Corpus:
         for name, section in sections(data).items():
             inputs = inputs_of(section, name, self.not_text)
             share = 0.0 if inputs.validation else data.validation_fraction
-            mark = section.answer_after
+            targets = targets_of(section)
             source = OfSource(
                 name=name,
-                training=parts_of(inputs.training, share, mark),
-                validation=parts_of(inputs.validation, 1.0, mark),
+                training=parts_of(inputs.training, share, targets),
+                validation=parts_of(inputs.validation, 1.0, targets),
             )
             self.sources.append(source)
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")

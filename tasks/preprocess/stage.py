@@ -354,11 +354,11 @@ class Preparation:
         inexpressible = self.corpus.inexpressible(tokenized.recipe)
         selection = select([unit.unit for unit in units], self.data.deduplicate)
         left_out = self.corpus.left_out(selection.duplicates, selection.also_validation)
-        has_prompts = any(unit.has_prompts for unit in units)
+        has_loss_mask = any(unit.has_loss_mask for unit in units)
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
             size = tokenizer.get_vocab_size()
-            written = write_splits(units, selection, new, size, has_prompts)
+            written = write_splits(units, selection, new, size, has_loss_mask)
             fault = self._lack_of_text(written, units, selection)
             if fault:
                 log_left_out(left_out)
@@ -375,10 +375,10 @@ class Preparation:
                 dtype=dtype_for(size).name,
                 eos_id=tokenized.recipe.eos,
                 text_yields_special_tokens=False,
-                train=describe_split(new / "train", written["train"], has_prompts),
-                validation=describe_split(new / "validation", written["validation"], has_prompts),
+                train=describe_split(new / "train", written["train"], has_loss_mask),
+                validation=describe_split(new / "validation", written["validation"], has_loss_mask),
                 lossless=is_lossless,
-                loss_on="answer" if has_prompts else "all",
+                loss_on="answer" if has_loss_mask else "all",
             )
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
@@ -403,9 +403,9 @@ class Preparation:
         texts = sections(self.data)
         units = list[SourceUnit]()
         for source in self.corpus.units_by_source():
-            has_prompts = texts[source.name].loss_on == "answer"
+            has_loss_mask = texts[source.name].loss_on != "all"
             for name in (*source.validation, *source.training):
-                units.append(SourceUnit(source.name, open_unit(recipe, name), has_prompts))
+                units.append(SourceUnit(source.name, open_unit(recipe, name), has_loss_mask))
         return units
 
     def _lack_of_text(

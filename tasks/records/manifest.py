@@ -127,7 +127,7 @@ class SplitContent(Record):
     """One split of the token level.
 
     Attributes:
-        unigram_entropy_bits: per token.
+        unigram_entropy_bits: of the tokens that count, per token.
         sources: empty if data.sources is.
     """
 
@@ -146,8 +146,7 @@ class DatasetContent(ContentRecord):
 
     Attributes:
         lossless: decoding gives every text back.
-        loss_on: "answer" where the shards have the length of each document's prompt, whose labels
-            do not count. Documents of a source with loss_on: all have a prompt of 0 tokens.
+        loss_on: "answer" where not all tokens count in the loss; see `has_loss_mask`.
     """
 
     vocab_size: int
@@ -158,6 +157,14 @@ class DatasetContent(ContentRecord):
     validation: SplitContent
     lossless: bool = True
     loss_on: str = "all"
+
+    @property
+    def has_loss_mask(self) -> bool:
+        """Whether the shards have a bit per token: whether it counts in the loss.
+
+        All of a source with loss_on: all do. Without a mask, all tokens do.
+        """
+        return self.loss_on != "all"
 
     def __getitem__(self, split: str) -> SplitContent:
         return self.train if split == SPLITS[0] else self.validation

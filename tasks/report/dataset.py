@@ -394,15 +394,15 @@ def _ranks(counts: np.ndarray) -> Curve:
 
 
 def _fill(path: Path, row_table: str) -> Chart:
-    """Fraction of a sequence that is targets, where documents are packed into rows."""
+    """Fraction of a sequence that is no padding, where documents are packed into rows."""
     reader = TokenReader(path, row_table, "train")
     curves = []
     if isinstance(reader.rows, PackedRows) and len(reader):
-        targets = reader.rows.fill()
+        filled = reader.rows.fill()
         edges = np.linspace(0, 1, 21)
-        counts = np.histogram(targets / reader.sequence_length, edges)[0] / len(reader)
+        counts = np.histogram(filled / reader.sequence_length, edges)[0] / len(reader)
         curves.append(Curve("rows", edges.tolist(), counts.tolist(), "bars"))
-    title = f"Fraction of a sequence that is targets ({row_table})"
+    title = f"Fraction of a sequence that is no padding ({row_table})"
     return Chart(title, curves, "fraction of positions")
 
 

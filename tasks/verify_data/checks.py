@@ -28,10 +28,12 @@ from infini_llama.tasks.preprocess.tokens.dataset import first_alike
 from infini_llama.tasks.preprocess.tokens.shards import (
     entropy_bits,
     map_array,
-    map_prompts,
     map_shard,
+    map_targets,
     token_counts,
+    unpack_targets,
 )
+from infini_llama.tasks.preprocess.tokens.targets import ByteSpan, encode_spans
 from infini_llama.tasks.preprocess.tokens.units import DOCUMENTS
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
@@ -58,7 +60,7 @@ from infini_llama.tasks.storage.dataset_files import (
     TOKENIZER,
     document_bytes_file,
 )
-from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.encoder import encoder_of, reference
 from infini_llama.tasks.tokenizers.tokenizer import token_bytes
 
 MOST_THREADS = 16  # a disk gives no more to more
@@ -277,7 +279,7 @@ def _check_shard(
     documents: int,
     tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens per document, int64 [documents], and how often each token occurs, int64 [vocab_size].
+    """Tokens per document, int64 [documents], and how often each token counts, int64 [vocab_size].
 
     Args:
         documents, tokens: in the shards before this one, as the manifest says.
@@ -304,14 +306,10 @@ def _check_shard(
         raise Damaged(
             f"{path} has documents that do not end with the one end-of-text token they should have."
         )
-    if content.loss_on == "answer" and not _fit(map_prompts(path), lengths):
-        raise Damaged(f"{path} has prompts that are longer than their documents.")
-    return lengths, token_counts(values, content.vocab_size)
-
-
-def _fit(prompts: np.ndarray, lengths: np.ndarray) -> bool:
-    """Whether there is a prompt for each document, and room after it for the document's end."""
-    return len(prompts) == len(lengths) and bool((prompts >= 0).all() and (prompts < lengths).all())
+    counted_values = values
+    if content.has_loss_mask:
+        counted_values = values[unpack_targets(map_targets(path), 0, len(values))]
+    return lengths, token_counts(counted_values, content.vocab_size)
 
 
 def _rows(dataset: Path, table: Path) -> str:
@@ -347,22 +345,29 @@ def _shard_of(shards: Sequence[Shard], number: int) -> Shard:
     return next(shard for shard in reversed(shards) if shard.first_document <= number)
 
 
-def _document(
-    dataset: Path,
-    content: DatasetContent,
-    shard: Shard,
-    number: int,
-) -> list[np.ndarray]:
-    """A document without its end, in the parts that were tokenized separately.
+@dataclass(frozen=True)
+class _Document:
+    """A document of a dataset without its end.
 
-    They are prompt and answer, or all of it.
+    Attributes:
+        ids: its tokens.
+        targets: which of them count, bool [tokens].
     """
-    offsets, values = map_shard(dataset / shard.file)
+
+    ids: np.ndarray
+    targets: np.ndarray
+
+
+def _document(dataset: Path, content: DatasetContent, shard: Shard, number: int) -> _Document:
+    path = dataset / shard.file
+    offsets, values = map_shard(path)
     place = number - shard.first_document
-    document = values[offsets[place] : offsets[place + 1] - 1]
-    if content.loss_on == "all":
-        return [document]
-    return np.split(document, [map_prompts(dataset / shard.file)[place]])
+    begin = int(offsets[place])
+    end = int(offsets[place + 1]) - 1
+    targets = np.ones(end - begin, dtype=bool)
+    if content.has_loss_mask:
+        targets = unpack_targets(map_targets(path), begin, end)
+    return _Document(values[begin:end], targets)
 
 
 def _text(dataset: Path, units: Path) -> str:
@@ -394,7 +399,7 @@ def _text(dataset: Path, units: Path) -> str:
         places = np.linspace(0, content[split].documents - 1, DECODED).astype(int)
         for number in np.unique(places).tolist():
             shard = _shard_of(content[split].shards, number)
-            text = _text_of(encoder, _document(dataset, content, shard, number))
+            text = _text_of(encoder, _document(dataset, content, shard, number), sizes)
             if text is None:
                 raise Damaged(
                     f"document {number} of {split} in {dataset} does not survive decoding and "
@@ -446,18 +451,26 @@ def _check_bytes(
         )
 
 
-def _text_of(encoder: Tokenizer, parts: list[np.ndarray]) -> str | None:
-    """The text of a document's parts; None where encoding one again gives other tokens."""
-    whole = ""
-    for part in parts:
-        ids = part.tolist()
-        with tokenizer_faults():
-            text = encoder.decode(ids, skip_special_tokens=False)
-            again = encoder.encode(text, add_special_tokens=False).ids
-        if again != ids:
-            return None
-        whole += text
-    return whole
+def _text_of(encoder: Tokenizer, document: _Document, sizes: np.ndarray) -> str | None:
+    """The text of a document; None where encoding it again gives other tokens or targets.
+
+    Args:
+        sizes: bytes of each token, int64 [vocab_size].
+    """
+    with tokenizer_faults():
+        text = encoder.decode(document.ids.tolist(), skip_special_tokens=False)
+        again = encode_spans(reference(encoder), [text.encode()], [_spans(document, sizes)])
+    is_same = np.array_equal(again.ids, document.ids)
+    has_same_targets = np.array_equal(again.targets[:-1], document.targets)
+    return text if is_same and has_same_targets else None
+
+
+def _spans(document: _Document, sizes: np.ndarray) -> list[ByteSpan]:
+    """The bytes of a document's text whose tokens count."""
+    ends = np.append(0, sizes[document.ids].cumsum())
+    changes = np.flatnonzero(np.diff(document.targets, prepend=False, append=False))
+    bounds = ends[changes].tolist()
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _units_by_stream(recipe: Path) -> dict[str, Path]:

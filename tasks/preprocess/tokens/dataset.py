@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.tasks.preprocess.tokens.shards import (
-    PROMPTS,
+    LOSS_MASK,
     dtype_for,
     entropy_bits,
-    map_prompts,
     map_shard,
+    map_targets,
     token_counts,
+    unpack_targets,
     write_shard,
 )
 from infini_llama.tasks.preprocess.tokens.units import Unit
@@ -127,13 +128,12 @@ class SourceUnit:
     """A unit and the one of data.sources that its text is of; "" where there is one source.
 
     Attributes:
-        has_prompts: its streams have a column with the tokens of each document's prompt
-            (loss_on: answer).
+        has_loss_mask: its streams have the column of which tokens count.
     """
 
     source: str
     unit: Unit
-    has_prompts: bool
+    has_loss_mask: bool
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,11 @@ class WrittenShard:
 
 @dataclass
 class WrittenSplit:
-    """The shards of a split in order, and how often each token occurs in them, int64 [vocab]."""
+    """The shards of a split in order.
+
+    Attributes:
+        counts: how often each token counts in them, int64 [vocab].
+    """
 
     shards: list[WrittenShard]
     counts: np.ndarray
@@ -168,15 +172,15 @@ def write_splits(
     selection: Selection,
     folder: Path,
     vocab_size: int,
-    has_prompts: bool,
+    has_loss_mask: bool,
 ) -> dict[str, WrittenSplit]:
     """Write the shards of both splits below `folder`, in the order of the units.
 
     Args:
         selection: of these units. No token is read of a unit of which it keeps all or no documents,
-            unless prompts are added.
-        has_prompts: whether the shards have a column with the tokens of each document's prompt: 0
-            where its unit has no prompts.
+            unless a mask is added.
+        has_loss_mask: whether the shards have the column of which tokens count: all, of a unit
+            without it.
 
     Raises:
         Damaged: a stream that is to be copied is not what its unit says.
@@ -187,7 +191,7 @@ def write_splits(
         written[split] = WrittenSplit([], np.zeros(vocab_size, dtype=np.int64))
         for source_unit, kept in zip(units, selection.kept[split], strict=True):
             if kept.any():
-                _write(source_unit, split, kept, folder, written[split], has_prompts)
+                _write(source_unit, split, kept, folder, written[split], has_loss_mask)
     return written
 
 
@@ -197,7 +201,7 @@ def _write(
     kept: np.ndarray,
     folder: Path,
     written: WrittenSplit,
-    has_prompts: bool,
+    has_loss_mask: bool,
 ) -> None:
     """Write the shard of the documents of a unit that are kept, and add it to `written`."""
     unit = source_unit.unit
@@ -205,7 +209,7 @@ def _write(
     path = folder / file
     stream = unit.shard_path(split)
     checksum = unit.manifest.files[stream.name].checksum
-    if kept.all() and source_unit.has_prompts == has_prompts:
+    if kept.all() and source_unit.has_loss_mask == has_loss_mask:
         _link(stream, path)
         occurring = unit.counts()
         written.counts[occurring["token"]] += occurring[split]
@@ -226,14 +230,14 @@ def _write(
         offsets, values = map_shard(stream)
         all_lengths = np.diff(offsets)
         lengths = all_lengths[kept]
-        tokens = values[np.repeat(kept, all_lengths)]
-        prompts = (
-            map_prompts(stream)[kept]
-            if source_unit.has_prompts
-            else np.zeros(len(lengths), dtype=np.int64)
-        )
-        write_shard(path, tokens, lengths, prompts if has_prompts else None)
-        written.counts += token_counts(tokens, len(written.counts))
+        is_kept = np.repeat(kept, all_lengths)
+        tokens = values[is_kept]
+        targets = np.ones(len(tokens), dtype=bool)
+        if source_unit.has_loss_mask:
+            all_targets = unpack_targets(map_targets(stream), 0, len(values))
+            targets = all_targets[is_kept]
+        write_shard(path, tokens, lengths, targets if has_loss_mask else None)
+        written.counts += token_counts(tokens[targets], len(written.counts))
         shard = WrittenShard(
             file=file,
             source=source_unit.source,
@@ -271,7 +275,7 @@ def _link(stream: Path, path: Path) -> None:
 def describe_split(
     folder: Path,
     written: WrittenSplit,
-    has_prompts: bool,
+    has_loss_mask: bool,
 ) -> SplitContent:
     """Describe a split, and add the files by which `datasets.load_from_disk` opens its folder.
 
@@ -279,7 +283,7 @@ def describe_split(
 
     Args:
         written: at least one shard.
-        has_prompts: whether they have a column with the tokens of each document's prompt.
+        has_loss_mask: whether they have the column of which tokens count.
     """
     documents = 0
     tokens = 0
@@ -300,8 +304,9 @@ def describe_split(
     dtype = dtype_for(len(written.counts)).name
     feature = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "LargeList"}
     features: dict[str, object] = {"input_ids": feature}
-    if has_prompts:
-        features[PROMPTS] = {"dtype": "int64", "_type": "Value"}
+    if has_loss_mask:
+        bit = {"dtype": "bool", "_type": "Value"}
+        features[LOSS_MASK] = {"feature": bit, "_type": "LargeList"}
     _describe_for_datasets(folder, written.shards, features)
     return SplitContent(
         documents=documents,

@@ -7,8 +7,9 @@ is not read again.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from infini_llama.configs.errors import DataError, no_space
 from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable
+from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, ByteSpan
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used
@@ -48,8 +50,7 @@ class Part:
         size: bytes to read, as far as they are known.
         stamps: of each file when it was listed, what stays the same while its text does; None where
             nothing is known.
-        answer_after: ends the prompt of each document (data.answer_after); empty where they have
-            none.
+        targets: the rule of which bytes of its documents count in the loss; None: all.
     """
 
     files: Sequence[TextInput]
@@ -57,7 +58,7 @@ class Part:
     held_out_share: float
     size: int
     stamps: tuple[Stamp | None, ...]
-    answer_after: str = ""
+    targets: AnswerTargets | None = None
 
     def __str__(self) -> str:
         more = f" to {self.files[-1]}" if len(self.files) > 1 else ""
@@ -116,25 +117,25 @@ class Documents:
         texts: in UTF-8.
         files: how many of them are from each file, in order.
         held_out_share: share of them that is validation text; see `units.is_held_out`.
-        answer_after: ends the prompt of each; empty where they have none.
+        spans: bytes of each one that count in the loss; None: all.
     """
 
     texts: list[bytes]
     files: list[tuple[TextInput, int]]
     held_out_share: float
-    answer_after: str = ""
+    spans: Sequence[Sequence[ByteSpan]] | None = None
 
     @cached_property
     def name(self) -> str:
         """Name of the unit.
 
-        32 hexadecimal digits for the texts, the share of them that is held out, and what ends their
-        prompts.
+        32 hexadecimal digits for the texts, the share of them that is held out, and the bytes of
+        them that count.
         """
         lengths = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
         digest = blake3()
-        if self.answer_after:
-            digest = blake3(key=blake3(self.answer_after.encode()).digest())
+        if self.spans is not None:
+            digest = blake3(key=_digest_of(self.spans))
         digest.update(np.float64(self.held_out_share).tobytes() + lengths.tobytes())
         for batch in batches(self.texts, len):
             digest.update(b"".join(batch))
@@ -149,10 +150,17 @@ class Documents:
         raise IndexError(number)
 
 
+def _digest_of(spans: Sequence[Sequence[ByteSpan]]) -> bytes:
+    """A digest of the spans of several documents, 32 bytes."""
+    counts = [len(of_document) for of_document in spans]
+    bounds = [bound for of_document in spans for span in of_document for bound in span]
+    return blake3(np.array([len(counts), *counts, *bounds], np.int64).tobytes()).digest()
+
+
 def parts_of(
     files: Iterable[TextInput],
     held_out_share: float,
-    answer_after: str = "",
+    targets: AnswerTargets | None = None,
 ) -> list[Part]:
     """The parts of these files, in the order of their names.
 
@@ -172,7 +180,7 @@ def parts_of(
 
     def add(files: list[TextInput], span: Span | None, size: int) -> None:
         stamps = tuple(file.stamp() for file in files)
-        parts.append(Part(files, span, held_out_share, size, stamps, answer_after))
+        parts.append(Part(files, span, held_out_share, size, stamps, targets))
 
     for file in sorted(files, key=lambda file: file.name):
         size = file.size()
@@ -329,10 +337,22 @@ class PartReader:
             yield self._unit(texts, files)
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextInput, int]]) -> Documents:
-        documents = Documents(texts, files, self.part.held_out_share, self.part.answer_after)
+        documents = Documents(texts, files, self.part.held_out_share, self._spans(texts, files))
         counts = tuple((self.numbers[file], count) for file, count in files)
         self.reports.append(UnitReport(name=documents.name, files=counts))
         return documents
+
+    def _spans(
+        self,
+        texts: list[bytes],
+        files: list[tuple[TextInput, int]],
+    ) -> list[tuple[ByteSpan, ...]] | None:
+        """The bytes of these texts that count, which are from these files; None: all."""
+        rule = self.part.targets
+        if rule is None:
+            return None
+        file_of_each = chain.from_iterable(repeat(file, count) for file, count in files)
+        return [rule.spans(text, file) for text, file in zip(texts, file_of_each, strict=True)]
 
     def _documents(self, batch: Sequence[str | Fault], file: TextInput) -> list[bytes]:
         """The records that are documents, in UTF-8; the others are counted."""
@@ -425,7 +445,7 @@ class PartReports:
             self.filters.min_length,
             self.filters.skip_bad,
             part.held_out_share,
-            part.answer_after,
+            None if part.targets is None else asdict(part.targets),
             part.span,
             files,
         ]

@@ -9,8 +9,9 @@ from tokenizers import Tokenizer
 from infini_llama.tasks.preprocess.tokens.shards import (
     COUNTED,
     map_array,
-    map_prompts,
     map_shard,
+    map_targets,
+    unpack_targets,
 )
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import RowTableManifest, SourceRows
@@ -49,11 +50,11 @@ class WindowRows:
         return self.stream.windows(self.starts[indices].tolist(), self.size)
 
     def targets(self, indices: np.ndarray) -> np.ndarray | None:
-        if not self.stream.has_prompts:
+        if not self.stream.has_loss_mask:
             return None
-        mask = np.zeros((len(indices), self.size), dtype=bool)
+        mask = np.empty((len(indices), self.size), dtype=bool)
         for target, start in zip(mask, self.starts[indices].tolist(), strict=True):
-            self.stream.mark_answers(start, target)
+            target[:] = self.stream.targets(start, self.size)
         return mask[:, 1:]
 
     def text_bytes(self, indices: np.ndarray) -> np.ndarray:
@@ -122,15 +123,11 @@ class PackedRows:
     def targets(self, indices: np.ndarray) -> np.ndarray:
         mask = np.zeros((len(indices), self.size), dtype=bool)
         for target, row in zip(mask, indices, strict=True):
-            pieces = self.pieces_of(row)
-            sizes = pieces[:, 1]
-            begins = sizes.cumsum() - sizes
-            if self.stream.has_prompts:
-                for begin, (start, size) in zip(begins.tolist(), pieces.tolist(), strict=True):
-                    self.stream.mark_answers(start, target[begin : begin + size])
-            else:
-                target[: sizes.sum()] = True
-            target[begins] = False
+            begin = 0
+            for start, size in self.pieces_of(row).tolist():
+                target[begin : begin + size] = self.stream.targets(start, size)
+                target[begin] = False
+                begin += size
         return mask[:, 1:]
 
     def text_bytes(self, indices: np.ndarray) -> np.ndarray:
@@ -153,7 +150,7 @@ class PackedRows:
         return int(np.diff(self.bounds).max(initial=1))
 
     def count_targets(self, indices: np.ndarray) -> int:
-        if self.stream.has_prompts:
+        if self.stream.has_loss_mask:
             return int(self.targets(indices).sum())
         targets = 0
         for row in indices:
@@ -166,7 +163,7 @@ class PackedRows:
         return self.pieces[self.bounds[row] : self.bounds[row + 1]]
 
     def fill(self) -> np.ndarray:
-        """Targets of each row, int64 [rows]; without regard to prompts."""
+        """Inputs of each row that are no padding, int64 [rows]."""
         if len(self) == 0:
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(self.pieces[:, 1] - 1, self.bounds[:-1])
@@ -265,7 +262,7 @@ class TokenReader:
         """Mask of the labels that count, bool [n, sequence_length]; None where all do.
 
         Padding does not count, nor does the first token of a piece, since its context is not in the
-        row. Where documents have prompts (loss_on: answer), their tokens do not count, either.
+        row. Of a dataset with a loss mask (loss_on: answer), only what the mask has counts.
         """
         return self.rows.targets(indices)
 
@@ -337,17 +334,9 @@ def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
     """
     content = read_dataset(dataset).content
     shards = [dataset / shard.file for shard in content.validation.shards]
-    if content.loss_on == "answer":
-        for shard in shards:
-            prompts = map_prompts(shard)
-            with_prompt = np.flatnonzero(prompts)
-            if len(with_prompt) == 0:  # documents of other sources have none
-                continue
-            is_short = prompts[with_prompt] <= LONGEST_PROMPT
-            place = is_short.argmax() if is_short.any() else prompts[with_prompt].argmin()
-            number = int(with_prompt[place])
-            offsets, tokens = map_shard(shard)
-            return tokenizer.decode(tokens[offsets[number] :][: prompts[number]].tolist())
+    prompt = _short_prompt(shards) if content.has_loss_mask else None
+    if prompt is not None:
+        return tokenizer.decode(prompt)
     offsets, tokens = map_shard(shards[0])
     lengths = np.diff(offsets)
     is_long = lengths >= BEGINNING
@@ -357,3 +346,35 @@ def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
     text = text[:PROMPT_LETTERS].rstrip("\ufffd")  # of half a character
     words = re.match(r"[\s\S]*\S(?=\s)", text)
     return words[0] if words else text
+
+
+def _short_prompt(shards: list[Path]) -> list[int] | None:
+    """The tokens before the first one that counts, of a document that has such.
+
+    It is the first document with at most LONGEST_PROMPT of them, or the one with the fewest, in the
+    first shard that has any. None: no shard has.
+    """
+    for shard in shards:
+        offsets, tokens = map_shard(shard)
+        prompts = _tokens_before_targets(shard)
+        with_prompt = np.flatnonzero(prompts)
+        if len(with_prompt) == 0:  # documents of other sources have none
+            continue
+        is_short = prompts[with_prompt] <= LONGEST_PROMPT
+        place = is_short.argmax() if is_short.any() else prompts[with_prompt].argmin()
+        number = int(with_prompt[place])
+        begin = int(offsets[number])
+        return tokens[begin : begin + int(prompts[number])].tolist()
+    return None
+
+
+def _tokens_before_targets(shard: Path) -> np.ndarray:
+    """Tokens of each document of a shard before the first one that counts, int64 [documents].
+
+    They are 0 where none counts.
+    """
+    offsets, tokens = map_shard(shard)
+    places = np.flatnonzero(unpack_targets(map_targets(shard), 0, len(tokens)))
+    begins = offsets[:-1]
+    firsts = np.append(places, len(tokens))[np.searchsorted(places, begins)]
+    return np.where(firsts < offsets[1:], firsts - begins, 0)

@@ -15,8 +15,8 @@ from infini_llama.tasks.records.manifest import Shard
 from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.filesystem import mapping
 
-# Column of the tokens of each document's prompt, where there are prompts (loss_on: answer).
-PROMPTS = "prompt_tokens"
+# Column of which tokens count in the loss, beside input_ids; absent where all do.
+LOSS_MASK = "loss_mask"
 # Tokens counted together: bincount makes int64 of them, which stay in the processor's cache.
 COUNTED = 250_000
 LONG = 300  # tokens: documents of so many on average are faster copied one by one
@@ -37,22 +37,22 @@ class Stream:
     def clear(self) -> None:
         self.filled = 0
         self._lengths: list[np.ndarray] = []
-        self._prompts: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
 
     def lengths(self) -> np.ndarray:
         """Tokens of each document, int64 [documents]."""
         return np.concatenate(self._lengths)
 
-    def prompts(self) -> np.ndarray | None:
-        """Tokens of each one's prompt, int64 [documents]; None where they have none."""
-        return np.concatenate(self._prompts) if self._prompts else None
+    def targets(self) -> np.ndarray | None:
+        """Which tokens count, bool [filled]; None where all do."""
+        return np.concatenate(self._targets) if self._targets else None
 
     def add(
         self,
         ids: np.ndarray,
         offsets: np.ndarray,
         eos: int,
-        prompts: np.ndarray | None = None,
+        targets: np.ndarray | None = None,
     ) -> None:
         """Add several documents, each with its end.
 
@@ -60,10 +60,11 @@ class Stream:
             ids: of the documents, joined.
             offsets: where in the IDs each document begins, and their end, [documents + 1].
             eos: the token that ends a document.
-            prompts: tokens of each one's prompt [documents], where the dataset has them.
+            targets: which tokens count, with each document's end behind it,
+                bool [tokens + documents]; None: all.
         """
-        if prompts is not None:
-            self._prompts.append(prompts)
+        if targets is not None:
+            self._targets.append(targets)
         lengths = np.diff(offsets) + 1
         end = self.filled + len(ids) + len(lengths)
         if end > len(self.values):
@@ -89,7 +90,7 @@ def write_shard(
     path: Path,
     values: np.ndarray,
     lengths: np.ndarray | list[int],
-    prompts: np.ndarray | None = None,
+    targets: np.ndarray | None = None,
 ) -> None:
     """Write one Arrow stream of one record batch.
 
@@ -98,7 +99,8 @@ def write_shard(
     Args:
         values: tokens of all documents.
         lengths: tokens of each document.
-        prompts: tokens of each document's prompt, a second column.
+        targets: which tokens count, bool, one for each: a second column of one bit per token;
+            None: all do, and there is no such column.
     """
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -108,27 +110,25 @@ def write_shard(
         len(values),
         [None, pa.py_buffer(values)],
     )
-    column = pa.LargeListArray.from_buffers(
-        pa.large_list(tokens.type),
-        len(lengths),
-        [None, pa.py_buffer(offsets)],
-        children=[tokens],
-    )
-    columns: list[pa.Array] = [column]
-    names = ["input_ids"]
-    if prompts is not None:
-        prompts = np.ascontiguousarray(prompts, dtype=np.int64)
-        prompt_column = pa.Array.from_buffers(
-            pa.int64(),
-            len(prompts),
-            [None, pa.py_buffer(prompts)],
-        )
-        columns.append(prompt_column)
-        names.append(PROMPTS)
-    batch = pa.record_batch(columns, names=names)
+    columns = {"input_ids": _lists(offsets, tokens)}
+    if targets is not None:
+        bits = pa.py_buffer(np.packbits(targets, bitorder="little"))
+        mask = pa.Array.from_buffers(pa.bool_(), len(targets), [None, bits])
+        columns[LOSS_MASK] = _lists(offsets, mask)
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
     # Not a file of Python's, for which pyarrow copies all of the tokens.
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
+
+
+def _lists(offsets: np.ndarray, values: pa.Array) -> pa.Array:
+    """One list per document of values that are joined."""
+    return pa.LargeListArray.from_buffers(
+        pa.large_list(values.type),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets)],
+        children=[values],
+    )
 
 
 def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -148,18 +148,35 @@ def map_shard(shard: Path) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def map_prompts(shard: Path) -> np.ndarray:
-    """Tokens of the prompt of each document of a shard, int64 [documents], as a view of the file.
+def map_targets(shard: Path) -> np.ndarray:
+    """Bits that say which tokens of a shard count, as a view of the file; see `unpack_targets`.
 
     Raises:
         ConfigError: it cannot be mapped here.
-        DataError: the file is no shard, or does not have them.
+        DataError: the file is no shard, or does not have them for each token.
     """
     batch = _batch_of(shard)
-    if PROMPTS not in batch.schema.names:
-        raise DataError(f"{shard} has no column {PROMPTS}.")
-    _, values = batch.column(PROMPTS).buffers()
-    return np.frombuffer(values, np.int64, batch.num_rows)
+    if LOSS_MASK not in batch.schema.names:
+        raise DataError(f"{shard} has no column {LOSS_MASK}.")
+    tokens = batch.column("input_ids")
+    mask = batch.column(LOSS_MASK)
+    _, token_offsets, _, _ = tokens.buffers()
+    _, offsets, _, bits = mask.buffers()
+    if mask.type != pa.large_list(pa.bool_()) or not offsets.equals(token_offsets):
+        raise DataError(f"{shard} has a column {LOSS_MASK} that is not of its tokens.")
+    return np.frombuffer(bits, np.uint8)
+
+
+def unpack_targets(bits: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Which tokens from `begin` to before `end` of a shard count, bool [end - begin].
+
+    Args:
+        bits: uint8, eight tokens each, the first in the lowest bit.
+    """
+    first_byte = begin // 8
+    unpacked = np.unpackbits(bits[first_byte : -(-end // 8)], bitorder="little").view(bool)
+    place = begin - 8 * first_byte
+    return unpacked[place : place + end - begin]
 
 
 def _batch_of(shard: Path) -> pa.RecordBatch:

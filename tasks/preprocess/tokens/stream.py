@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.configs.errors import DataError
-from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    map_array,
+    map_shard,
+    map_targets,
+    unpack_targets,
+)
 from infini_llama.tasks.records.manifest import DatasetManifest
 from infini_llama.tasks.storage.artifacts import verify_checksum
 from infini_llama.tasks.storage.dataset_files import document_bytes_file, read_token_bytes
@@ -26,13 +31,13 @@ class TokenStream:
         verify_on_read: compare each shard's checksum before its first use.
 
     Attributes:
-        has_prompts: documents have prompts (loss_on: answer).
+        has_loss_mask: not all tokens count.
         ends: after the last token of each shard.
         first_documents: number within the split of each shard's first document.
         views: of a shard that `windows` has read: its first token's place in the stream, and its
             tokens.
         mapped: offsets of documents and tokens of each shard that was read; see `shard`.
-        prompts: tokens of each document's prompt, of each shard that was read.
+        target_bits: which tokens count, of each shard that was read; see `map_targets`.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class TokenStream:
         self.manifest = manifest
         self.split = split
         self.verify_on_read = verify_on_read
-        self.has_prompts = manifest.content.loss_on == "answer"
+        self.has_loss_mask = manifest.content.has_loss_mask
         self.dtype = np.dtype(manifest.content.dtype)
         self.paths = [dataset / shard.file for shard in shards]
         self.checksums = [manifest.files[shard.file].checksum for shard in shards]
@@ -56,7 +61,7 @@ class TokenStream:
         documents = [shard.documents for shard in shards]
         self.first_documents: list[int] = np.cumsum([0, *documents]).tolist()
         self.mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.prompts: dict[int, np.ndarray] = {}
+        self.target_bits: dict[int, np.ndarray] = {}
         self.views: dict[int, tuple[int, memoryview]] = {}
 
     def windows(self, starts: list[int], size: int) -> np.ndarray:
@@ -91,12 +96,19 @@ class TokenStream:
             filled += len(part)
             shard += 1
 
-    def mark_answers(self, start: int, target: np.ndarray) -> None:
-        """Mark what is of answers in `target`, bool, one element for each token from `start` on."""
-        for shard in self._shards_between(start, start + len(target)):
-            offsets, _ = self.shard(shard)
-            place = start - self._first_token(shard)
-            mark_answers(target, place, offsets, self.prompts[shard])
+    def targets(self, start: int, size: int) -> np.ndarray:
+        """Which of the `size` tokens from `start` on count, bool [size]."""
+        if not self.has_loss_mask:
+            return np.ones(size, dtype=bool)
+        mask = np.empty(size, dtype=bool)
+        for shard in self._shards_between(start, start + size):
+            self.shard(shard)
+            base = self._first_token(shard)
+            first = max(start, base)
+            end = min(start + size, self.ends[shard])
+            bits = self.target_bits[shard]
+            mask[first - start : end - start] = unpack_targets(bits, first - base, end - base)
+        return mask
 
     def text_bytes(self, start: int, size: int) -> np.ndarray:
         """Bytes of text that each of the `size` tokens from `start` on stands for, int64 [size].
@@ -137,6 +149,8 @@ class TokenStream:
     def _document_bytes(self) -> np.ndarray:
         """Bytes of each document of the split, int32 [documents]."""
         name = document_bytes_file(self.split)
+        if name not in self.manifest.files:
+            raise DataError(f"{self.dataset} has no {name}, which its tokenizer needs.")
         if self.verify_on_read:
             verify_checksum(self.dataset / name, self.manifest.files[name].checksum)
         return map_array(self.dataset / name)
@@ -198,8 +212,8 @@ class TokenStream:
                 raise DataError(
                     f"{path} has tokens of {values.dtype}; the manifest says {self.dtype}."
                 )
-            if self.has_prompts:
-                self.prompts[number] = map_prompts(path)
+            if self.has_loss_mask:
+                self.target_bits[number] = map_targets(path)
             self.mapped[number] = offsets, values
         return self.mapped[number]
 
@@ -220,26 +234,3 @@ def share_bytes(widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> n
             reached = np.arange(1, end - begin + 1)
         shares[begin:end] = np.diff(size * reached // reached[-1], prepend=0)
     return shares
-
-
-def mark_answers(
-    target: np.ndarray,
-    place: int,
-    offsets: np.ndarray,
-    prompts: np.ndarray,
-) -> None:
-    """Set `target` to True at the tokens of answers and at the ends of their documents.
-
-    Args:
-        target: bool [tokens of a row].
-        place: of the row's first token in the shard; below 0 where the row begins in an earlier
-            shard.
-        offsets: of the shard's documents [documents + 1].
-        prompts: tokens of each one's prompt [documents].
-    """
-    first = max(0, int(np.searchsorted(offsets, place, side="right")) - 1)
-    last = int(np.searchsorted(offsets[:-1], place + len(target)))
-    begins = offsets[first:last] + prompts[first:last] - place
-    ends = offsets[first + 1 : last + 1] - place
-    for begin, end in zip(begins.clip(0).tolist(), ends.tolist(), strict=True):
-        target[begin:end] = True

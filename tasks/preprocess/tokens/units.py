@@ -15,7 +15,7 @@ verify?
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +37,7 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     token_counts,
     write_shard,
 )
+from infini_llama.tasks.preprocess.tokens.targets import ByteSpan, encode_spans
 from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest, UnitSplit
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
@@ -50,7 +51,7 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.tokenizers.encoder import Encode, encode_each, special_ids
+from infini_llama.tasks.tokenizers.encoder import Encode, special_ids
 from infini_llama.tasks.tokenizers.engines import open_engine
 from infini_llama.tasks.tokenizers.expressed import Loss, losses_of
 from infini_llama.tasks.tokenizers.tokenizer import description_of, tokenizer_of
@@ -59,7 +60,7 @@ log = logging.getLogger("infini_llama.preprocess")
 DOCUMENTS = "documents.npy"
 COUNTS = "counts.npy"
 LOST = "lost.npy"
-# How often a token occurs in each split.
+# How often a token counts in each split.
 TOKEN_COUNT = np.dtype([("token", "<u4"), *((split, "<u4") for split in SPLITS)])
 # Bytes of text after which an engine is opened anew: it keeps every word it has seen, about 100
 # bytes per word.
@@ -139,7 +140,7 @@ def write_unit(
 
     Raises:
         Abandoned: `should_stop`.
-        DataError: a text becomes a special token, or has no answer.
+        DataError: a text becomes a special token.
         EngineDiffers: a fast engine gave other ids than the reference.
     """
     name = documents.name
@@ -153,11 +154,15 @@ def write_unit(
     stream = writer.encode(documents, order, table["bytes"], should_stop)
     table = table[order]
     splits = _split(stream, training_documents=len(order) - int(is_validation.sum()))
-    counts = {
-        split: token_counts(stream.values[places.tokens], writer.vocab_size)
-        for split, places in splits.items()
-    }
+    targets = stream.targets()
+    counts = dict[str, np.ndarray]()
+    for split, places in splits.items():
+        tokens = stream.values[places.tokens]
+        counted = tokens if targets is None else tokens[targets[places.tokens]]
+        counts[split] = token_counts(counted, writer.vocab_size)
     all_counts = sum(counts.values(), np.zeros(1, np.int64))
+    if targets is not None:
+        all_counts = token_counts(stream.values[: stream.filled], writer.vocab_size)
     writer.refuse_special_tokens(documents, order, stream, all_counts)
     with staged(recipe.unit(name)) as folder:
         content = dict[str, object]()
@@ -216,10 +221,10 @@ def _write_split(
     """
     values = stream.values[places.tokens]
     lengths = stream.lengths()[places.documents]
-    prompts = stream.prompts()
+    targets = stream.targets()
     if len(lengths):
-        split_prompts = None if prompts is None else prompts[places.documents]
-        write_shard(path, values, lengths, split_prompts)
+        of_split = None if targets is None else targets[places.tokens]
+        write_shard(path, values, lengths, of_split)
     return UnitSplit(
         documents=len(lengths),
         tokens=len(values),
@@ -230,7 +235,7 @@ def _write_split(
 
 
 def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The tokens that occur, TOKEN_COUNT [tokens], of counts int64 [vocab] by split."""
+    """The tokens that count somewhere, TOKEN_COUNT [tokens], of int64 [vocab] by split."""
     tokens = np.flatnonzero(sum(counts.values(), np.zeros(1, np.int64)))
     occurring = np.empty(len(tokens), TOKEN_COUNT)
     occurring["token"] = tokens
@@ -272,7 +277,10 @@ class Unit:
         return table[:count] if split == SPLITS[0] else table[count:]
 
     def counts(self) -> np.ndarray:
-        """Counts of the tokens that occur, TOKEN_COUNT [tokens], in the order of their IDs."""
+        """How often tokens count, TOKEN_COUNT [tokens], in the order of their IDs.
+
+        Those that count nowhere are left out.
+        """
         return np.load(self.folder / COUNTS, allow_pickle=False)
 
     def lost(self) -> np.ndarray | None:
@@ -328,20 +336,37 @@ class _Writer:
         """
         stream = self._stream()
         engine = self._engine(int(sizes.sum()))
-        mark = documents.answer_after.encode()
         for numbers in batches(order.tolist(), sizes.tolist().__getitem__):
             if should_stop():
                 raise Abandoned
             batch = [documents.texts[number] for number in numbers]
+            spans = None
+            if documents.spans is not None:
+                spans = [documents.spans[number] for number in numbers]
             try:
-                ids, offsets, prompts = encode_answers(engine, batch, mark)
-            except ValueError:
-                number = next(number for number in numbers if mark not in documents.texts[number])
-                raise _without_answer(documents, number) from None
+                self._add(stream, batch, spans, engine)
             except TokenizerFails as fault:
                 raise self._failing(documents, numbers) or fault from None
-            stream.add(ids, offsets, self.recipe.eos, prompts)
         return stream
+
+    def _add(
+        self,
+        stream: Stream,
+        texts: list[bytes],
+        spans: list[Sequence[ByteSpan]] | None,
+        engine: Encode,
+    ) -> None:
+        """Encode some texts into the stream.
+
+        Args:
+            spans: of each text, what counts; None: all.
+        """
+        if spans is None:
+            ids, offsets = engine(texts)
+            stream.add(ids, offsets, self.recipe.eos)
+            return
+        encoded = encode_spans(engine, texts, spans)
+        stream.add(encoded.ids, encoded.offsets, self.recipe.eos, encoded.targets)
 
     def refuse_special_tokens(
         self,
@@ -412,66 +437,3 @@ class _Writer:
 
 
 _writer_of = lru_cache(maxsize=1)(_Writer)  # an engine has a hundred megabytes of words
-
-
-def _without_answer(documents: Documents, number: int) -> DataError:
-    file = documents.file_of(number)
-    text = documents.texts[number]
-    section = file.key.rpartition(".")[0]
-    return DataError(
-        f"{file} has a document without {section}.answer_after={documents.answer_after!r} "
-        f"({text.decode()[:60]!r} …), so it has no answer; "
-        f"leave it out, correct the key, or set {section}.loss_on=all."
-    )
-
-
-def _split_text(text: bytes, answer_after: bytes) -> tuple[bytes, bytes]:
-    """A text's prompt, which ends with the last occurrence of `answer_after`, and its answer.
-
-    Raises:
-        ValueError: the text does not contain `answer_after`.
-    """
-    start = text.rindex(answer_after) + len(answer_after)
-    return text[:start], text[start:]
-
-
-def encode_answers(
-    encode: Encode,
-    texts: list[bytes],
-    answer_after: bytes,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Encode several documents, each with a prompt and an answer.
-
-    An answer's tokens are those that follow its prompt's in the whole text: by itself it may have
-    others, as with Llama 2's tokenizer, which puts a space before what it encodes. Where a token
-    would reach from one into the other, both are encoded by themselves.
-
-    Args:
-        answer_after: ends the prompt. Empty: documents have no prompt, and the third part is None.
-
-    Returns:
-        IDs of the documents, joined; where in them each begins, [documents + 1]; and the tokens of
-        each one's prompt, [documents].
-
-    Raises:
-        ValueError: a text does not contain `answer_after`.
-    """
-    if not answer_after:
-        return *encode(texts), None
-    halves = [_split_text(text, answer_after) for text in texts]
-    whole = encode_each(encode, texts)
-    prompts = encode_each(encode, [prompt for prompt, _ in halves])
-    # Documents whose prompt and answer are encoded by themselves.
-    apart = [
-        number
-        for number, (ids, prompt) in enumerate(zip(whole, prompts, strict=True))
-        if not np.array_equal(ids[: len(prompt)], prompt)
-    ]
-    answers = encode_each(encode, [halves[number][1] for number in apart])
-    for number, answer in zip(apart, answers, strict=True):
-        whole[number] = np.concatenate((prompts[number], answer))
-    return (
-        np.concatenate(whole),
-        np.cumsum([0, *map(len, whole)]),
-        np.array([len(prompt) for prompt in prompts]),
-    )

@@ -46,17 +46,19 @@ def test_every_unit_its_place_and_its_source_are_in_the_key(texts):
     assert tokens_key(DATA, texts) != tokens_key(DATA, TEXTS)
 
 
-def test_a_units_name_is_that_of_its_documents_held_out_share_and_answers():
+def test_a_units_name_is_that_of_its_documents_held_out_share_and_targets():
     names = [
         Documents([b"ab", b"c"], [], 0.1).name,
         Documents([b"a", b"bc"], [], 0.1).name,
         Documents([b"abc"], [], 0.1).name,
         Documents([b"c", b"ab"], [], 0.1).name,
         Documents([b"ab", b"c"], [], 0.2).name,
-        Documents([b"ab", b"c"], [], 0.1, "b").name,
-        Documents([b"ab", b"c"], [], 0.1, "c").name,
+        Documents([b"ab", b"c"], [], 0.1, [[(1, 2)], [(0, 1)]]).name,
+        Documents([b"ab", b"c"], [], 0.1, [[(0, 2)], [(0, 1)]]).name,
+        Documents([b"ab", b"c"], [], 0.1, [[(0, 1)], [(2, 3), (4, 5)]]).name,
+        Documents([b"ab", b"c"], [], 0.1, [[(0, 1), (2, 3)], [(4, 5)]]).name,
     ]
-    assert len(set(names)) == 7 and {len(name) for name in names} == {32}
+    assert len(set(names)) == 9 and {len(name) for name in names} == {32}
     assert Documents([b"ab", b"c"], [], 0.1).name == names[0]
 
 

@@ -146,7 +146,7 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     reference = preprocess(data(packing="best_fit"), home)
     page = read_page(as_page(measured_dataset(home / reference.path)))
     assert page.elements.count("svg") == 4 and "all checks passed" not in page.text
-    assert f"Fraction of a sequence that is targets ({reference.row_table})" in page.text
+    assert f"Fraction of a sequence that is no padding ({reference.row_table})" in page.text
 
 
 def test_tokens_are_counted(built, dataset, monkeypatch):

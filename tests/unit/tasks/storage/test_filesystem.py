@@ -12,7 +12,7 @@ from numpy.lib.format import write_array_header_1_0
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.cli.main import name_home
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens.shards import map_array, map_prompts, map_shard
+from infini_llama.tasks.preprocess.tokens.shards import map_array, map_shard, map_targets
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import move_aside, set_pointer
@@ -103,7 +103,7 @@ def test_a_map_that_the_system_refuses_is_no_damage(few_addresses, tmp_path):
     shard.touch()
     os.truncate(table, 2 * few_addresses + table.stat().st_size)
     os.truncate(shard, few_addresses)
-    for map_file, file in ((map_array, table), (map_shard, shard), (map_prompts, shard)):
+    for map_file, file in ((map_array, table), (map_shard, shard), (map_targets, shard)):
         with pytest.raises(ConfigError, match="ulimit -v") as refused:
             map_file(file)
         assert str(file) in str(refused.value)

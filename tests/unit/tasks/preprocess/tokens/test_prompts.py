@@ -1,6 +1,7 @@
 """loss_on: answer, from the text to the gradients."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,15 +11,19 @@ import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
+from infini_llama.configs.reading import changed
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
+from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.sources import inputs_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
-from infini_llama.tasks.preprocess.tokens.shards import map_prompts, map_shard
-from infini_llama.tasks.preprocess.tokens.units import encode_answers
+from infini_llama.tasks.preprocess.tokens.shards import map_shard, map_targets, unpack_targets
+from infini_llama.tasks.preprocess.tokens.stream import TokenStream
+from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, encode_spans
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
@@ -47,6 +52,11 @@ def texts(tmp_path_factory) -> Path:
     ]
     file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
     return file
+
+
+def targets_of(shard: Path) -> np.ndarray:
+    """Which tokens of a shard count, bool [tokens]."""
+    return unpack_targets(map_targets(shard), 0, len(map_shard(shard)[1]))
 
 
 def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +158,7 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
         shard.source: folder / shard.file
         for shard in read_dataset(folder).content.validation.shards
     }
-    assert map_prompts(shards["answers"]).min() > 0 == map_prompts(shards["prose"]).max()
+    assert not targets_of(shards["answers"]).all() and targets_of(shards["prose"]).all()
     assert preprocess(given, tmp_path).built == ()
 
 
@@ -199,20 +209,33 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
     settings = [
         data(files=[str(texts)]),
         data(files=[str(texts)], **ANSWERS),
-        data(files=[str(texts)], **ANSWERS | {"answer_after": ": "}),
+        data(files=[str(texts)], **ANSWERS | {"answer_after": ":"}),
     ]
     assert len({Preparation(each, tmp_path).plan().key for each in settings}) == 3
+    same_spans = data(files=[str(texts)], **ANSWERS | {"answer_after": MARK.strip("\n")})
+    of_answers = Preparation(settings[1], tmp_path).plan().key
+    assert Preparation(same_spans, tmp_path).plan().key == of_answers
     for each in settings:
         folder = tmp_path / preprocess(each, tmp_path).path
         (shard, *_) = sorted((folder / "train").glob("*.arrow"))
         if each.loss_on == "all":
             with pytest.raises(DataError):
-                map_prompts(shard)
+                map_targets(shard)
         else:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             (start, *_), values = map_shard(shard)
-            prompt = values[start : start + map_prompts(shard)[0]]
+            prompt = values[start : start + targets_of(shard).argmax()]
             assert tokenizer.decode(prompt.tolist()).endswith(each.answer_after)
+
+
+def test_shards_without_a_mask_are_refused_where_not_all_tokens_count(data, texts, tmp_path):
+    """As an earlier version wrote them: otherwise all tokens would count."""
+    folder = tmp_path / preprocess(data(files=[str(texts)]), tmp_path).path
+    manifest = read_dataset(folder)
+    of_answers = changed(manifest, content=changed(manifest.content, loss_on="answer"))
+    stream = TokenStream(folder, of_answers, "train", verify_on_read=False)
+    with pytest.raises(DataError, match="loss_mask"):
+        stream.targets(0, 5)
 
 
 def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
@@ -224,14 +247,51 @@ def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
         preprocess(data(files=[str(tmp_path / "*.txt")], **ANSWERS), tmp_path)
 
 
-def test_without_a_mark_the_encoding_is_the_whole_text():
-    def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(sum(map(len, batch))), np.cumsum([0, *map(len, batch)])
+def answers_of(texts: list[bytes], mark: str) -> list[tuple[tuple[int, int], ...]]:
+    file = File(Path("a.txt"), "a.txt", "text")
+    return [AnswerTargets(mark).spans(text, file) for text in texts]
 
-    ids, offsets, prompts = encode_answers(encode, [b"abc", b"de"], b"")
-    assert len(ids) == 5 and offsets.tolist() == [0, 3, 5] and prompts is None
-    ids, offsets, prompts = encode_answers(encode, [b"a:bc", b"d:e:f"], b":")
-    assert prompts is not None and prompts.tolist() == [2, 4] and offsets.tolist() == [0, 4, 9]
+
+def byte_by_byte(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """A token per byte, but one for `:)`."""
+    each = [list(text.replace(b":)", b"\xff")) for text in batch]
+    ids = np.array([token for ids in each for token in ids], np.uint16)
+    return ids, np.cumsum([0, *map(len, each)])
+
+
+def shown(text: bytes, spans: list[tuple[int, int]]) -> tuple[str, str]:
+    """The tokens of a text, and a `+` for each that counts, its end's last."""
+    found = encode_spans(byte_by_byte, [text], [spans])
+    assert found.offsets.tolist() == [0, len(found.ids)]
+    return bytes(found.ids.tolist()).decode("latin-1"), "".join(
+        "-+"[int(bit)] for bit in found.targets
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "tokens", "targets"),
+    [
+        (b"abc", [(0, 3)], "abc", "++++"),
+        (b"abc", [], "abc", "----"),
+        (b"abc", [(3, 3)], "abc", "---+"),
+        (b"abc", [(0, 1)], "abc", "+---"),
+        (b"a:b|c:de|f", [(2, 3), (6, 8)], "a:b|c:de|f", "--+---++---"),
+        (b"a:b|c:de", [(2, 3), (6, 8)], "a:b|c:de", "--+---+++"),
+        (b":)a:)", [(4, 5)], "\xffa:)", "---++"),  # a token would reach across a bound
+        (b":)a:)b:", [(2, 3), (5, 6)], "\xffa\xffb:", "-+-+--"),
+        (b":)a:)b:)", [(2, 3), (5, 6), (7, 8)], "\xffa\xffb:)", "-+-+-++"),
+    ],
+)
+def test_targets_are_the_tokens_of_the_spans(text, spans, tokens, targets):
+    assert shown(text, spans) == (tokens, targets)
+
+
+def test_documents_are_joined_in_their_order():
+    texts = [b"a:bc", b"d:e:f", b"xyz"]
+    found = encode_spans(byte_by_byte, texts, [*answers_of(texts[:2], ":"), ((1, 2),)])
+    assert bytes(found.ids.tolist()) == b"".join(texts)
+    assert found.offsets.tolist() == [0, 4, 9, 12]
+    assert found.targets.tolist() == [bit == "+" for bit in "--+++----++-+--"]
 
 
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "byte-level bpe"])
@@ -243,24 +303,59 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
         return np.concatenate(each), np.cumsum([0, *map(len, each)])
 
     texts = [b"two and two: 4", b"a question: an answer"]
-    ids, offsets, prompts = encode_answers(encode, texts, b":")
+    found = encode_spans(encode, texts, answers_of(texts, ":"))
     whole = encode(texts)
-    assert ids.tolist() == whole[0].tolist() and offsets.tolist() == whole[1].tolist()
+    assert found.ids.tolist() == whole[0].tolist() and found.offsets.tolist() == whole[1].tolist()
     sizes = np.diff(encode([text[: text.index(b":") + 1] for text in texts])[1])
-    assert prompts is not None and prompts.tolist() == sizes.tolist()
+    lengths = np.diff(found.offsets)
+    expected = [
+        bit
+        for prompt, length in zip(sizes, lengths, strict=True)
+        for bit in [False] * prompt + [True] * (length - prompt + 1)
+    ]
+    assert found.targets.tolist() == expected
 
 
-def test_a_token_that_reaches_from_a_prompt_into_its_answer_is_not_used():
-    def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """A token per byte, but one for `:)`."""
-        each = [list(text.replace(b":)", b"\xff")) for text in batch]
-        return np.array([token for ids in each for token in ids], np.uint16), np.cumsum(
-            [0, *map(len, each)]
-        )
+def test_several_spans_go_through_units_datasets_and_rows(data, tmp_path, monkeypatch):
+    """A rule with a span per turn changes nothing but the rule."""
 
-    ids, offsets, prompts = encode_answers(encode, [b"a:)", b"b:c"], b":")
-    assert ids.tolist() == list(b"a:)b:c") and ids.dtype == np.uint16
-    assert offsets.tolist() == [0, 3, 6] and prompts is not None and prompts.tolist() == [2, 2]
+    def turns(self: AnswerTargets, text: bytes, file: TextInput) -> tuple[tuple[int, int], ...]:
+        return tuple(match.span(1) for match in re.finditer(rb"A: ([a-z ]+)\.", text))
+
+    monkeypatch.setattr(AnswerTargets, "spans", turns)
+    draw = np.random.default_rng(0)
+    words = ["green", "sky", "blue", "field"]
+
+    def some() -> str:
+        return " ".join(draw.choice(words, size=draw.integers(1, 6)))
+
+    lines = [
+        "".join(f"{number} Q: {some()}? A: {some()}. " for _ in range(draw.integers(1, 4)))
+        for number in range(60)
+    ]
+    file = tmp_path / "turns.jsonl"
+    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    settings = data(files=[str(file)], loss_on="answer", answer_after="A: ", packing="padded")
+    reference = preprocess(settings, tmp_path)
+    verify(reference, tmp_path, "deep")
+    folder = tmp_path / reference.path
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (shard,) = (folder / "train").glob("*.arrow")
+    offsets, values = map_shard(shard)
+    is_target = targets_of(shard)
+    found, expected = set[str](), set[str]()
+    for start, end in pairwise(offsets.tolist()):
+        text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
+        kept = [
+            tokenizer.decode(group.tolist())
+            for group in np.split(
+                values[start:end], np.flatnonzero(np.diff(is_target[start:end])) + 1
+            )
+        ]
+        assert not is_target[end - 1]
+        found.add(f"{text}: {kept[1::2]}")
+        expected.add(f"{text}: {re.findall(r'A: ([a-z ]+)[.]', text)}")
+    assert found == expected and len(found) > 20
 
 
 def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):

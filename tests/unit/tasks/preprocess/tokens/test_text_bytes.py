@@ -15,14 +15,14 @@ from infini_llama.tasks.preprocess.tokens.reader import PackedRows, TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.preprocess.tokens.stream import share_bytes
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
-from infini_llama.tasks.tokenizers.tokenizer import token_bytes
 from infini_llama.tasks.verify_data.checks import verify
 from support.tokenizer_kinds import TEXTS, of_kind
 from support.trained_runs import trained_run
 
-LOSSY = ["gemma", "blanks as bytes", "llama2", "bert", "gpt1", "t5"]
+LOSSY = ["gemma", "blanks as bytes", "llama2", "bert", "gpt1", "t5", "unigram with bytes"]
 KINDS = ["byte-level bpe", *LOSSY]
 PACKING = [{"packing": name} for name in ("concat", "padded", "best_fit")]
 PACKING += [{"packing": "window", "stride": 5}]
