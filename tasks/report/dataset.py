@@ -324,6 +324,9 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
     content = read_dataset(path).content
     counts = training_counts(path, content)
     lengths = {split: document_lengths(path, content[split].shards) for split in SPLITS}
+    widths = list[Curve]()
+    if content.lossless:  # otherwise a token has no bytes of its own
+        widths.append(_widths(counts, read_token_bytes(path)))
     drawn = (
         Chart(
             "Tokens per document, share of documents",
@@ -331,11 +334,7 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
             "tokens",
             log_x=True,
         ),
-        Chart(
-            "Bytes per token, share of all tokens",
-            [_widths(counts, read_token_bytes(path))],
-            "bytes",
-        ),
+        Chart("Bytes per token, share of all tokens", widths, "bytes"),
         Chart(
             "How often the n-th most frequent token occurs",
             [_ranks(counts)],

@@ -22,7 +22,7 @@ from infini_llama.tasks.preprocess.rows.packing import (
     compute_rows,
     costs_of,
 )
-from infini_llama.tasks.preprocess.tokens.reader import rows_of, target_counts
+from infini_llama.tasks.preprocess.tokens.reader import Rows, rows_of, target_counts
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, entropy_bits, save_array
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import (
@@ -262,7 +262,10 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
     meta = RowTableMeta(
         key=key,
         device=device,
-        packing=BySplit(train=train.costs, validation=validation.costs),
+        packing=BySplit(
+            train=_costs(dataset, "train", train, data.sequence_length),
+            validation=_costs(dataset, "validation", validation, data.sequence_length),
+        ),
         infini_llama=version("infini-llama"),
         unigram_entropy_bits=_entropy_of_targets(dataset, validation, data.sequence_length),
     )
@@ -273,6 +276,19 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
 
 
+def _rows_of(dataset: Path, split: str, table: Table, sequence_length: int) -> Rows:
+    """The rows of a split, whose shards are verified before their first use."""
+    manifest = read_dataset(dataset)
+    stream = TokenStream(dataset, manifest, split, verify_on_read=True)
+    return rows_of(
+        stream,
+        entries=table.arrays["rows"],
+        pieces=table.arrays.get("pieces"),
+        size=sequence_length + 1,
+        padding=manifest.content.eos_id,
+    )
+
+
 def _entropy_of_targets(dataset: Path, table: Table, sequence_length: int) -> float:
     """Unigram entropy of the targets of validation rows, in bits per target.
 
@@ -280,13 +296,22 @@ def _entropy_of_targets(dataset: Path, table: Table, sequence_length: int) -> fl
         DataError: a shard does not have the bytes its manifest says.
     """
     with repairable():
-        manifest = read_dataset(dataset)
-        content = manifest.content
-        stream = TokenStream(dataset, manifest, "validation", verify_on_read=True)
-        entries = table.arrays["rows"]
-        pieces = table.arrays.get("pieces")
-        rows = rows_of(stream, entries, pieces, sequence_length + 1, content.eos_id)
-        return entropy_bits(target_counts(rows, content.vocab_size))
+        rows = _rows_of(dataset, "validation", table, sequence_length)
+        return entropy_bits(target_counts(rows, read_dataset(dataset).content.vocab_size))
+
+
+def _costs(dataset: Path, split: str, table: Table, sequence_length: int) -> RowCosts:
+    """The costs of the rows of a split, with the targets that its loss mask leaves.
+
+    Raises:
+        DataError: a shard does not have the bytes its manifest says.
+    """
+    with repairable():
+        if not read_dataset(dataset).content.has_loss_mask:
+            return table.costs
+        rows = _rows_of(dataset, split, table, sequence_length)
+        targets = sum(rows.count_targets(np.array([row])) for row in range(len(rows)))
+    return changed(table.costs, targets=targets)
 
 
 def _table_of(

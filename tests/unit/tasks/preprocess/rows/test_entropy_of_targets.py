@@ -65,6 +65,11 @@ def test_the_entropy_is_that_of_the_targets_of_the_validation_rows(
     reader = TokenReader(folder, reference.row_table, "validation")
     expected = bits_of_labels(reader)
     assert table.meta.unigram_entropy_bits == pytest.approx(expected, rel=1e-9)
+    assert table.meta.packing is not None
+    for split in ("train", "validation"):
+        rows = TokenReader(folder, reference.row_table, split)
+        targets = rows.count_targets(np.arange(len(rows)))
+        assert table.meta.packing[split].targets == targets
     stream = reader.stream
     tokens = np.concatenate([map_shard(path)[1] for path in stream.paths])
     that_count = tokens[stream.targets(0, len(tokens))]
