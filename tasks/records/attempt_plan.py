@@ -29,6 +29,7 @@ class AttemptPlan(Record):
         resume_from: checkpoint folder; None: start from step 0.
         goodput: of the attempts before this one.
         grace_period: seconds that workers may take to save and end.
+        evaluation_time: seconds that an evaluation of the run has taken at most; 0: none was made.
     """
 
     started: StartTime
@@ -43,6 +44,7 @@ class AttemptPlan(Record):
     resume_from: Path | None = None
     goodput: Goodput = Field(default_factory=Goodput)
     grace_period: float = 0.0
+    evaluation_time: float = 0.0
 
     @property
     def model(self) -> LlamaConfig:

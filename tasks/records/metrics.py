@@ -42,6 +42,7 @@ class Goodput(Record):
     training: float = 0.0
     evaluation: float = 0.0
     save: float = 0.0
+    samples: float = 0.0
     ending: float = 0.0
     lost_work: float = 0.0
     down: float = 0.0
@@ -167,10 +168,15 @@ METRICS_LINE: TypeAdapter[MetricsLine] = TypeAdapter(
 
 
 class SampleLine(StepLine):
-    """A text by the model."""
+    """A text by the model.
+
+    Attributes:
+        given_up: the texts of this step were given up for a request to stop, so there is none.
+    """
 
     prompt: str | None = None
     text: str
+    given_up: bool = False
 
 
 class PerplexityLine(Perplexity):

@@ -24,6 +24,8 @@ class TrainState:
         skips: of the update policy: recent steps whose update was skipped.
         losses: of the update policy: those of recent updates, in which spikes are looked for.
         stale_validations: since one was the lowest.
+        evaluation_due: the evaluation after this step was given up for a request to stop; the next
+            attempt begins with it.
         loss_scale, steps_at_scale: of the update policy, with fp16.
         world_size: workers that train.
         model: fields of LlamaConfig.
@@ -38,6 +40,7 @@ class TrainState:
     skips: list[int] = field(default_factory=list[int])
     losses: list[float] = field(default_factory=list[float])
     stale_validations: int = 0
+    evaluation_due: bool = False
     loss_scale: float | None = None
     steps_at_scale: int = 0
     world_size: int = 1
@@ -80,7 +83,12 @@ class TrainState:
             self.stale_validations += 1
 
     def is_finished(self, max_steps: int, patience: int | None) -> bool:
-        """Whether all steps are done, or `patience` validations in a row brought no gain."""
+        """Whether all steps are done, or `patience` validations in a row brought no gain.
+
+        The evaluation of the last step belongs to it.
+        """
+        if self.evaluation_due:
+            return False
         return self.step >= max_steps or (
             patience is not None and self.stale_validations >= patience
         )

@@ -195,6 +195,22 @@ def best_of(checkpoints: list[Checkpoint]) -> Path | None:
     return min(losses)[2] if losses else None
 
 
+def set_aside(path: Path) -> None:
+    """Give a checkpoint whose step is about to be saved again a second name.
+
+    It stays valid under it, until `point_and_prune` finds the new one.
+    """
+    try:
+        verify(path, checksums=False)
+    except Damaged:  # there is none, or `commit` moves it
+        return
+    second = path.with_name(path.name.replace("-", "-0"))
+    if second.exists():
+        remove(second)
+    path.rename(second)
+    point(path.parent)
+
+
 def point_and_prune(
     folder: Path,
     keep: int,
@@ -205,6 +221,10 @@ def point_and_prune(
     The pointers are `latest` and `best`. Checkpoints of every `permanent_every`-th step are never
     removed, and not among the `keep`.
     """
+    for path in named(folder):
+        first = checkpoint_path(folder, step_of(path))
+        if path != first and first.exists():
+            remove(path)
     point(folder)
     for path in superseded(folder, keep, permanent_every):
         remove(path)

@@ -2,9 +2,7 @@
 
 import json
 import logging
-import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,17 +210,16 @@ class Writer:
         self,
         max_new_tokens: int,
         sampling: Sampling,
-        seconds: float = math.inf,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[int, str]]:
         """Pairs of a prompt's number and the next piece of its text.
 
         A piece comes as soon as no later token can change it or make it a stop string.
 
         Args:
-            seconds: after which no further token is begun.
+            is_over: once it is true, no further token is begun.
         """
         shown = [0] * len(self.texts)
-        until = time.monotonic() + seconds
         size = self.tokenizer.get_vocab_size()
         steps = generate_batch(
             self.model,
@@ -239,7 +236,7 @@ class Writer:
                     if certain > shown[row]:
                         yield row, self.texts[row][shown[row] : certain]
                         shown[row] = certain
-            if time.monotonic() > until:
+            if is_over():
                 break
         for row, text in enumerate(self.texts):
             if len(text) > shown[row]:

@@ -24,19 +24,20 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.storage.record_files import read_lines, with_checksum
 
-# Parts of the wall time, by the phase of a heartbeat that is counted to each.
-PHASE_OF = {
-    "start_up": "start",
+# The part of the wall time to which each phase of a heartbeat is counted.
+PART_OF = {
+    "start": "start_up",
     "compile": "compile",
-    "data_wait": "data",
-    "training": "compute",
-    "evaluation": "evaluate",
+    "data": "data_wait",
+    "compute": "training",
+    "metrics_hook": "training",
+    "evaluate": "evaluation",
     "save": "save",
-    "ending": "finish",
+    "samples": "samples",
+    "finish": "ending",
 }
-PARTS = (*PHASE_OF, "lost_work", "down")
 # In these phases a rank works on the step after the one it names.
-FOR_THE_NEXT_STEP = ("data", "compute")
+FOR_THE_NEXT_STEP = ("data", "compute", "metrics_hook")
 LEDGER = "time.jsonl"
 CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")
@@ -76,7 +77,7 @@ def goodput(
         from_step: of the attempt that is about to start; None: there is none.
         now: when it starts, seconds since 1970.
     """
-    spent = dict.fromkeys(PARTS, 0.0)
+    spent = Goodput().parts()
     records = {record.attempt: record for record in read_attempts(run)}
     run_id = run.read_id()
     measured = [
@@ -111,12 +112,12 @@ def _add_attempt(
         kept: the last of its steps that no later attempt repeated; None: there is no later one.
     """
     for line in attempt.lines:
-        for part, phase in PHASE_OF.items():
+        for phase, seconds in line.phases.items():
             reached = line.step
             if phase in FOR_THE_NEXT_STEP:
                 reached += 1
-            lost = kept is not None and reached > kept and part not in ("start_up", "compile")
-            spent["lost_work" if lost else part] += line.phases.get(phase, 0.0)
+            lost = kept is not None and reached > kept and phase not in ("start", "compile")
+            spent["lost_work" if lost else PART_OF[phase]] += seconds
     spent["ending" if attempt.complete else "lost_work"] += attempt.end - attempt.recorded_until
 
 
@@ -175,13 +176,13 @@ class Ledger:
         self.before = before
         self.last = started.monotonic
         self.phases: dict[str, float] = {}
-        self.totals = dict.fromkeys(PHASE_OF.values(), 0.0)
+        self.totals = dict.fromkeys(PART_OF.values(), 0.0)
 
     def leave(self, phase: str) -> None:
         """Count the time since the last call to `phase`."""
         now = time.monotonic()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self.last
-        self.totals[phase] += now - self.last
+        self.totals[PART_OF[phase]] += now - self.last
         self.last = now
 
     def close_step(self, step: int) -> None:
@@ -195,5 +196,6 @@ class Ledger:
     def spent(self) -> Goodput:
         """The use of the time so far, with that of earlier attempts."""
         parts = self.before.parts()
-        parts |= {part: parts[part] + self.totals[phase] for part, phase in PHASE_OF.items()}
+        for part, seconds in self.totals.items():
+            parts[part] += seconds
         return _of_parts(parts, self.before.wall + self.last - self.started.monotonic)

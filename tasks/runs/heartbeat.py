@@ -12,8 +12,18 @@ from typing import NamedTuple
 from infini_llama.tasks.runs.goodput import Ledger
 
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
-PHASES = ("start", "compile", "data", "compute", "evaluate", "save", "finish")
-LINE = "{step:>12} {phase:<10} {time:>20.6f}\n"
+PHASES = (
+    "start",
+    "compile",
+    "data",
+    "compute",
+    "metrics_hook",
+    "evaluate",
+    "save",
+    "samples",
+    "finish",
+)
+LINE = "{step:>12} {phase:<12} {time:>20.6f}\n"
 BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
 PUBLISH_SECONDS = 1.0
 UNKNOWN = 30  # times runtime.hang_timeout that a phase may take whose duration is not known

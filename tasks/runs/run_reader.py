@@ -120,15 +120,26 @@ class RunReader:
         # A run may have begun from a checkpoint of another one.
         first = min(trained, default=1) if self.lineage.resumed_from else 1
         expected = range(first, newest + 1)
+        given_up = self._evaluations_due
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         for steps, train in self._trained_with:
             interval = train.eval_steps
             if isinstance(interval, int):
                 of_attempt = expected[max(0, steps.start - first) : max(0, steps.stop - first)]
-                due = {step for step in of_attempt if step % interval == 0}
+                due = {step for step in of_attempt if step % interval == 0} - given_up
                 what = f"validation (one every {interval} steps) of step"
                 _warn_of_missing(self.folder.metrics, what, due - validated)
         return lines
+
+    @property
+    def _evaluations_due(self) -> set[int]:
+        """The step of the newest checkpoint, if the next attempt begins with its evaluation."""
+        newest = next(iter(self.committed), None)
+        if newest is not None:
+            with suppress(Damaged):
+                if checkpoints.read_state(newest.path).evaluation_due:
+                    return {newest.step}
+        return set()
 
     @cached_property
     def _trained_with(self) -> list[tuple[range, TrainingConfig]]:
@@ -295,6 +306,7 @@ class RunReader:
                 due = {step for step in validated if step in steps}
                 _warn_of_missing(self.folder.samples, "text of step", due - ends - present)
         texts = self.result.samples if self.result else ()
+        written = [line for line in written if not line.given_up]
         return written + [SampleLine(step=self.step, text=text) for text in texts]
 
     @cached_property

@@ -44,9 +44,9 @@ GONE_SECONDS = 60.0
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 # The duration of one visit does not limit the next: start-up is entered for other work each time
 # (imports, compilation, reporters), a save waits for a disk, mostly for a copy, and once for all
-# that is still written in the background, and an evaluation is followed by texts of the model,
-# which decides how long they are.
-NOT_LEARNED = ("start", "compile", "save", "evaluate")
+# that is still written in the background, the model decides how long its texts are, and the end
+# is entered for the result and then for the reporters.
+NOT_LEARNED = ("start", "compile", "save", "samples", "finish")
 
 
 class Hung(Exception):

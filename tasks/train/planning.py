@@ -22,10 +22,11 @@ from infini_llama.tasks.runs.run_folder import (
     number_of,
     read_attempt_plan,
     read_attempts,
+    read_metrics,
 )
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
-from infini_llama.tasks.train.stopping import grace_period
+from infini_llama.tasks.train.stopping import grace_period, longest_evaluation
 
 log = logging.getLogger("infini_llama.train")
 
@@ -82,6 +83,7 @@ def plan_attempt(
         resume_from=chosen,
         goodput=goodput(run, from_step, now),
         grace_period=grace_period(run, config.runtime),
+        evaluation_time=longest_evaluation(read_metrics(run)),
     )
 
 

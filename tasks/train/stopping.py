@@ -38,9 +38,13 @@ def stop_seconds(lines: list[MetricsLine]) -> float:
     step = max((line.step_time for line in steps), default=0.0)
     save = max((line.save_time for line in steps), default=0.0)
     write = max((line.save_write_time for line in steps), default=0.0)
+    return 1.5 * (step + longest_evaluation(lines) + save + 2 * max(write, save))
+
+
+def longest_evaluation(lines: list[MetricsLine]) -> float:
+    """Seconds of the slowest evaluation; 0 before one was measured."""
     validations = [line for line in lines if isinstance(line, ValidationLine)]
-    evaluation = max((line.evaluation_time for line in validations), default=0.0)
-    return 1.5 * (step + evaluation + save + 2 * max(write, save))
+    return max((line.evaluation_time for line in validations), default=0.0)
 
 
 def stop_workers(

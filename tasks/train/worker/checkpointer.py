@@ -36,7 +36,8 @@ from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 Tensors = dict[str, torch.Tensor]
 # Fields of a train state that follow from the losses of its run.
-OF_LOSSES = {"validation_loss", "best_validation_loss", "stale_validations", "skips", "losses"}
+OF_LOSSES = {"validation_loss", "best_validation_loss", "stale_validations"}
+OF_LOSSES |= {"evaluation_due", "skips", "losses"}
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -119,7 +120,7 @@ class Checkpointer:
         self.save_time = 0.0
         permanent = self.permanent_every is not None and state.step % self.permanent_every == 0
         interval_ends = self.interval.advance(state)
-        return interval_ends or permanent or self._is_best(state)
+        return interval_ends or permanent or self.is_best(state)
 
     def save(self, state: TrainState) -> None:
         """Copy the state and commit it in the background, once the previous save is complete.
@@ -133,7 +134,7 @@ class Checkpointer:
         for callback in self.callbacks:
             callback.save_state(state)
         self.writer.save(state.step, tensors, state.to_json())
-        if self._is_best(state) and state.validation_loss is not None:
+        if self.is_best(state) and state.validation_loss is not None:
             self.lowest_loss = state.validation_loss
         self.save_time = time.perf_counter() - started
 
@@ -154,7 +155,8 @@ class Checkpointer:
                 f"the weights after step {state.step} are not finite", state.step, state.samples
             )
 
-    def _is_best(self, state: TrainState) -> bool:
+    def is_best(self, state: TrainState) -> bool:
+        """Whether the state's validation loss is the lowest of all checkpoints."""
         return state.validation_loss is not None and state.validation_loss < self.lowest_loss
 
     def __enter__(self) -> "Checkpointer":
@@ -334,6 +336,7 @@ def save_checkpoint(
         if first:
             (shared / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
             meta = {"torch": torch.__version__}
+            checkpoints.set_aside(target)
             content = {"step": step, "validation_loss": scalars.get("validation_loss")}
             commit(shared, target, KIND, meta, content, writer.checksums)
     dist.barrier(group)

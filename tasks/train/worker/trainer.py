@@ -127,15 +127,15 @@ class Trainer:
         validation = _validation_set(attempt)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat.ledger)
-        evaluation = Evaluation(
-            self.strategy, validation, train, attempt.max_steps, ranks, self.metrics, heartbeat
+        self.evaluation = Evaluation(
+            attempt, self.strategy, validation, ranks, self.metrics, heartbeat, self._is_stopping
         )
+        self.samples = Samples(attempt, self.strategy, ranks, self.metrics, heartbeat, stop)
         self.callbacks: list[Callback] = [
             self.policy,
             Profiler(run.profile, train.profile_steps, ranks.rank),
             self.metrics,
-            evaluation,
-            Samples(attempt, self.strategy, ranks, evaluation, self.metrics),
+            self.evaluation,
         ]
         self.checkpointer = Checkpointer(
             run.checkpoints,
@@ -153,19 +153,18 @@ class Trainer:
         self.checkpointer.load_into(self.state, self.attempt.resume_from)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
-        stop_requested = False
         with self.checkpointer, self.data:
+            stop_requested = self._finish_evaluation()
             while not (self.finished or stop_requested):
                 for callback in self.callbacks:
                     callback.on_step_start(self.state)
                 result = self.step()
-                stop_requested = result.update.stop_requested
                 for callback in self.callbacks:
                     callback.on_step_end(self.state, result)
                 is_due = self.checkpointer.advance(self.state)
-                if is_due or self.finished or stop_requested:
-                    self.heartbeat.beat("save", self.state.step)
-                    self.checkpointer.save(self.state)
+                # An evaluation stays due only after a request to stop.
+                stop_requested = result.update.stop_requested or self.state.evaluation_due
+                stop_requested = self._save_then_sample(is_due, stop_requested)
         self.heartbeat.beat("finish", self.state.step)
         for callback in self.callbacks:
             callback.on_train_end(self.finished)
@@ -173,6 +172,40 @@ class Trainer:
             return "preempted"
         self._write_result()
         return "done"
+
+    def _finish_evaluation(self) -> bool:
+        """Make the evaluation that the attempt before gave up; return whether to stop."""
+        if not self.state.evaluation_due:
+            return False
+        self.evaluation.evaluate(self.state)
+        if self.state.evaluation_due:
+            return True
+        return self._save_then_sample(self.checkpointer.is_best(self.state), stop_requested=False)
+
+    def _save_then_sample(self, is_save_due: bool, stop_requested: bool) -> bool:
+        """Save the step if that is due, then write the texts of its evaluation.
+
+        Returns:
+            whether a stop is requested now: the step is saved then, and no other one follows.
+        """
+        is_saved = is_save_due or self.finished or stop_requested
+        if is_saved:
+            self._save()
+        if self.finished or self.evaluation.last_step != self.state.step:
+            return stop_requested
+        self.samples.write(self.state.step, stop_requested)
+        stop_requested = stop_requested or self._is_stopping()
+        if stop_requested and not is_saved:
+            self._save()
+        return stop_requested
+
+    def _save(self) -> None:
+        self.heartbeat.beat("save", self.state.step)
+        self.checkpointer.save(self.state)
+
+    def _is_stopping(self) -> bool:
+        """Whether a stop is requested on any rank. A collective call."""
+        return self.ranks.sum(float(self.stop.requested))[0] > 0
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
@@ -273,9 +306,8 @@ class Trainer:
             run = RunFolder(attempt.run_dir)
             samples = tuple[str, ...]()
             with best_effort(WHAT, ADVICE, repeated=True):
-                samples = tuple(
-                    sample.text for sample in samples_in_time(model, attempt, self.ranks.device)
-                )
+                texts = samples_in_time(model, attempt, self.ranks.device, self.stop)
+                samples = tuple(sample.text for sample in texts or ())
             stopped_early = None
             if step < attempt.max_steps:
                 stopped_early = attempt.config.train.early_stopping_patience

@@ -5,7 +5,9 @@ import time
 from dataclasses import dataclass
 
 from infini_llama.configs.durations import duration
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.heartbeat import UNKNOWN
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
@@ -91,6 +93,18 @@ class Callback:
 
     def load_state(self, state: TrainState) -> None:
         """Continue from the fields that `save_state` wrote."""
+
+
+def longest_silence(attempt: AttemptPlan) -> float:
+    """Seconds that a rank may take for what is only for people.
+
+    It is half of the time that the other ranks wait for it, and that a rank may be silent.
+    """
+    timeouts = (
+        attempt.config.environment.communication_timeout,
+        UNKNOWN * attempt.config.runtime.hang_timeout,
+    )
+    return min(timeouts) / 2
 
 
 class Interval:

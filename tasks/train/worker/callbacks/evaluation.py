@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import Heartbeat
@@ -41,12 +43,24 @@ class ValidationSet:
     micro_batch: int
     isolate: bool = False
 
-    def measure(self, module: nn.Module, ranks: Ranks, step: int) -> ValidationLine:
+    def measure(
+        self,
+        module: nn.Module,
+        ranks: Ranks,
+        step: int,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> ValidationLine | None:
         """The validation after `step`: means over all targets. A collective call.
 
         Data rank r takes rows r, r + data_world_size, … All ranks make the same number of forward
         passes, as sharded parameters need all of them; one that has no row left computes one that
         does not count.
+
+        Args:
+            is_given_up: asked on every rank before each forward pass; the same on all ranks.
+
+        Returns:
+            None: it was given up.
         """
         sequences = min(self.sequences, len(self.reader))
         readers = ranks.data_world_size
@@ -58,6 +72,9 @@ class ValidationSet:
         module.eval()
         with torch.no_grad():
             for start in range(0, most_rows, self.micro_batch):
+                if is_given_up():
+                    module.train()
+                    return None
                 chosen = rows[start : start + self.micro_batch]
                 counts = len(chosen) > 0
                 if not counts:
@@ -119,29 +136,39 @@ class Evaluation(Callback):
     checkpoint of this run, and a run that resumes beyond its end, since train.max_steps was
     lowered.
 
+    A request to stop waits for an evaluation, whose time the grace period includes. Where no
+    evaluation of the run has been measured yet, it is given up, and `TrainState.evaluation_due`
+    has the next attempt begin with it.
+
+    Args:
+        is_stopping: whether a stop is requested on any rank; a collective call.
+
     Attributes:
         last_step: the last one after which was evaluated.
+        is_time_known: an evaluation of this run has been measured.
     """
 
     def __init__(
         self,
+        attempt: AttemptPlan,
         strategy: Strategy,
         validation: ValidationSet,
-        train: TrainingConfig,
-        max_steps: int,
         ranks: Ranks,
         metrics: StepMetrics,
         heartbeat: Heartbeat,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.strategy = strategy
         self.validation = validation
-        self.train = train
-        self.max_steps = max_steps
+        self.train = attempt.config.train
+        self.max_steps = attempt.max_steps
         self.ranks = ranks
         self.metrics = metrics
         self.heartbeat = heartbeat
-        self.interval = Interval(train.eval_steps, ranks)
+        self.is_stopping = is_stopping
+        self.interval = Interval(self.train.eval_steps, ranks)
         self.last_step = -1
+        self.is_time_known = attempt.evaluation_time > 0
 
     def on_train_start(self, state: TrainState) -> None:
         starts_from_model = self.train.init_from and state.step == 0
@@ -158,13 +185,31 @@ class Evaluation(Callback):
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         interval_ends = self.interval.advance(state)
         if interval_ends or state.step >= self.max_steps:
-            loss = self._measure(state.step)
-            if loss is not None:
-                state.record_validation(loss)
-            self.last_step = state.step
+            state.evaluation_due = True
+            self.evaluate(state)
 
-    def _measure(self, step: int) -> float | None:
-        """The validation loss, which is also written into the metrics; None without targets.
+    def evaluate(self, state: TrainState) -> None:
+        """Measure the loss that is due; after a request to stop, it may stay due.
+
+        A collective call.
+        """
+        line = self._measure(state.step, self._is_given_up)
+        if line is None:
+            return
+        state.evaluation_due = False
+        if line.loss is not None:
+            state.record_validation(line.loss)
+        self.last_step = state.step
+
+    def _is_given_up(self) -> bool:
+        return not self.is_time_known and self.is_stopping()
+
+    def _measure(
+        self,
+        step: int,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> ValidationLine | None:
+        """The validation loss, which is also written into the metrics; None if it was given up.
 
         A collective call.
         """
@@ -174,10 +219,13 @@ class Evaluation(Callback):
         # Its shapes are others than those of training, and it is too rare to pay for compiled code
         # of its own.
         with torch.compiler.set_stance("force_eager"), norms.observed(self.strategy.model):
-            line = self.validation.measure(self.strategy.module, self.ranks, step)
+            line = self.validation.measure(self.strategy.module, self.ranks, step, is_given_up)
+        if line is None:
+            return None
+        self.is_time_known = True
         line = changed(line, evaluation_time=time.perf_counter() - started)
         if norms.sums:
             line = changed(line, memory_reads=norms.reads, memory_norms=norms.writes)
         if self.metrics.writer:
             self.metrics.writer.validation(line)
-        return line.loss
+        return line

@@ -279,6 +279,10 @@ class MetricsWriter:
             texts = [sample.text for sample in samples]
             self._each(lambda reporter: reporter.texts("samples", texts, step))
 
+    def give_up_samples(self, step: int) -> None:
+        """Record that there are no texts of this step."""
+        self._append(self.texts, SampleLine(step=step, text="", given_up=True))
+
     def sync(self) -> None:
         """Flush every line so far to disk.
 

@@ -1,7 +1,9 @@
 """Texts by the model, as a first look at what it learned."""
 
-import math
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -12,12 +14,10 @@ from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Conversation
-from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.generation import Writer
-from infini_llama.tasks.runs.heartbeat import UNKNOWN
+from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
-from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
+from infini_llama.tasks.train.worker.callbacks.callback import longest_silence
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import Sample
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -27,11 +27,18 @@ WHAT = "sampling from the model"
 ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples."
 
 
-class Samples(Callback):
+class StopFlag(Protocol):
+    """Whether this rank was asked to stop."""
+
+    @property
+    def requested(self) -> bool: ...
+
+
+class Samples:
     """Continuations of train.sample_prompts, into samples.jsonl and the reporters.
 
-    They are written after each evaluation but the last one; those of the finished run are in
-    result.json.
+    They are written after each evaluation but the last one, once what the step needs saved is
+    saved; those of the finished run are in result.json.
     """
 
     def __init__(
@@ -39,43 +46,64 @@ class Samples(Callback):
         attempt: AttemptPlan,
         strategy: Strategy,
         ranks: Ranks,
-        evaluation: Evaluation,
         metrics: StepMetrics,
+        heartbeat: Heartbeat,
+        stop: StopFlag,
     ) -> None:
         self.attempt = attempt
         self.strategy = strategy
         self.ranks = ranks
-        self.evaluation = evaluation
         self.metrics = metrics
+        self.heartbeat = heartbeat
+        self.stop = stop
 
-    def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        train = self.attempt.config.train
-        if train.sample_prompts == [] or self.evaluation.last_step != state.step:
+    def write(self, step: int, stop_requested: bool) -> None:
+        """Write the texts after `step`, or that a request to stop left none.
+
+        A collective call.
+
+        Args:
+            stop_requested: on any rank, before.
+        """
+        if self.attempt.config.train.sample_prompts == []:
             return
-        if state.is_finished(self.attempt.max_steps, train.early_stopping_patience):
+        self.heartbeat.beat("samples", step)
+        if stop_requested:
+            if self.metrics.writer:
+                self.metrics.writer.give_up_samples(step)
             return
         model = self.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
             with best_effort(WHAT, ADVICE, repeated=True):
-                samples = samples_in_time(model, self.attempt, self.ranks.device)
-                self.metrics.writer.samples(state.step, samples)
+                samples = samples_in_time(model, self.attempt, self.ranks.device, self.stop)
+                if samples is None:
+                    self.metrics.writer.give_up_samples(step)
+                else:
+                    self.metrics.writer.samples(step, samples)
         self.strategy.model.train()
         self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
-def samples_in_time(model: Llama, attempt: AttemptPlan, device: torch.device) -> list[Sample]:
-    """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent."""
-    timeouts = (
-        attempt.config.environment.communication_timeout,
-        UNKNOWN * attempt.config.runtime.hang_timeout,
-    )
-    return sample_texts(
+def samples_in_time(
+    model: Llama,
+    attempt: AttemptPlan,
+    device: torch.device,
+    stop: StopFlag,
+) -> list[Sample] | None:
+    """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent.
+
+    Returns:
+        None: they were given up for a request to stop.
+    """
+    until = time.monotonic() + longest_silence(attempt)
+    samples = sample_texts(
         model.to(device),
         attempt.dataset_path,
         attempt.config.train,
         attempt.lineage.conversation,
-        min(timeouts) / 2,
+        lambda: stop.requested or time.monotonic() > until,
     )
+    return None if stop.requested else samples
 
 
 def sample_texts(
@@ -83,7 +111,7 @@ def sample_texts(
     dataset: Path,
     train: TrainingConfig,
     conversation: Conversation,
-    seconds: float = math.inf,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
     """Each prompt and its continuation at temperature 0.8 and top-k 50.
 
@@ -93,7 +121,7 @@ def sample_texts(
     Args:
         train: its sample_prompts; None: the beginning of a text that is held out.
         conversation: of the model that the run started from; its tokens end a text, too.
-        seconds: after which the texts end.
+        is_over: once it is true, the texts end.
     """
     if train.sample_prompts == []:
         return []
@@ -105,7 +133,7 @@ def sample_texts(
     ends = conversation.ends_with(end_of_text)
     writer = Writer(model.eval(), tokenizer, list(prompts), ends)
     sampling = Sampling(temperature=0.8, top_k=50, seed=train.seed)
-    for _ in writer.write(train.sample_tokens, sampling, seconds):
+    for _ in writer.write(train.sample_tokens, sampling, is_over):
         pass
     return [
         Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)

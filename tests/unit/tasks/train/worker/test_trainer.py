@@ -81,10 +81,12 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
             )
 
         class Stop(StopRequest):
-            requested = property(lambda self: heartbeat.step + 1 == stop_after)
-
             def __init__(self) -> None:
                 pass
+
+            @property
+            def requested(self) -> bool:
+                return heartbeat.phase == "compute" and heartbeat.step + 1 == stop_after
 
         monkeypatch.setattr(ValidationSet, "measure", measure)
         Trainer(attempt, ranks, Stop(), heartbeat).fit()

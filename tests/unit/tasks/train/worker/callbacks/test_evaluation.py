@@ -4,26 +4,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from support.one_rank import single_rank
+from support.records import make_attempt
 
 
 @pytest.mark.parametrize(("measured", "steps"), [((), [30]), ((20,), [30]), ((20, 30), [])])
-def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(measured, steps):
+def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(tmp_path, measured, steps):
     strategy, lines = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16))), []
     writer = SimpleNamespace(has_validation=lambda step: step in measured, validation=lines.append)
     validation = SimpleNamespace(
-        measure=lambda module, ranks, step: ValidationLine(step=step, loss=2.0, tokens=24)
+        measure=lambda module, ranks, step, _: ValidationLine(step=step, loss=2.0, tokens=24)
     )
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     metrics = SimpleNamespace(writer=writer)
+    attempt = make_attempt(tmp_path)
+    assert attempt.max_steps <= 30
     evaluation = Evaluation(
-        strategy, validation, TrainingConfig(), 20, strategy.ranks, metrics, heartbeat
+        attempt, strategy, validation, strategy.ranks, metrics, heartbeat, lambda: False
     )
     evaluation.on_train_start(TrainState(step=30))
     assert [line.step for line in lines] == steps
