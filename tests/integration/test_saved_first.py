@@ -111,8 +111,8 @@ def test_a_stop_where_no_save_is_due_saves_without_another_step(lab, calm, tmp_p
     worse = """
 def change(module):
     measure = module.ValidationSet.measure
-    def worse(self, module_, ranks, step):
-        line = measure(self, module_, ranks, step)
+    def worse(self, module_, ranks, step, *rest):
+        line = measure(self, module_, ranks, step, *rest)
         return line.model_copy(update={"loss": float(step)})
     module.ValidationSet.measure = worse
 """

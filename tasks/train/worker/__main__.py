@@ -60,4 +60,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Not `sys.exit`: what libraries do at the exit may wait for a network, as W&B's does.
+    os._exit(code)

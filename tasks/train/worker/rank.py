@@ -111,6 +111,7 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
             ranks.leave()
         except Exception:  # all is saved; the others may have ended already
             log.exception("leaving the process group failed")
+        trainer.metrics.close_reporters(outcome == "done")
         return code
     except BaseException as raised:
         error = root_cause(raised)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from infini_llama.configs.reading import changed
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import tokens_with_logits
@@ -126,7 +127,7 @@ class Trainer:
 
         validation = _validation_set(attempt)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
-        self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat.ledger)
+        self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat)
         self.evaluation = Evaluation(
             attempt, self.strategy, validation, ranks, self.metrics, heartbeat, self._is_stopping
         )
@@ -166,12 +167,11 @@ class Trainer:
                 stop_requested = result.update.stop_requested or self.state.evaluation_due
                 stop_requested = self._save_then_sample(is_due, stop_requested)
         self.heartbeat.beat("finish", self.state.step)
+        if self.finished:
+            self._write_result()
         for callback in self.callbacks:
             callback.on_train_end(self.finished)
-        if not self.finished:
-            return "preempted"
-        self._write_result()
-        return "done"
+        return "done" if self.finished else "preempted"
 
     def _finish_evaluation(self) -> bool:
         """Make the evaluation that the attempt before gave up; return whether to stop."""
@@ -294,7 +294,7 @@ class Trainer:
     def _write_result(self) -> None:
         """Write result.json on the first rank. A collective call.
 
-        It has hashes of the state, and texts by the model.
+        It has hashes of the state; then the texts by the model are written into it.
         """
         attempt = self.attempt
         step = self.state.step
@@ -304,10 +304,6 @@ class Trainer:
         model = self.strategy.to_plain_model()
         if model is not None:
             run = RunFolder(attempt.run_dir)
-            samples = tuple[str, ...]()
-            with best_effort(WHAT, ADVICE, repeated=True):
-                texts = samples_in_time(model, attempt, self.ranks.device, self.stop)
-                samples = tuple(sample.text for sample in texts or ())
             stopped_early = None
             if step < attempt.max_steps:
                 stopped_early = attempt.config.train.early_stopping_patience
@@ -319,9 +315,14 @@ class Trainer:
                 weights_sha256=weights,
                 optimizer_sha256=moments,
                 checkpoint_digest=checkpoints.verify(path, False).digest,
-                samples=samples,
             )
             run.write(run.result, result)
+            self.heartbeat.beat("samples")
+            with best_effort(WHAT, ADVICE, repeated=True):
+                texts = samples_in_time(model, attempt, self.ranks.device, self.stop)
+                samples = tuple(sample.text for sample in texts or ())
+                run.write(run.result, changed(result, samples=samples))
+            self.heartbeat.beat("finish", step)
         self.ranks.barrier()
 
     def _set_write_jitter(self, most: float) -> None:

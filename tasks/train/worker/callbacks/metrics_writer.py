@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -32,12 +32,16 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.record_files import with_checksum
+from infini_llama.tasks.train.worker.callbacks.reporting import (
+    CLOSE_SECONDS,
+    REPORTING,
+    SYNC_SECONDS,
+    Reporter,
+    ReporterThread,
+    put_and_wait,
+)
 
 Curves = list[tuple[str, float | None]]
-REPORTING = (
-    "Correct train.report_to before the next attempt, or remove what fails; "
-    "metrics.jsonl has every number."
-)
 MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
 # Groups of curves; a field in none of them is in metrics.jsonl alone.
@@ -64,18 +68,6 @@ class Sample(NamedTuple):
 
     prompt: str
     text: str
-
-
-class Reporter(Protocol):
-    """Draws curves; names are group/name, as in train/loss."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None: ...
-
-    def texts(self, name: str, texts: list[str], step: int) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self, final: dict[str, float]) -> None: ...
 
 
 class TensorBoard:
@@ -194,22 +186,30 @@ def reporters(
     run_dir: Path,
     first_step: int,
     config: JsonObject,
-) -> list[Reporter]:
+    longest_wait: float,
+) -> list[ReporterThread]:
     """The reporters that `train.report_to` names.
 
     One that cannot start is refused when the run begins; a resumed run continues without it.
 
+    Args:
+        longest_wait: seconds that training may wait for one of them.
+
     Raises:
         ConfigError: W&B is requested and not available.
     """
-    active: list[Reporter] = []
+    makers: list[tuple[str, Callable[[], Reporter]]] = []
+    if "tensorboard" in names:
+        makers.append(("TensorBoard", lambda: TensorBoard(run_dir, first_step, config)))
+    if "wandb" in names:
+        makers.append(("Weights & Biases", lambda: WeightsAndBiases(run_dir, config)))
+    active: list[ReporterThread] = []
     run_begins = first_step == 0
-    with nullcontext() if run_begins else best_effort("reporting to TensorBoard", REPORTING):
-        if "tensorboard" in names:
-            active.append(TensorBoard(run_dir, first_step, config))
-    with nullcontext() if run_begins else best_effort("reporting to Weights & Biases", REPORTING):
-        if "wandb" in names:
-            active.append(WeightsAndBiases(run_dir, config))
+    for name, create in makers:
+        reporter = ReporterThread(name, create, longest_wait)
+        with nullcontext() if run_begins else best_effort(f"reporting to {name}", REPORTING):
+            if reporter.has_started():
+                active.append(reporter)
     return active
 
 
@@ -228,12 +228,14 @@ class MetricsWriter:
     The supervisor has already cut back both files.
     """
 
-    def __init__(self, run_dir: Path, logging_steps: int, reporters: list[Reporter]) -> None:
+    def __init__(
+        self, run_dir: Path, logging_steps: int, reporters: Sequence[ReporterThread]
+    ) -> None:
         self.run = RunFolder(run_dir)
         self.metrics = self.run.metrics.open("a", encoding="utf-8")
         self.texts = self.run.samples.open("a", encoding="utf-8")
         self.logging_steps = logging_steps
-        self.reporters = reporters
+        self.reporters = [*reporters]
         self.run_id = self.run.read_id()
         self.times: deque[float] = deque(maxlen=RECENT)
         self.last_validation: dict[str, float] = {}
@@ -277,7 +279,8 @@ class MetricsWriter:
             self._append(self.texts, SampleLine(step=step, prompt=prompt, text=text))
         if samples:
             texts = [sample.text for sample in samples]
-            self._each(lambda reporter: reporter.texts("samples", texts, step))
+            for reporter in self.reporters:
+                reporter.put(lambda reporter: reporter.texts("samples", texts, step))
 
     def give_up_samples(self, step: int) -> None:
         """Record that there are no texts of this step."""
@@ -290,36 +293,27 @@ class MetricsWriter:
         """
         for file in (self.metrics, self.texts):
             os.fsync(file.fileno())
-        self._each(lambda reporter: reporter.sync())
+        timely = [reporter for reporter in self.reporters if not reporter.is_late]
+        put_and_wait(timely, lambda reporter: reporter.sync(), SYNC_SECONDS)
 
-    def close(self, finished: bool) -> None:
-        """Close files and reporters; a finished run reports its last validation as its result."""
+    def close(self) -> None:
+        """Close the files."""
         self.metrics.close()
         self.texts.close()
+
+    def close_reporters(self, finished: bool) -> None:
+        """Wait for the reporters; a finished run reports its last validation as its result."""
         final = self.last_validation if finished else {}
-        self._each(lambda reporter: reporter.close(final))
+        put_and_wait(self.reporters, lambda reporter: reporter.close(final), CLOSE_SECONDS)
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
         """Report the curves that are finite at this step, and return them."""
         drawn = {
             name: value for name, value in curves if value is not None and math.isfinite(value)
         }
-        self._each(lambda reporter: reporter.scalars(drawn, step))
-        return drawn
-
-    def _each(self, report: Callable[[Reporter], None]) -> None:
-        """Call `report` with each reporter.
-
-        One that fails is not used again in this attempt: what it draws is only for people. The
-        thread of a save calls `sync`, too.
-        """
         for reporter in self.reporters:
-            reported = False
-            with best_effort(f"reporting to {type(reporter).__name__}", REPORTING):
-                report(reporter)
-                reported = True
-            if not reported:
-                self.reporters = [other for other in self.reporters if other is not reporter]
+            reporter.put(lambda reporter: reporter.scalars(drawn, step))
+        return drawn
 
     def _append(self, file: TextIO, line: StepLine) -> None:
         # JSON has null for numbers that it cannot represent.

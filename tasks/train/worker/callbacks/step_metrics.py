@@ -23,10 +23,14 @@ from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.goodput import Ledger
+from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.storage.tensors import full_tensor
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    StepResult,
+    longest_silence,
+)
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, reporters
 from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
@@ -45,7 +49,7 @@ class StepMetrics(Callback):
     Every rank computes what needs all of them.
 
     Args:
-        ledger: of goodput, on the first rank.
+        heartbeat: its ledger has the goodput, on the first rank.
 
     Attributes:
         writer: of metrics.jsonl, on the first rank while training.
@@ -57,13 +61,13 @@ class StepMetrics(Callback):
         strategy: Strategy,
         batches: TrainBatches,
         ranks: Ranks,
-        ledger: Ledger | None,
+        heartbeat: Heartbeat,
     ) -> None:
         self.attempt = attempt
         self.strategy = strategy
         self.batches = batches
         self.ranks = ranks
-        self.ledger = ledger
+        self.heartbeat = heartbeat
         self.hook = load_hook(attempt.config.train.metrics_hook)
         self.writer: MetricsWriter | None = None
         self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
@@ -74,7 +78,13 @@ class StepMetrics(Callback):
         attempt = self.attempt
         train = attempt.config.train
         if self.ranks.is_rank0:
-            active = reporters(train.report_to, attempt.run_dir, state.step, attempt.settings())
+            active = reporters(
+                train.report_to,
+                attempt.run_dir,
+                state.step,
+                attempt.settings(),
+                longest_silence(attempt),
+            )
             self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
             if attempt.model.attention == "infini":
                 longest = read_dataset(attempt.dataset_path).content.train.longest_document
@@ -112,7 +122,12 @@ class StepMetrics(Callback):
 
     def on_train_end(self, finished: bool) -> None:
         if self.writer:
-            self.writer.close(finished)
+            self.writer.close()
+
+    def close_reporters(self, finished: bool) -> None:
+        """Wait for the reporters, for a limited time: nothing depends on them any more."""
+        if self.writer:
+            self.writer.close_reporters(finished)
 
     def sync(self) -> None:
         """Flush the metrics to disk, before a checkpoint is visible."""
@@ -126,6 +141,7 @@ class StepMetrics(Callback):
         norm: float | None,
         gates: tuple[tuple[float, ...], ...],
     ) -> TrainLine:
+        ledger = self.heartbeat.ledger
         update = result.update
         times = result.times
         length = self.batches.stage(result.samples).reader.sequence_length
@@ -157,13 +173,16 @@ class StepMetrics(Callback):
             flops_per_second=flops_per_second,
             mfu=utilization(flops_per_second, self.peak_flops),
             memory_peak=memory_peak(),
-            goodput=self.ledger.spent() if self.ledger else None,
+            goodput=ledger.spent() if ledger else None,
         )
 
     def _with_custom(self, line: TrainLine) -> TrainLine:
         name = self.attempt.config.train.metrics_hook
         if self.hook and name:
-            with best_effort(f"train.metrics_hook={name}", HOOK, repeated=True):
+            with (
+                self.heartbeat.during("metrics_hook"),
+                best_effort(f"train.metrics_hook={name}", HOOK, repeated=True),
+            ):
                 numbers = call_hook(self.hook, name, self.strategy.model, line)
                 return changed(line, custom=numbers)
         return line

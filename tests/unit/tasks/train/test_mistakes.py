@@ -189,7 +189,7 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_its_name_to_other
 def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"infini-llama\[wandb\]"):
-        reporters(["wandb"], tmp_path, 0, {})
+        reporters(["wandb"], tmp_path, 0, {}, longest_wait=60)
 
 
 def test_retry_of_a_killed_flow_run_does_not_go_back_again(tmp_path):

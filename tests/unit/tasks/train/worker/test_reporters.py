@@ -4,12 +4,15 @@ import json
 import shutil
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, WeightsAndBiases
+from infini_llama.tasks.train.worker.callbacks.reporting import MOST_WAITING, ReporterThread
+from support.waiting import wait_until
 
 
 def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, monkeypatch):
@@ -57,21 +60,53 @@ def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
     assert (branch.sent.step, moved.sent.step, again.sent.step) == (-1, 5, -1)
 
 
-def test_a_save_syncs_the_reporters_while_a_step_is_reported(tmp_path):
-    syncing, reporting, synced = threading.Event(), threading.Event(), threading.Event()
+class Stuck:
+    """A reporter of which nothing comes back until it is released."""
 
-    def report(*_: object) -> None:
-        reporting.set()
-        assert synced.wait(10)
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.steps: list[int] = []
 
-    first = SimpleNamespace(
-        scalars=lambda *_: None, sync=lambda: (syncing.set(), reporting.wait(10))
-    )
-    second = SimpleNamespace(scalars=report, sync=synced.set)
-    writer = MetricsWriter(tmp_path, logging_steps=1, reporters=[first, second])
-    save = threading.Thread(target=writer.sync)
-    save.start()
-    assert syncing.wait(10)
-    writer.train(TrainLine(step=1))
-    save.join()
-    assert writer.reporters == [first, second]
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        self.released.wait()
+        self.steps.append(step)
+
+    def sync(self) -> None: ...
+
+    def close(self, final: dict[str, float]) -> None:
+        self.steps.append(-1)
+
+
+def test_training_waits_for_a_reporter_no_longer_than_its_limit(tmp_path, caplog):
+    stuck = Stuck()
+    reporter = ReporterThread("Weights & Biases", lambda: stuck, longest_wait=0.3)
+    assert reporter.has_started()
+    writer = MetricsWriter(tmp_path, 1, [reporter])
+    began = time.monotonic()
+    for step in range(1, MOST_WAITING + 200):
+        writer.train(TrainLine(step=step))
+        if step % 100 == 0:
+            writer.sync()
+    writer.close()
+    writer.close_reporters(finished=True)
+    assert time.monotonic() - began < 5, "it waits at the first sync, and at the end"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "reporting to Weights & Biases: it does not respond" in warning
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == MOST_WAITING + 199
+    stuck.released.set()
+    wait_until(lambda: reporter.waiting.empty(), 10)
+    assert MOST_WAITING <= len(stuck.steps) < len(lines), "the rest was dropped"
+    assert stuck.steps == sorted(stuck.steps)
+
+
+def test_a_reporter_that_does_not_start_is_not_used(caplog):
+    never = threading.Event()
+
+    def create() -> Stuck:
+        never.wait()
+        return Stuck()
+
+    assert not ReporterThread("Weights & Biases", create, longest_wait=0.1).has_started()
+    assert "has not started within 0.1 s and is not used" in caplog.text
+    never.set()

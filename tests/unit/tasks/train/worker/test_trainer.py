@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infini_llama.configs.loading import parse_config
 from infini_llama.tasks.export.exporting import export
@@ -18,10 +19,10 @@ from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,
-    Reporter,
     Sample,
     TensorBoard,
 )
+from infini_llama.tasks.train.worker.callbacks.reporting import Reporter, ReporterThread
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
 
@@ -261,14 +262,17 @@ class Broken:
 
 
 def test_a_reporter_that_fails_is_not_used_again_and_others_are(tmp_path, caplog):
-    reporters: list[Reporter] = [Broken(), TensorBoard(tmp_path, 0, {}), Broken()]  # type: ignore[list-item]
+    makers: list[Callable[[], Reporter]] = [Broken, lambda: TensorBoard(tmp_path, 0, {}), Broken]  # type: ignore[list-item]
+    reporters = [ReporterThread(f"number {each}", make, 60) for each, make in enumerate(makers)]
     metrics = MetricsWriter(tmp_path, 1, reporters)
     for number in (1, 2):
         metrics.samples(number, [Sample("a", "a text")])
         metrics.sync()
-    assert [type(reporter) for reporter in metrics.reporters] == [TensorBoard]
-    metrics.close(finished=True)
-    assert caplog.text.count("cannot be reached") == 2
+    metrics.close()
+    metrics.close_reporters(finished=True)
+    assert caplog.text.count("texts cannot be reached") == 2
+    assert caplog.text.count("cannot be reached") == 2, "it is not called again"
+    assert EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tags()["tensors"]
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
 
 

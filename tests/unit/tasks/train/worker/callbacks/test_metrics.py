@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     flat,
 )
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
+from infini_llama.tasks.train.worker.callbacks.reporting import Reporter, ReporterThread
 from infini_llama.tasks.train.worker.callbacks.step_metrics import (
     call_hook,
     load_hook,
@@ -57,9 +59,13 @@ def step(number: int, loss: float = 2.0) -> TrainLine:
     )
 
 
+def threaded(create: Callable[[], Reporter]) -> ReporterThread:
+    return ReporterThread("TensorBoard", create, longest_wait=60)
+
+
 def attempt(run_dir, first: int, last: int) -> None:
     cut_metrics(RunFolder(run_dir), first)
-    metrics = MetricsWriter(run_dir, 2, [TensorBoard(run_dir, first, CONFIG)])
+    metrics = MetricsWriter(run_dir, 2, [threaded(lambda: TensorBoard(run_dir, first, CONFIG))])
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
@@ -70,7 +76,8 @@ def attempt(run_dir, first: int, last: int) -> None:
                 validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)})
             )
             metrics.samples(number, [Sample("p", f"p at {number}")])
-    metrics.close(finished=last == 8)
+    metrics.close()
+    metrics.close_reporters(finished=last == 8)
 
 
 def test_a_resumed_run_reports_every_step_once(tmp_path):
@@ -92,7 +99,7 @@ def test_gates_that_are_not_finite_are_null_and_the_line_is_read_again(tmp_path)
     metrics.train(
         step(2).model_copy(update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}})
     )
-    metrics.close(finished=False)
+    metrics.close()
     (line,) = read_metrics(RunFolder(tmp_path))
     assert (
         line.gates == ((0.25, None),)
@@ -133,9 +140,9 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
 
 
 def test_a_large_model_has_no_curve_per_head(tmp_path):
-    metrics = MetricsWriter(tmp_path, 1, [TensorBoard(tmp_path, 0, CONFIG)])
+    metrics = MetricsWriter(tmp_path, 1, [threaded(lambda: TensorBoard(tmp_path, 0, CONFIG))])
     metrics.train(step(2).model_copy(update={"gates": ((0.5,) * 33,) * 2}))
-    metrics.close(finished=False)
+    metrics.close_reporters(finished=False)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert not [name for name in events.Tags()["scalars"] if name.startswith("gate-heads")]
 
