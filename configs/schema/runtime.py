@@ -59,6 +59,11 @@ class RuntimeConfig(Section):
         "The samples since that checkpoint are skipped. If training diverges again from there, an "
         "older checkpoint is used.",
     )
+    rollback_to_start: bool = free(
+        default=False,
+        description="Allow a rollback to the start of the run where no checkpoint is old enough. "
+        "Otherwise a run that has checkpoints ends (72).",
+    )
     hang_timeout: Annotated[float, Field(gt=0)] = free(
         default=20.0,
         description="A worker is considered hung if its last heartbeat is older than this many "

@@ -176,9 +176,10 @@ class TrainingConfig(Section):
     )
     eval_steps: Interval = free(
         default=100,
-        description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. A "
-        "checkpoint is saved at every new lowest validation loss. A run with train.init_from is "
-        "also evaluated before its first step.",
+        description="Interval between evaluations, in steps, or as '10M tokens' or '15 minutes'. "
+        "Tokens are targets, as those of train.max_tokens; minutes of training count over all "
+        "attempts. A checkpoint is saved at every new lowest validation loss. A run with "
+        "train.init_from is also evaluated before its first step.",
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = inexact(
         default=None,
@@ -187,8 +188,8 @@ class TrainingConfig(Section):
     )
     save_steps: Interval = free(
         default=200,
-        description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes'. "
-        "The best model is saved in addition.",
+        description="Interval between checkpoints, in steps, or as '10M tokens' or '15 minutes', "
+        "counted as those of train.eval_steps. The best model is saved in addition.",
     )
     save_total_limit: Annotated[int, Field(ge=2)] = free(
         default=3,

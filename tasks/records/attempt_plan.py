@@ -30,6 +30,7 @@ class AttemptPlan(Record):
         goodput: of the attempts before this one.
         grace_period: seconds that workers may take to save and end.
         evaluation_time: seconds that an evaluation of the run has taken at most; 0: none was made.
+        since_evaluation, since_save: seconds of training, for intervals in minutes.
     """
 
     started: StartTime
@@ -45,6 +46,8 @@ class AttemptPlan(Record):
     goodput: Goodput = Field(default_factory=Goodput)
     grace_period: float = 0.0
     evaluation_time: float = 0.0
+    since_evaluation: float = 0.0
+    since_save: float = 0.0
 
     @property
     def model(self) -> LlamaConfig:

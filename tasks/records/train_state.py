@@ -8,6 +8,8 @@ from pydantic import TypeAdapter
 
 from infini_llama.configs.reading import JsonObject
 
+SKIP_WINDOW = 100  # steps over which skipped updates are counted
+
 
 @dataclass
 class TrainState:

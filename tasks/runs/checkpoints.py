@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.records.record import first_fault
-from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.records.train_state import SKIP_WINDOW, TrainState
 from infini_llama.tasks.storage.artifacts import (
     Damaged,
     OtherVersion,
@@ -216,11 +216,7 @@ def point_and_prune(
     keep: int,
     permanent_every: int | None = None,
 ) -> None:
-    """Move the pointers, then remove all but the `keep` newest checkpoints and the best one.
-
-    The pointers are `latest` and `best`. Checkpoints of every `permanent_every`-th step are never
-    removed, and not among the `keep`.
-    """
+    """Move the pointers `latest` and `best`, then remove what is `superseded`."""
     for path in named(folder):
         first = checkpoint_path(folder, step_of(path))
         if path != first and first.exists():
@@ -251,13 +247,37 @@ def superseded(
 ) -> list[Path]:
     """Committed checkpoints beyond the `keep` newest.
 
-    The best one and those of every `permanent_every`-th step are not among them.
+    Not among them are the best one, the one to which a rollback would go, and those of every
+    `permanent_every`-th step, which do not count as one of the `keep`.
     """
     checkpoints = committed(folder)
     passing = [
         path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every
     ]
-    return [path for path in passing[keep:] if path != best_of(checkpoints)]
+    try:
+        needed = (best_of(checkpoints), _before_first_skip(checkpoints))
+    except Damaged:  # it is not known which one a rollback needs
+        return []
+    return [path for path in passing[keep:] if path not in needed]
+
+
+def _before_first_skip(checkpoints: list[Checkpoint]) -> Path | None:
+    """The newest checkpoint from before the first skipped update that still counts.
+
+    If more updates are skipped, the run diverges, and goes back to it.
+
+    Args:
+        checkpoints: newest first.
+
+    Raises:
+        Damaged: the train state of the newest one.
+    """
+    if not checkpoints:
+        return None
+    newest = checkpoints[0]
+    skips = read_state(newest.path).skips
+    first = min((step for step in skips if step > newest.step - SKIP_WINDOW), default=0)
+    return next((path for path, step, *_ in checkpoints if step < first), None)
 
 
 def choose_and_abandon_newer(

@@ -38,6 +38,7 @@ PART_OF = {
 }
 # In these phases a rank works on the step after the one it names.
 FOR_THE_NEXT_STEP = ("data", "compute", "metrics_hook")
+NOT_TRAINING = ("start", "compile", "finish")
 LEDGER = "time.jsonl"
 CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
 log = logging.getLogger("infini_llama.runs")
@@ -78,12 +79,7 @@ def goodput(
         now: when it starts, seconds since 1970.
     """
     spent = Goodput().parts()
-    records = {record.attempt: record for record in read_attempts(run)}
-    run_id = run.read_id()
-    measured = [
-        _attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)
-    ]
-    begun = [attempt for attempt in measured if attempt is not None]
+    begun = _attempts(run)
     later = [attempt.from_step for attempt in begun[1:]]
     if from_step is not None:
         later.append(from_step)
@@ -99,6 +95,33 @@ def goodput(
     elapsed = end - starts[0] if starts else 0.0
     # The sum is larger where the clock went back between two attempts.
     return _of_parts(spent, max(sum(spent.values()), elapsed))
+
+
+def seconds_after(run: RunFolder, step: int) -> float:
+    """Seconds of training after the checkpoint of `step` was saved, lost or not.
+
+    They are without start-up, compilation and the time between attempts.
+    """
+    attempts = _attempts(run)
+    saved_by = [number for number, attempt in enumerate(attempts) if attempt.from_step < step]
+    seconds = 0.0
+    for attempt in attempts[max(saved_by, default=0) :]:
+        for line in attempt.lines:
+            for phase, duration in line.phases.items():
+                is_later = line.step > step or phase in FOR_THE_NEXT_STEP
+                if line.step >= step and is_later and phase not in NOT_TRAINING:
+                    seconds += duration
+    return seconds
+
+
+def _attempts(run: RunFolder) -> list[_Attempt]:
+    """The attempts that can be counted, oldest first."""
+    records = {record.attempt: record for record in read_attempts(run)}
+    run_id = run.read_id()
+    measured = [
+        _attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)
+    ]
+    return [attempt for attempt in measured if attempt is not None]
 
 
 def _add_attempt(

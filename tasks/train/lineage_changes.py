@@ -68,7 +68,8 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
 
     If the last rollback went to the same checkpoint, that one may itself be the cause: the run goes
     back to the next older one, or to the start, and the skipped range grows. All these together
-    count as one rollback; without an older checkpoint, the run fails.
+    count as one rollback; without an older checkpoint, the run fails. A run that has checkpoints
+    goes back to its start only if `runtime.rollback_to_start` allows it.
 
     Returns:
         None beyond `runtime.max_rollbacks`, or where nothing older exists.
@@ -99,15 +100,32 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
             limit,
         )
         return None
+    newest = checkpoints.latest_step(run.checkpoints)
+    if good is None and newest and not attempt.config.runtime.rollback_to_start:
+        _warn_of_start(error.first_skip, newest)
+        return None
     skipped = SampleRange(first=first, end=error.samples)
     checkpoints.abandon_newer(run.checkpoints, checkpoints.step_of(good) if good else 0)
     log.warning(
-        "rolling back to %s; samples %d to %d are skipped",
+        "rolling back to %s: step %d is the first of the skipped updates; "
+        "samples %d to %d are skipped",
         good.name if good else "the start",
+        error.first_skip,
         skipped.first,
         skipped.end - 1,
     )
     return changed(attempt.lineage, skipped_samples=(*before, skipped))
+
+
+def _warn_of_start(first_skip: int, newest_step: int) -> None:
+    """Log why a diverged run does not go back to its start."""
+    log.warning(
+        "the run has no checkpoint to go back to from before step %d, the first of the skipped "
+        "updates; going back to its start would discard all %d steps of its newest checkpoint. "
+        "Set runtime.rollback_to_start=true to allow that",
+        first_skip,
+        newest_step,
+    )
 
 
 def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:

@@ -26,7 +26,8 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
-from infini_llama.tasks.train.stopping import grace_period, longest_evaluation
+from infini_llama.tasks.train.intervals import since_evaluation, since_save
+from infini_llama.tasks.train.stopping import longest_evaluation, stop_seconds
 
 log = logging.getLogger("infini_llama.train")
 
@@ -70,6 +71,7 @@ def plan_attempt(
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
         _warn_beyond_end(from_step, lineage.max_steps)
     now = time.time()
+    lines = read_metrics(run)
     return AttemptPlan(
         started=StartTime(wall=now, monotonic=time.monotonic(), machine=this_machine()),
         from_step=from_step,
@@ -82,8 +84,10 @@ def plan_attempt(
         invocation=invocation,
         resume_from=chosen,
         goodput=goodput(run, from_step, now),
-        grace_period=grace_period(run, config.runtime),
-        evaluation_time=longest_evaluation(read_metrics(run)),
+        grace_period=max(config.runtime.grace_period, stop_seconds(lines)),
+        evaluation_time=longest_evaluation(lines),
+        since_evaluation=since_evaluation(lines, from_step),
+        since_save=since_save(run, config.train, from_step),
     )
 
 

@@ -75,7 +75,7 @@ class Checkpointer:
         self.permanent_every = train.save_permanent_every
         self.save_time = 0.0
 
-    def load_into(self, state: TrainState, source: Path | None) -> None:
+    def load_into(self, state: TrainState, source: Path | None, since_save: float) -> None:
         """Fill model, optimizer, train state and callbacks from a verified checkpoint.
 
         The losses of another run's checkpoint are not compared with those of this run, which may be
@@ -83,6 +83,7 @@ class Checkpointer:
 
         Args:
             source: None: leave them as they are.
+            since_save: seconds of training since the last save, in earlier attempts.
         """
         if source is not None:
             self.strategy.load_tensors(source)
@@ -97,7 +98,7 @@ class Checkpointer:
             for callback in self.callbacks:
                 callback.load_state(state)
             log.info("resumed from %s at step %d", source.name, state.step)
-        self.interval.start(state)
+        self.interval.start(state, since_save)
         # Over the existing checkpoints, not the run so far: if the best one was lost, the best of
         # the rest is kept.
         lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0

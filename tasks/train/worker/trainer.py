@@ -151,7 +151,8 @@ class Trainer:
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
         self._run_discarded_pass()
-        self.checkpointer.load_into(self.state, self.attempt.resume_from)
+        attempt = self.attempt
+        self.checkpointer.load_into(self.state, attempt.resume_from, attempt.since_save)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
         with self.checkpointer, self.data:

@@ -111,8 +111,8 @@ class Interval:
     """Whether something is due that happens every so many steps, tokens or seconds.
 
     Examples are eval_steps and save_steps. By steps and tokens that is a function of the train
-    state alone. By seconds, the first rank's clock decides for all, counted from the start of the
-    attempt or the last time.
+    state alone. By seconds, the first rank's clock decides for all; it counts the time of training
+    since the last time, over all attempts of the run.
     """
 
     def __init__(self, value: int | str, ranks: Ranks) -> None:
@@ -121,10 +121,14 @@ class Interval:
         self.tokens = 0
         self.last = time.monotonic()
 
-    def start(self, state: TrainState) -> None:
-        """Count from here."""
+    def start(self, state: TrainState, seconds: float) -> None:
+        """Count from here.
+
+        Args:
+            seconds: since the last time, in earlier attempts.
+        """
         self.tokens = state.tokens
-        self.last = time.monotonic()
+        self.last = time.monotonic() - seconds
 
     def advance(self, state: TrainState) -> bool:
         """Count one more step; return whether the interval ends with it, and then count from here.

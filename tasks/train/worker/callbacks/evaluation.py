@@ -169,6 +169,7 @@ class Evaluation(Callback):
         self.interval = Interval(self.train.eval_steps, ranks)
         self.last_step = -1
         self.is_time_known = attempt.evaluation_time > 0
+        self.since_evaluation = attempt.since_evaluation
 
     def on_train_start(self, state: TrainState) -> None:
         starts_from_model = self.train.init_from and state.step == 0
@@ -180,7 +181,7 @@ class Evaluation(Callback):
             is_measured_on_rank0 = self.ranks.sum(float(is_measured))[0]
             if not is_measured_on_rank0:
                 self._measure(state.step)
-        self.interval.start(state)
+        self.interval.start(state, self.since_evaluation)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         interval_ends = self.interval.advance(state)

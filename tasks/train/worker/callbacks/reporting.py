@@ -93,7 +93,7 @@ class ReporterThread:
         return entry.is_done
 
     def wait(self, is_done: threading.Event, until: float) -> None:
-        """Wait for a report until a moment of the monotonic clock, and warn if that is too early."""
+        """Wait for a report until a moment of the monotonic clock; warn if it comes first."""
         if not is_done.wait(max(0.0, until - time.monotonic())):
             self._warn("it does not respond, so the run continues without waiting for it")
 

@@ -5,6 +5,7 @@ Steps that are logged also have what costs communication.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+import logging
 import math
 import pkgutil
 import time
@@ -15,8 +16,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from infini_llama.configs.durations import duration
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import flops_per_token, head_flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
@@ -40,6 +43,8 @@ from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 SIZE = {"cpu": 1024, "cuda": 8192}
 SECONDS = 0.1
+FEW = 0.1  # share of a step's tokens that are targets
+log = logging.getLogger("infini_llama.worker")
 HOOK = "Correct the function, or remove the key; the numbers of this step are missing."
 
 
@@ -73,6 +78,7 @@ class StepMetrics(Callback):
         self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
         self.peak_flops = 0.0
         self.report_time = 0.0
+        self.is_first_step = True
 
     def on_train_start(self, state: TrainState) -> None:
         attempt = self.attempt
@@ -105,6 +111,10 @@ class StepMetrics(Callback):
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         started = time.perf_counter()
+        if self.is_first_step and self.writer:
+            tokens = self.batches.input_tokens(result.samples)
+            warn_of_few_targets(self.attempt.config.train, result.targets, tokens)
+        self.is_first_step = False
         line = None
         if state.step % self.attempt.config.train.logging_steps == 0:
             with self.strategy.full_parameters():
@@ -186,6 +196,27 @@ class StepMetrics(Callback):
                 numbers = call_hook(self.hook, name, self.strategy.model, line)
                 return changed(line, custom=numbers)
         return line
+
+
+def warn_of_few_targets(train: TrainingConfig, targets: int, tokens: int) -> None:
+    """Warn if intervals in tokens are much longer than the tokens that are read suggest.
+
+    Args:
+        targets, tokens: of a step, the latter with those that are no targets.
+    """
+    in_tokens = [
+        f"train.{key}={value}"
+        for key, value in (("eval_steps", train.eval_steps), ("save_steps", train.save_steps))
+        if duration(value).unit == "tokens"
+    ]
+    if in_tokens and 0 < targets < FEW * tokens:
+        log.warning(
+            "%s: tokens are targets, and only %d of the %d tokens of the first step are; "
+            "give the interval in steps, or fewer tokens",
+            ", ".join(in_tokens),
+            targets,
+            tokens,
+        )
 
 
 def parameter_norm(model: nn.Module) -> float:

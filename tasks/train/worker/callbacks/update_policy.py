@@ -11,7 +11,7 @@ import numpy as np
 
 from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.records.train_state import SKIP_WINDOW, TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, Update
 
 HISTORY = 128  # losses in which spikes are looked for
@@ -24,7 +24,6 @@ FIRST_SCALE = 2.0**16
 LOWEST_SCALE = 1.0
 GROWTH_INTERVAL = 2000
 log = logging.getLogger("infini_llama.worker")
-WINDOW = 100  # steps over which skipped updates are counted
 
 
 class LossScaler:
@@ -163,11 +162,11 @@ class UpdatePolicy(Callback):
             reason = self._reason(update)
             message = "step %d: loss %s, gradient norm %s; update skipped because %s; rows %s"
             log.warning(message, state.step, update.loss, update.grad_norm, reason, rows)
-            recent = [step for step in self.skips if step > state.step - WINDOW]
+            recent = [step for step in self.skips if step > state.step - SKIP_WINDOW]
             self.skips = [*recent, state.step]
             if len(self.skips) > self.limit:
                 raise Diverged(
-                    f"{len(self.skips)} updates within {WINDOW} steps were skipped, "
+                    f"{len(self.skips)} updates within {SKIP_WINDOW} steps were skipped, "
                     f"the first at step {self.skips[0]}, the last because {reason}",
                     self.skips[0],
                     state.samples,

@@ -18,6 +18,7 @@ from infini_llama.tasks.runs.checkpoints import (
     latest_step,
     newest_with_damaged_moved_aside,
     point_and_prune,
+    superseded,
 )
 from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
 from infini_llama.tasks.storage import artifacts
@@ -166,6 +167,21 @@ def test_permanent_ones_stay_beside_the_newest(folder):
     assert steps(folder) == [70, 60, 50, 30, 20], (
         "30 and 60 are permanent, 20 is the best, and two others the newest"
     )
+
+
+def test_the_one_that_a_rollback_would_go_to_stays_as_long_as_it_may_be_needed(folder):
+    """The updates of steps 31 and 90 were skipped; each counts for 100 steps."""
+    for step in range(40, 210, 10):
+        skips = [skip for skip in (31, 90) if skip <= step]
+        add_checkpoint(folder, step, 2.0, skips=skips)
+        point_and_prune(folder, keep=2)
+        needed = {30} if step < 190 else set()
+        assert set(steps(folder)) == {step, step - 10, 20} | needed
+
+
+def test_pruning_without_a_readable_state_removes_nothing(folder):
+    add_checkpoint(folder, 40, 2.0, skips="none")
+    assert superseded(folder, keep=1) == []
 
 
 def test_steps_beyond_eight_digits_still_order(folder):

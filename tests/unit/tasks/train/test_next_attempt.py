@@ -92,7 +92,7 @@ def test_workers_that_are_stopped_again_and_again_use_up_the_budget_of_retries(b
 
 
 def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun):
-    first = diverged(begun(runtime={"max_rollbacks": 2}), 25, 260)
+    first = diverged(begun(runtime={"max_rollbacks": 2, "rollback_to_start": True}), 25, 260)
     assert [checkpoint.step for checkpoint in committed(run.checkpoints)] == [20, 10]
     assert first.from_step == 20 and skipped(first) == [(160, 260)]
     second = diverged(first, 3, 40)
@@ -104,9 +104,21 @@ def test_a_rollback_discards_later_checkpoints_and_skips_the_samples(run, begun)
     assert committed(run.checkpoints), "a refused rollback moves nothing"
 
 
+def test_a_run_with_checkpoints_goes_back_to_its_start_only_where_that_is_allowed(
+    run, begun, caplog
+):
+    assert diverged(begun(), 3, 40) is None
+    assert [checkpoint.step for checkpoint in committed(run.checkpoints)] == [30, 20, 10]
+    for part in ("before step 3,", "all 30 steps", "runtime.rollback_to_start=true"):
+        assert part in caplog.text
+    checkpoints.abandon_newer(run.checkpoints, 0)
+    again = diverged(begun(), 3, 40)
+    assert again is not None and again.resume_from is None, "nothing is lost"
+
+
 def test_a_rollback_to_before_the_named_checkpoint_starts_anew(run, begun):
     named = str(checkpoint_path(run.checkpoints, 30))
-    attempt = plan_next_attempt(begun(runtime={"resume": named}))
+    attempt = plan_next_attempt(begun(runtime={"resume": named, "rollback_to_start": True}))
     assert attempt.from_step == 30
     assert diverged(attempt, 3, 40).resume_from is None
 
@@ -123,7 +135,7 @@ def test_a_rollback_to_another_runs_checkpoint_skips_the_samples_since(run, begu
 
 
 def test_a_rollback_that_diverges_again_goes_further_back(run, begun):
-    attempt = diverged(begun(runtime={"max_rollbacks": 1}), 35, 300)
+    attempt = diverged(begun(runtime={"max_rollbacks": 1, "rollback_to_start": True}), 35, 300)
     assert skipped(attempt) == [(240, 300)]
     attempt = diverged(attempt, 31, 320)
     assert skipped(attempt) == [(160, 320)], "one rollback, to an older checkpoint"

@@ -53,7 +53,7 @@ def test_counts():
 def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, cut):
     def due(at, tokens):
         interval, answers = Interval(f"{every} tokens", OneRank()), []
-        interval.start(at)
+        interval.start(at, 0.0)
         for more in tokens:
             at.advance(samples=1, tokens=more)
             answers.append(interval.advance(at))

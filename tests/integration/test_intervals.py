@@ -1,0 +1,95 @@
+"""Intervals in minutes over several attempts, and in tokens where few tokens are targets."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from infini_llama.tasks.runs import checkpoints
+from infini_llama.tasks.runs.run_reader import RunReader
+from support.laboratory import Laboratory, kill
+
+SETTINGS = (
+    "model.attention=softmax",
+    "environment.nproc_per_node=1",
+    "train.max_steps=1000",
+    "train.logging_steps=1",
+    "train.report_to=[]",
+    "train.sample_prompts=[]",
+)
+STEP_SECONDS = 0.3
+
+
+@pytest.fixture
+def slow_steps(tmp_path) -> tuple[str, ...]:
+    (tmp_path / "mine.py").write_text(
+        "import time\n"
+        "def hook(model, record):\n"
+        f"    time.sleep({STEP_SECONDS})\n"
+        "    return {'one': 1.0}\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    return f"environment.env.PYTHONPATH={path}", "train.metrics_hook=mine:hook"
+
+
+def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
+    """Each of three attempts lasts about a third of the interval longer than none."""
+    settings = (*SETTINGS, *slow_steps, "train.eval_steps=0.12 minutes", "train.save_steps=1000")
+    for last in (10, 20, 36):
+        started = lab.start("evaluated-late", *settings)
+        lab.wait_for_step("evaluated-late", last, started)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait() == 75, started.log.read_text()
+    reader = RunReader(lab.run_dir("evaluated-late"))
+    first = reader.validated[0].step
+    assert first <= 7.2 / STEP_SECONDS + 1
+    seconds = sum(line.step_time + line.report_time for line in reader.trained[:first])
+    assert seconds <= 7.2 + 2, "counted over the attempts"
+    assert first > 10
+
+
+def test_a_save_in_minutes_counts_the_time_of_lost_attempts(lab, slow_steps):
+    settings = (*SETTINGS, *slow_steps, "train.save_steps=0.1 minutes", "train.eval_steps=1000")
+    folder = lab.run_dir("saved-late") / "checkpoints"
+    for _ in range(3):
+        started = lab.start("saved-late", *settings)
+        lab.wait_for_step("saved-late", 1, started)
+        lab.wait_for_step("saved-late", checkpoints.latest_step(folder) + 10, started)
+        for pid in [started.process.pid, *started.processes()]:
+            kill(pid)
+        started.wait()
+    assert checkpoints.latest_step(folder) > 0
+
+
+def write_questions(folder: Path) -> None:
+    folder.mkdir()
+    rng = random.Random(3)
+    words = ["ka", "lomi", "tervun", "saple", "dro"]
+    for number in range(80):
+        question = " ".join(rng.choice(words) for _ in range(25))
+        (folder / f"{number}.txt").write_text(f"{question} => {rng.choice(words)}")
+
+
+def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(tmp_path, server):
+    lab = Laboratory.create(tmp_path / "home", server)
+    write_questions(tmp_path / "text")
+    started = lab.start(
+        "answers",
+        "data.source=files",
+        f"data.files=[{tmp_path}/text/*.txt]",
+        "data.sequence_length=64",
+        "data.packing=padded",
+        "data.loss_on=answer",
+        "data.answer_after=' =>'",
+        "data.tokenizer.vocab_size=300",
+        "train.save_steps=1k tokens",
+        "train.max_steps=24",
+        "train.micro_batch_size=8",
+        "environment.nproc_per_node=2",
+        "model.attention=softmax",
+    )
+    assert started.wait() == 0, started.log.read_text()
+    text = started.log.read_text()
+    assert text.count("train.save_steps=1k tokens: tokens are targets, and only") == 1, text
