@@ -68,8 +68,8 @@ class RuntimeConfig(Section):
         default=20.0,
         description="A worker is considered hung if its last heartbeat is older than this many "
         "seconds plus twice the longest measured time of its phase. Start-up, compilation, saves, "
-        "evaluations and phases not measured yet have 30 times as long. For a stopped process, "
-        "half of this value is used.",
+        "samples, the end and phases not measured yet have 30 times as long. For a stopped "
+        "process, half of this value is used.",
     )
     grace_period: Annotated[float, Field(gt=0, le=3600)] = free(
         default=25.0,

@@ -32,6 +32,8 @@ class TrainState:
         world_size: workers that train.
         model: fields of LlamaConfig.
         dataset: digest of the dataset.
+        optimizer: `train.optimizer`, whose state the checkpoint has; None: an older version of this
+            program did not record it.
     """
 
     step: int = 0
@@ -48,6 +50,7 @@ class TrainState:
     world_size: int = 1
     model: dict[str, Any] = field(default_factory=dict[str, Any])
     dataset: str | None = None
+    optimizer: str | None = None
 
     @classmethod
     def read_json(cls, text: bytes | str) -> "TrainState":

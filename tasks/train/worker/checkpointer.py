@@ -86,10 +86,20 @@ class Checkpointer:
             since_save: seconds of training since the last save, in earlier attempts.
         """
         if source is not None:
-            self.strategy.load_tensors(source)
             loaded = checkpoints.read_state(source)
-            # World size, model and dataset are those of this attempt.
-            left_out = {"world_size", "model", "dataset"}
+            has_own_optimizer = loaded.optimizer in (None, state.optimizer)
+            anew = self.strategy.load_tensors(source, has_own_optimizer)
+            if anew and self.ranks.is_rank0:
+                log.warning(
+                    "%s has no state of train.optimizer=%s for %d tensor(s), such as %s; "
+                    "it begins at zero.",
+                    source.name,
+                    state.optimizer,
+                    len(anew),
+                    anew[0],
+                )
+            # World size, model, dataset and optimizer are those of this attempt.
+            left_out = {"world_size", "model", "dataset", "optimizer"}
             is_own = source.parent.resolve() == self.folder.resolve()
             if not is_own:
                 left_out |= OF_LOSSES

@@ -106,6 +106,7 @@ class Trainer:
             world_size=ranks.world_size,
             model=attempt.model.to_dict(),
             dataset=attempt.dataset.digest,
+            optimizer=train.optimizer,
         )
         model = build_model(attempt.model, train, plan, ranks.device)
         if attempt.init_from:

@@ -23,6 +23,7 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 # Largest relative difference of the loss, and of the gradients as one vector, that rounding
 # explains.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
+ELSEWHERE = "it cannot be compiled on another rank"
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -112,9 +113,10 @@ def compile_if_it_agrees(
         run.write(run.compile, record)
     if reason:
         compiled.switch_off()
-        log.warning(
-            "train.compile=%s is turned off, and the run continues in eager mode: %s", what, reason
-        )
+        # The rank whose fault it is warns of it.
+        level = logging.INFO if reason == ELSEWHERE else logging.WARNING
+        message = "train.compile=%s is turned off, and the run continues in eager mode: %s"
+        log.log(level, message, what, reason)
         if before and not before.reason:
             log.warning(
                 "it was on at an earlier attempt: "
@@ -146,7 +148,7 @@ def disagreement(
     failed_ranks = ranks.sum(float(fault != ""))[0]
     if failed_ranks:
         module.zero_grad(set_to_none=True)
-        return fault or "it cannot be compiled on another rank"
+        return fault or ELSEWHERE
     squared_differences: list[float] = []
     squared_sizes: list[float] = []
     for name, gradient in _gradients(module):

@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.storage.tensors import full_tensor, load_tensors
+from infini_llama.tasks.storage.tensors import full_tensor
 from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.native import (
     LossModule,
     init_optimizer_state,
+    load_but_for_new_state,
     plain_model,
 )
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -166,9 +167,9 @@ class DeepSpeed:
         return state
 
     @torch.no_grad()
-    def load_tensors(self, checkpoint: Path) -> None:
+    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
         tensors = self.tensors()
-        load_tensors(checkpoint, tensors)
+        anew = load_but_for_new_state(checkpoint, tensors, has_own_optimizer)
         utils = self.deepspeed.utils
         for name, parameter in self.parameters_by_name.items():
             weights = full_tensor(tensors[f"model.{name}"])
@@ -189,6 +190,7 @@ class DeepSpeed:
                     )
         for updates in self._updates():
             updates.copy_(tensors[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
+        return anew
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return self._gathered(list(self.parameters_by_name.values()))

@@ -3,7 +3,6 @@
 They give each rank a copy of the model (DDP), or a shard of every parameter (FSDP2, HSDP).
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,8 +27,6 @@ from infini_llama.tasks.storage.tensors import (
 from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-
-log = logging.getLogger("infini_llama.worker")
 
 
 class LossModule(nn.Module):
@@ -151,25 +148,8 @@ class NativeStrategy:
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
-    def load_tensors(self, checkpoint: Path) -> None:
-        tensors = self.tensors()
-        stored = tensor_names(checkpoint)
-        of_optimizer = {name for name in tensors if name.startswith("optimizer.")}
-        # Another optimizer's state; it stays zero, as before a first step.
-        anew = of_optimizer - stored
-        if anew:
-            log.warning(
-                "%s has no state of train.optimizer=%s for %d tensor(s), "
-                "such as %s; it begins at zero.",
-                checkpoint.name,
-                self.train.optimizer,
-                len(anew),
-                min(anew),
-            )
-        load_tensors(
-            checkpoint,
-            {name: value for name, value in tensors.items() if name not in anew},
-        )
+    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
+        return load_but_for_new_state(checkpoint, self.tensors(), has_own_optimizer)
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -276,6 +256,27 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
     plain.load_state_dict(tensors, strict=False, assign=True)  # a tied head is not in it
     plain.tie_weights()
     return plain
+
+
+def load_but_for_new_state(
+    checkpoint: Path, tensors: dict[str, torch.Tensor], has_own_optimizer: bool
+) -> list[str]:
+    """Fill tensors from a checkpoint, but for state that the optimizer itself has not written.
+
+    That state stays as it is, zero as before a first step.
+
+    Args:
+        tensors: model and optimizer, see `Strategy.tensors`.
+        has_own_optimizer: see `Strategy.load_tensors`.
+
+    Returns:
+        names of the tensors that were not filled.
+    """
+    of_optimizer = {name for name in tensors if name.startswith("optimizer.")}
+    anew = of_optimizer - tensor_names(checkpoint) if has_own_optimizer else of_optimizer
+    known = {name: value for name, value in tensors.items() if name not in anew}
+    load_tensors(checkpoint, known)
+    return sorted(anew)
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

@@ -82,10 +82,17 @@ class Strategy(Protocol):
         """
         ...
 
-    def load_tensors(self, checkpoint: Path) -> None:
+    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
         """Fill model and optimizer from a verified checkpoint.
 
         It may have been written under any strategy by any number of ranks.
+
+        Args:
+            has_own_optimizer: False: the optimizer's state in it is another optimizer's, and is not
+                read, whatever its tensors are called.
+
+        Returns:
+            the tensors of the optimizer that begin at zero.
         """
         ...
 
