@@ -2,7 +2,7 @@
 
 Each fault strikes a run of its own in one of four phases (start-up, in mid-run, its ending, the start-up of a resume), at a moment drawn
 from the seed. The same command then runs again, as a user would do, until it ends well, and the result is compared with the
-undisturbed run. Forty rows hold two of every kind. Results are appended, with commit, machine and versions, to
+undisturbed run. Forty-eight rows hold two of every kind. Results are appended, with commit, machine and versions, to
 benchmarks/results/faults.jsonl.
 """
 
@@ -60,6 +60,22 @@ def change(module):
     calls = []
     pathlib.Path.rename = dying
 """
+REPORT = """
+def change(module):
+    scalars, calls = module.TensorBoard.scalars, []
+    def struck(self, *arguments):
+        calls.append(1)
+        if len(calls) == AT and once():
+            import time, signal
+            END
+        return scalars(self, *arguments)
+    module.TensorBoard.scalars = struck
+"""
+# Modules whose injected function is called about once in ten steps.
+RARELY_CALLED = (
+    "infini_llama.tasks.storage.artifacts",
+    "infini_llama.tasks.train.worker.callbacks.metrics_writer",
+)
 
 
 class Trial:
@@ -211,7 +227,7 @@ def injected(module: str, body: str, **words: str) -> Callable[[Trial], Started]
         )  # counted by each process
         text = body.replace(
             "AT",
-            str(max(1, step // 10) if module == "infini_llama.tasks.storage.artifacts" else step),
+            str(max(1, step // 10) if module in RARELY_CALLED else step),
         )
         for name, value in words.items():
             text = text.replace(name, value)
@@ -219,6 +235,38 @@ def injected(module: str, body: str, **words: str) -> Callable[[Trial], Started]
         return trial.start()
 
     return strike
+
+
+def during_samples(
+    number: signal.Signals, victim: Callable[[Trial, Started], int]
+) -> Callable[[Trial], Started]:
+    """A signal while the first rank writes texts, after an evaluation or at the end."""
+
+    def strike(trial: Trial) -> Started:
+        trial.overrides.append("train.sample_tokens=300")
+        if trial.phase == RESUME:
+            trial.at = min(trial.at, 30)
+        started = trial.begin()
+        if trial.phase == ENDING:
+            trial.lab.wait_for_step(trial.name, LAST_STEP, started)
+        while not is_sampling(trial):
+            if started.process.poll() is not None:
+                trial.struck = False
+                return started
+            time.sleep(0.0005)
+        time.sleep(trial.rng.uniform(0, 0.1))
+        trial.send(number, victim, started)
+        return started
+
+    return strike
+
+
+def is_sampling(trial: Trial) -> bool:
+    """Whether the first rank of the newest attempt writes texts."""
+    attempts = sorted((trial.lab.run_dir(trial.name) / "logs").glob("attempt-*"))
+    with suppress(OSError, IndexError):
+        return (attempts[-1] / "heartbeat-0").read_text().split()[1] == "samples"
+    return False
 
 
 def disk_full(trial: Trial) -> Started:
@@ -306,6 +354,16 @@ FAULTS: dict[str, Fault] = {
     "Prefect server hung": Fault(server(signal.SIGSTOP)),
     "SIGKILL whole tree": Fault(whole_tree),
     "SIGHUP command": Fault(signalled(signal.SIGHUP, command_of)),
+    "SIGKILL worker during samples": Fault(
+        during_samples(signal.SIGKILL, Trial.worker), (MID_RUN, ENDING, RESUME)
+    ),
+    "SIGTERM command during samples": Fault(
+        during_samples(signal.SIGTERM, command_of), (MID_RUN, ENDING, RESUME)
+    ),
+    "kill in a reporter": Fault(
+        injected(RARELY_CALLED[1], REPORT, END="os.kill(os.getpid(), signal.SIGKILL)")
+    ),
+    "hang in a reporter": Fault(injected(RARELY_CALLED[1], REPORT, END="time.sleep(10000)")),
 }
 
 
@@ -408,7 +466,7 @@ def main() -> int:
                 "" if row["struck"] else " (ended before)"
             )
             print(
-                f"{number:4} {fault:<24} {attention:<8} {phase:<9} at {row['moment']:<4} codes {codes:<10} attempts {row['attempts']} "
+                f"{number:4} {fault:<30} {attention:<8} {phase:<9} at {row['moment']:<4} codes {codes:<10} attempts {row['attempts']} "
                 f"{row['seconds']:6.1f} s  orphans {row['orphans']}  {verdict}",
                 flush=True,
             )
