@@ -116,11 +116,12 @@ class RunReader:
         lines = read_metrics(self.folder)
         trained = {line.step for line in lines if isinstance(line, TrainLine)}
         validated = {line.step for line in lines if isinstance(line, ValidationLine)}
-        newest = checkpoints.latest_step(self.folder.checkpoints)
+        newest = next(iter(checkpoints.committed(self.folder.checkpoints)), None)
+        newest_step = newest.step if newest else 0
         # A run may have begun from a checkpoint of another one.
         first = min(trained, default=1) if self.lineage.resumed_from else 1
-        expected = range(first, newest + 1)
-        given_up = self._evaluations_due
+        expected = range(first, newest_step + 1)
+        given_up = {newest_step} if newest and _is_evaluation_due(newest) else set[int]()
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         for steps, train in self._trained_with:
             interval = train.eval_steps
@@ -130,16 +131,6 @@ class RunReader:
                 what = f"validation (one every {interval} steps) of step"
                 _warn_of_missing(self.folder.metrics, what, due - validated)
         return lines
-
-    @property
-    def _evaluations_due(self) -> set[int]:
-        """The step of the newest checkpoint, if the next attempt begins with its evaluation."""
-        newest = next(iter(self.committed), None)
-        if newest is not None:
-            with suppress(Damaged):
-                if checkpoints.read_state(newest.path).evaluation_due:
-                    return {newest.step}
-        return set()
 
     @cached_property
     def _trained_with(self) -> list[tuple[range, TrainingConfig]]:
@@ -417,6 +408,13 @@ class RunReader:
             attempts=tuple(self.attempts),
             summary=self.summary,
         )
+
+
+def _is_evaluation_due(checkpoint: checkpoints.Checkpoint) -> bool:
+    """Whether the next attempt begins with the evaluation of this checkpoint."""
+    with suppress(Damaged):
+        return checkpoints.read_state(checkpoint.path).evaluation_due
+    return False
 
 
 def _warn_of_missing(path: Path, what: str, numbers: set[int]) -> None:

@@ -20,7 +20,8 @@ ADVICE = "Remove train.profile_steps."
 class Profiler(Callback):
     """Records the steps numbered first to last.
 
-    It leaves a trace for chrome://tracing or Perfetto and a table of the costliest functions.
+    It leaves a trace for chrome://tracing or Perfetto and a table of the costliest functions. They
+    are written once the last of the steps is saved.
 
     Args:
         folder: becomes `rank-R.trace.json.gz` and `rank-R.txt`.
@@ -32,8 +33,10 @@ class Profiler(Callback):
         self.span = span
         self.rank = rank
         self.running: profile | None = None
+        self.stopped: profile | None = None
 
     def on_step_start(self, state: TrainState) -> None:
+        self._write()
         if self.span is None or self.running is not None:
             return
         span = self.span
@@ -47,27 +50,33 @@ class Profiler(Callback):
                 self.span = span
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
-        if self.running is None or self.span is None:
-            return
-        if state.step >= self.span[1]:
-            self._write(f"steps {self.span[0]} to {state.step}")
+        if self.span is not None and state.step >= self.span[1]:
+            self._stop()
 
     def on_train_end(self, finished: bool) -> None:
-        if self.running is not None and self.span is not None:
-            self._write(f"the steps from {self.span[0]} on")
+        self._stop()
+        self._write()
 
-    def _write(self, steps: str) -> None:
+    def _stop(self) -> None:
         running = self.running
         self.running = None
-        assert running is not None
+        if running is not None:
+            with best_effort("the profile", ADVICE):
+                running.stop()
+                self.stopped = running
+
+    def _write(self) -> None:
+        stopped = self.stopped
+        self.stopped = None
+        if stopped is None:
+            return
         with best_effort("the profile", ADVICE):
-            running.stop()
             self.folder.mkdir(exist_ok=True)
-            running.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
+            stopped.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
             order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-            table = running.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
+            table = stopped.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
             (self.folder / f"rank-{self.rank}.txt").write_text(table, encoding="utf-8")
-            log.info("profile of %s is in %s", steps, self.folder)
+            log.info("the profile is in %s", self.folder)
 
 
 def memory_peak() -> int:
