@@ -18,6 +18,7 @@ from infini_llama.tasks.runs.checkpoints import (
     latest_step,
     newest_with_damaged_moved_aside,
     point_and_prune,
+    set_aside,
     superseded,
 )
 from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
@@ -305,3 +306,23 @@ def test_pointers_follow_when_the_run_goes_back(folder):
     )
     checkpoints.abandon_newer(folder, 0)
     assert not [path for path in folder.iterdir() if path.is_symlink()]
+
+
+def test_a_step_that_is_saved_again_always_has_a_valid_checkpoint(folder):
+    assert latest_step(folder) == 30
+    set_aside(checkpoint_path(folder, 30))
+    assert steps(folder) == [30, 20, 10], "under a second name"
+    assert (folder / "latest" / "train_state.json").exists()
+    chosen = newest_with_damaged_moved_aside(folder)
+    assert chosen is not None and chosen.name == "step-000000030"
+    add_checkpoint(folder, 30, 0.5)
+    set_aside(checkpoint_path(folder, 30))  # as the attempt after one that was killed here
+    add_checkpoint(folder, 30, 0.5)
+    point_and_prune(folder, keep=4)
+    assert steps(folder) == [30, 20, 10]
+    assert {path.name for path in folder.glob("step-*")} == {
+        f"step-000000{step}" for step in (10, 20, 30)
+    }
+    assert (folder / "best").readlink().name == "step-00000030"
+    set_aside(checkpoint_path(folder, 40))
+    assert steps(folder) == [30, 20, 10], "there is none to move"

@@ -7,7 +7,7 @@ import pytest
 
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput
+from infini_llama.tasks.runs.goodput import LEDGER, Ledger, goodput, seconds_after
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     append_attempt,
@@ -175,3 +175,20 @@ def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
         )
     monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
     assert goodput(run).down == 4 * 99.0 and len(ids) <= 2
+
+
+def test_seconds_after_a_save_count_lost_attempts_and_no_start_up(tmp_path):
+    run = RunFolder(tmp_path)
+    assert seconds_after(run, 0) == 0.0
+    first = [
+        line(0, 114.0, start=10.0, data=1.0, compute=3.0),  # step 1
+        line(1, 118.0, evaluate=2.0, save=0.5, data=0.5, compute=3.0),  # its save, and step 2
+        line(2, 123.0, evaluate=1.0, data=0.5, compute=2.5, samples=1.0),  # step 3
+    ]
+    story(run, 1, 100.0, 0, first, 30.0, "failed")
+    assert seconds_after(run, 1) == (0.5 + 3.0) + (1.0 + 0.5 + 2.5 + 1.0)
+    second = [line(1, 140.0, start=2.0, compute=4.0, metrics_hook=1.0)]
+    story(run, 2, 135.0, 1, second, None, "")
+    assert seconds_after(run, 1) == 8.5 + 5.0
+    assert seconds_after(run, 2) == 0.0, "the second attempt has saved it"
+    assert seconds_after(run, 0) == (1.0 + 3.0) + (2.0 + 0.5 + 3.5) + 5.0 + 5.0
