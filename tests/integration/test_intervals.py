@@ -10,6 +10,7 @@ import pytest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_reader import RunReader
 from support.laboratory import Laboratory, kill
+from support.waiting import wait_until
 
 SETTINGS = (
     "model.attention=softmax",
@@ -53,14 +54,19 @@ def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
 def test_a_save_in_minutes_counts_the_time_of_lost_attempts(lab, slow_steps):
     settings = (*SETTINGS, *slow_steps, "train.save_steps=0.1 minutes", "train.eval_steps=1000")
     folder = lab.run_dir("saved-late") / "checkpoints"
-    for _ in range(3):
+    for number in (1, 2, 3):
         started = lab.start("saved-late", *settings)
-        lab.wait_for_step("saved-late", 1, started)
-        lab.wait_for_step("saved-late", checkpoints.latest_step(folder) + 10, started)
+        heartbeat = lab.run_dir("saved-late") / f"logs/attempt-{number:02d}/heartbeat-0"
+        until = checkpoints.latest_step(folder) + 10
+        wait_until(lambda file=heartbeat, step=until: step_in(file) >= step)
         for pid in [started.process.pid, *started.processes()]:
             kill(pid)
         started.wait()
     assert checkpoints.latest_step(folder) > 0
+
+
+def step_in(heartbeat: Path) -> int:
+    return int(heartbeat.read_text().split()[0]) if heartbeat.exists() else 0
 
 
 def write_questions(folder: Path) -> None:

@@ -14,12 +14,15 @@ SETTINGS = (
 # The updates of every fifth step from 12 to 32 are skipped, in the first attempt alone.
 RARE_SKIPS = """
 def change(module):
+    from dataclasses import replace
     step, calls = module.optimizer_step, []
     first = once()
     def poisoned(strategy, batch, scale, is_spike, *rest):
         calls.append(1)
-        bad = first and len(calls) >= 12 and len(calls) % 5 == 2
-        return step(strategy, batch, scale, (lambda loss: True) if bad else is_spike, *rest)
+        if not first or len(calls) < 12 or len(calls) % 5 != 2:
+            return step(strategy, batch, scale, is_spike, *rest)
+        update = step(strategy, batch, scale, lambda loss: True, *rest)
+        return replace(update, loss=float("nan"))
     module.optimizer_step = poisoned
 """
 
