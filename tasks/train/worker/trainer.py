@@ -172,7 +172,7 @@ class Trainer:
         if self.finished:
             self._write_result()
         for callback in self.callbacks:
-            callback.on_train_end(self.finished)
+            callback.on_train_end()
         return "done" if self.finished else "preempted"
 
     def _finish_evaluation(self) -> bool:

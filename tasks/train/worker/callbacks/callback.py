@@ -82,7 +82,7 @@ class Callback:
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         """After a step, whose `state` it is, and before that state is saved."""
 
-    def on_train_end(self, finished: bool) -> None:
+    def on_train_end(self) -> None:
         """After the last step of this attempt; not called after an exception."""
 
     def save_state(self, state: TrainState) -> None:

@@ -53,7 +53,7 @@ class Profiler(Callback):
         if self.span is not None and state.step >= self.span[1]:
             self._stop()
 
-    def on_train_end(self, finished: bool) -> None:
+    def on_train_end(self) -> None:
         self._stop()
         self._write()
 

@@ -130,7 +130,7 @@ class StepMetrics(Callback):
             self.writer.train(line)
         self.report_time = time.perf_counter() - started
 
-    def on_train_end(self, finished: bool) -> None:
+    def on_train_end(self) -> None:
         if self.writer:
             self.writer.close()
 

@@ -178,7 +178,7 @@ def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
         assert (profiler.running is not None) == (number >= 2)
         torch.ones(8, 8) @ torch.ones(8, 8)
         profiler.on_step_end(TrainState(step=number), result)
-    profiler.on_train_end(True)
+    profiler.on_train_end()
     assert "aten::mm" in (tmp_path / "profile/rank-0.txt").read_text()
     assert (tmp_path / "profile/rank-0.trace.json.gz").stat().st_size > 0
     Profiler(tmp_path / "none", None, 0).on_step_start(TrainState())
