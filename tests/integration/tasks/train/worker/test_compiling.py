@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import torch
 from torch._dynamo.utils import counters
 
-from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import ValidationLine
@@ -14,6 +13,7 @@ from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import LossModule
 from support.one_rank import single_rank
+from support.records import make_attempt
 
 
 def test_layers_share_the_code_that_is_generated_once(monkeypatch):
@@ -35,7 +35,7 @@ def test_whole_takes_the_loss_with_it():
     assert len(Compiled(module, module.model, "block").parts) == 2
 
 
-def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch):
+def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch, tmp_path):
     calls = []
 
     def backend(graph, _):
@@ -53,7 +53,13 @@ def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch):
     validation, metrics = SimpleNamespace(measure=step), SimpleNamespace(writer=None)
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     evaluation = Evaluation(
-        strategy, validation, TrainingConfig(), 9, strategy.ranks, metrics, heartbeat
+        make_attempt(tmp_path),
+        strategy,
+        validation,
+        strategy.ranks,
+        metrics,
+        heartbeat,
+        is_stopping=lambda: False,
     )
     loss = step(strategy.module).loss
     assert len(calls) == 2
