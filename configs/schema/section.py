@@ -50,7 +50,7 @@ def _is_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
-PATH = {"format": "path"}  # extra of a field with a path, or a list of them
+PATH: dict[str, Any] = {"format": "path"}  # extra of a field with a path, or a list of them
 
 
 def fixed(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) -> Any:
