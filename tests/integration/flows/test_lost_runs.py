@@ -10,7 +10,8 @@ from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
-from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running, State
+from prefect.client.schemas.objects import State
+from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running
 
 from infini_llama.flows.lost_runs import Execution, LostRuns, flow_processes, register
 from infini_llama.tasks.storage.locks import Lock
@@ -135,8 +136,13 @@ def test_the_process_of_a_run_is_found_until_it_ends():
     run, environment = uuid4(), {"MARK": "a"}
     environment |= os.environ | {"PREFECT__FLOW_RUN_ID": str(run)}
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
+        [sys.executable, "-c", "print('up', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"  # its environment is complete
         assert flow_processes("MARK=a") == {process.pid: run}
         assert run in flow_processes().values()
         assert run not in flow_processes("MARK=b").values()
