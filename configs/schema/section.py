@@ -87,7 +87,9 @@ def _with_policy(
 def has_paths(field: FieldInfo) -> bool:
     """Whether a field holds a path, or a list of them."""
     extra = field.json_schema_extra
-    return isinstance(extra, dict) and extra.get("format") == PATH["format"]
+    if extra is None or callable(extra):
+        return False
+    return extra.get("format") == PATH["format"]
 
 
 def resume_policies(section: type[Section]) -> dict[str, Resume]:
