@@ -19,7 +19,7 @@ def since_evaluation(lines: list[MetricsLine], step: int) -> float:
     seconds = 0.0
     for line in kept:
         if isinstance(line, TrainLine) and line.step > last:
-            seconds += line.step_time + line.save_time + line.report_time
+            seconds += line.step_time + line.save_time + (line.report_time or 0.0)
     return seconds
 
 
