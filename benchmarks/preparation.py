@@ -68,7 +68,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
-        choose_engine(load(data.tokenizer), checks)  # once a tokenizer, not once a corpus
+        choose_engine(load(data.tokenizer), True, checks)  # once a tokenizer, not once a corpus
     else:
         remember_comparison(load(data.tokenizer), checks, "this benchmark compares the engines")
 
@@ -123,7 +123,7 @@ def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
     from infini_llama.tasks.tokenizers.encoder import encoder_of
     from infini_llama.tasks.tokenizers.engines import gigatoken_of
 
-    engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer))).to_str())
+    engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer)), True).to_str())
     texts = [text.encode() for text in texts_of(corpus)]
     return lambda: sum(len(engine(batch)[0]) for batch in batches(texts, len))
 

@@ -29,7 +29,7 @@ def train_tokenizer(texts: list[str]) -> Any:
 
     for part in range(8):
         tokenizer = train(texts[part::8], TokenizerConfig(vocab_size=32768))
-        fault = compare(tokenizer, golden(tokenizer)) if find_spec(FAST) else None
+        fault = compare(tokenizer, True, golden(tokenizer)) if find_spec(FAST) else None
         if not fault:
             return tokenizer
         print(f"the tokenizer of eighth {part} is not used ({FAST}: {fault})", flush=True)

@@ -36,6 +36,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.artifacts import read_manifest
 from infini_llama.tasks.storage.hf_folder import open_folder, tokenizer_of
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
 RESULTS = Path(__file__).parent / "results" / "pretrained_memory.jsonl"
@@ -89,7 +90,7 @@ def asked_in(case: dict[str, Any], tokenizer: Tokenizer, filler: list[int]) -> A
         f"{case['filler']}-{case['segment_length']}-{case['boundaries']}-{case['number']}"
     )
     return ask_across(
-        tokenizer,
+        TextEncoder(tokenizer, True),
         case["segment_length"],
         case["boundaries"],
         FORMS["passkey"](random),

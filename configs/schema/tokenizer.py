@@ -38,9 +38,14 @@ class TokenizerConfig(Section):
     )
     special_tokens: list[Annotated[str, Field(min_length=1)]] = fixed(
         default_factory=list,
-        description="Further special tokens of a trained tokenizer. Text is never encoded as one "
-        "of them. Their IDs follow that of the end-of-text token. A tokenizer.json in "
-        "data.tokenizer.path must have them.",
+        description="Further special tokens of a trained tokenizer. Their IDs follow that of the "
+        "end-of-text token. A tokenizer.json in data.tokenizer.path must have them.",
+    )
+    split_special_tokens: bool = fixed(
+        default=True,
+        description="true: text that spells a special token is encoded as text. false: it becomes "
+        "that token, as in chats that are written with the markers of a template. Prompts are "
+        "encoded as the documents are.",
     )
     vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] = fixed(
         default=4096,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import parse_config, refuse_as_new
@@ -52,6 +51,7 @@ from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from infini_llama.tasks.tokenizers.tokenizer import is_given, load
 
 BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
@@ -232,8 +232,10 @@ def write_continuation(
     heads = heads_to_read_memory(folder, attention)
     mapping: dict[str, Any] = {**configuration_of(folder, attention, None, heads)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
-    tokenizer = load(settings) if is_given(settings) else None
-    text, facts = _sampled(files, home, machine, tokenizer)
+    encoder = None
+    if is_given(settings):
+        encoder = TextEncoder(load(settings), settings.split_special_tokens)
+    text, facts = _sampled(files, home, machine, encoder)
     size = parameters_of(folder)
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
@@ -274,12 +276,12 @@ def _refuse(output: Path) -> None:
 
 
 def _sampled(
-    patterns: list[str], home: Path, machine: Machine | None, tokenizer: Tokenizer | None = None
+    patterns: list[str], home: Path, machine: Machine | None, encoder: TextEncoder | None = None
 ) -> tuple[Text, MachineFacts]:
-    """The text, whose tokens are counted by the tokenizer where it is known, and the machine."""
+    """The text, whose tokens are counted by the encoder where it is known, and the machine."""
     source = Files(TextConfig(files=patterns), "data")
     files = matching(source, patterns, "files", NotText(home))
-    tokens = sampled_tokens(files, tokenizer)
+    tokens = sampled_tokens(files, encoder)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
         raise DataError(
             f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model "
@@ -384,10 +386,10 @@ def _value(value: object) -> str:
     return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
 
 
-def sampled_tokens(files: Sequence[TextInput], tokenizer: Tokenizer | None = None) -> int:
+def sampled_tokens(files: Sequence[TextInput], encoder: TextEncoder | None = None) -> int:
     """Tokens in these files, estimated from the text in some whole files of them.
 
-    The tokens are counted by the tokenizer, where it is known.
+    The tokens are counted by the encoder, where it is known.
     """
     # Bytes of files that were read as a whole, and of the text in them.
     read = 0
@@ -401,10 +403,10 @@ def sampled_tokens(files: Sequence[TextInput], tokenizer: Tokenizer | None = Non
         try:
             for record in file.records():
                 record = record if isinstance(record, str) else ""
-                if tokenizer is not None and file_text < ENCODED_BYTES:
+                if encoder is not None and file_text < ENCODED_BYTES:
                     sample = record[:ENCODED_BYTES]
                     encoded += len(sample.encode())
-                    tokens += len(tokenizer.encode(sample).ids)
+                    tokens += len(encoder.encode(sample))
                 file_text += len(record.encode())
                 if file_text > SAMPLED_BYTES:
                     break

@@ -27,13 +27,13 @@ log = logging.getLogger("infini_llama.export")
 
 def generate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")  # before the imports, which take seconds
-    prompts = [*arguments.prompt, *(prompt_of(file) for file in arguments.prompt_file)]
-    if not prompts:
+    files = [prompt_of(file) for file in arguments.prompt_file]
+    if not arguments.prompt and not files:
         raise ConfigError(
             "generate needs a prompt; give --prompt TEXT or --prompt-file FILE "
             "(both can be repeated)."
         )
-    for prompt in prompts:
+    for prompt in arguments.prompt:
         # Python decodes bytes of an argument that are no UTF-8 as surrogates.
         if any("\ud800" <= letter <= "\udfff" for letter in prompt):
             raise ConfigError(
@@ -42,12 +42,16 @@ def generate(arguments: Namespace) -> Answer:
     from infini_llama.model.generate import Sampling
     from infini_llama.tasks.runs.generation import Writer, warn_beyond_trained_length
     from infini_llama.tasks.runs.load import end_tokens_of, load_run
+    from infini_llama.tasks.runs.reading import reading_of
 
+    reading = reading_of(run)
+    prompts = [*arguments.prompt, *map(reading.prompt_in_file, files)]
+    encoded = [*map(reading.encoder.encode, prompts)]
     model, tokenizer, _ = load_run(run, arguments.checkpoint)
     model.use_memory(not arguments.no_memory)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})
-    writer = Writer(model, tokenizer, prompts, end_tokens_of(run), tuple(arguments.stop))
+    writer = Writer(model, tokenizer, encoded, end_tokens_of(run), tuple(arguments.stop))
     warn_beyond_trained_length(run, writer, arguments.max_new_tokens)
     single = len(prompts) == 1 and not arguments.json
     if single:
@@ -67,9 +71,10 @@ def generate(arguments: Namespace) -> Answer:
 
 
 def prompt_of(file: str) -> str:
+    """The text of a file as it is; see `Reading.prompt_in_file`."""
     refuse_pointer(Path(file))
     try:
-        return Path(file).read_text(encoding="utf-8-sig")
+        return Path(file).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt-file {file} cannot be read as UTF-8 text: {error}") from error
 

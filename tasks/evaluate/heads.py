@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 
 import torch
-from tokenizers import Tokenizer
 
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model.llama import Llama
@@ -21,6 +20,7 @@ from infini_llama.tasks.records.heads import HeadScores, Scores
 from infini_llama.tasks.report.charts import import_matplotlib
 from infini_llama.tasks.storage.hf_folder import Folder
 from infini_llama.tasks.tokenizers import tokenizer as tokenizers
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
 TEXTS = 12
@@ -39,13 +39,14 @@ def measure_heads(folder: Folder, seed: int) -> HeadScores:
             cannot be read.
         DataError: a file is damaged.
     """
-    tokenizer = tokenizers.load(TokenizerConfig(path=str(folder.path)))
+    settings = TokenizerConfig(path=str(folder.path))
+    encoder = TextEncoder(tokenizers.load(settings), settings.split_special_tokens)
     model = Llama(replace(folder.config, attention="softmax", memory_layers=None))
     load_pretrained(model, folder.path)
     model.eval()
     random = Random(seed)
     fillers = islice(cycle(FILLERS), TEXTS)
-    texts = [text_with_number(tokenizer, filler, random) for filler in fillers]
+    texts = [text_with_number(encoder, filler, random) for filler in fillers]
     measured = [retrieval(model, text) for text in texts]
     mean = torch.stack([scores for scores, _ in measured]).mean(dim=0)
     return HeadScores(
@@ -57,11 +58,11 @@ def measure_heads(folder: Folder, seed: int) -> HeadScores:
     )
 
 
-def text_with_number(tokenizer: Tokenizer, filler: int, random: Random) -> Asked:
+def text_with_number(encoder: TextEncoder, filler: int, random: Random) -> Asked:
     """A number anywhere in about `filler` tokens of filler."""
     key = new_key(random)
-    *shown, _ = encoded(tokenizer, Hidden(HIDDEN.format(key=key), QUESTION, key))
-    return ask(tokenizer, sum(map(len, shown)) + filler, random.random(), key)
+    *shown, _ = encoded(encoder, Hidden(HIDDEN.format(key=key), QUESTION, key))
+    return ask(encoder, sum(map(len, shown)) + filler, random.random(), key)
 
 
 @torch.inference_mode()

@@ -16,9 +16,8 @@ from random import Random
 from typing import TypeVar
 
 import torch
-from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError, tokenizer_faults
+from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import PIECE, Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
@@ -31,6 +30,7 @@ from infini_llama.tasks.preprocess.sources.passkey import (
 )
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import MemoryControls, PasskeyResult
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
 KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
@@ -90,7 +90,7 @@ def last_mention(hidden: list[int], answer: list[int]) -> int | None:
     return next((at for at in places if hidden[at : at + len(answer)] == answer), None)
 
 
-def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
+def ask(encoder: TextEncoder, length: int, depth: float, key: str) -> Asked:
     """A text of at most `length` tokens with a hidden number.
 
     Args:
@@ -101,8 +101,8 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         ConfigError: the length has no room for the number and the question.
     """
     statement = Hidden(HIDDEN.format(key=key), QUESTION, key)
-    head, hidden, question, answer = encoded(tokenizer, statement)
-    filler = in_text(tokenizer, FILLER)
+    head, hidden, question, answer = encoded(encoder, statement)
+    filler = in_text(encoder, FILLER)
     least = len(head) + len(hidden) + len(question)
     if length < least:
         raise ConfigError(
@@ -120,34 +120,32 @@ def ask(tokenizer: Tokenizer, length: int, depth: float, key: str) -> Asked:
         after=after,
         question=question,
         answer=answer,
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=encoder.vocab_size,
     )
 
 
-def encoded(tokenizer: Tokenizer, hidden: Hidden) -> list[list[int]]:
+def encoded(encoder: TextEncoder, hidden: Hidden) -> list[list[int]]:
     """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
     return [
-        in_text(tokenizer, HEAD + "".join(hidden.others), ""),
-        in_text(tokenizer, hidden.statement),
-        in_text(tokenizer, hidden.question),
-        in_text(tokenizer, f" {hidden.answer}", hidden.question),
+        in_text(encoder, HEAD + "".join(hidden.others), ""),
+        in_text(encoder, hidden.statement),
+        in_text(encoder, hidden.question),
+        in_text(encoder, f" {hidden.answer}", hidden.question),
     ]
 
 
-def in_text(tokenizer: Tokenizer, text: str, before: str = FILLER) -> list[int]:
+def in_text(encoder: TextEncoder, text: str, before: str = FILLER) -> list[int]:
     """Tokens of a text that follows another one.
 
     Llama 2's tokenizer, for example, puts a space before what it encodes.
     """
-    with tokenizer_faults():
-        first = tokenizer.encode(before, add_special_tokens=False).ids
-        both = tokenizer.encode(before + text, add_special_tokens=False).ids
-        by_itself = tokenizer.encode(text, add_special_tokens=False).ids
-    return both[len(first) :] if both[: len(first)] == first else by_itself
+    first = encoder.encode(before)
+    both = encoder.encode(before + text)
+    return both[len(first) :] if both[: len(first)] == first else encoder.encode(text)
 
 
 def ask_across(
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     segment_length: int,
     ends: int,
     statement: Hidden,
@@ -164,7 +162,7 @@ def ask_across(
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
-    head, hidden, question, answer = encoded(tokenizer, statement)
+    head, hidden, question, answer = encoded(encoder, statement)
     offset = random.randrange(len(filler))
     filler = [*filler[offset:], *filler[:offset]]
     size = len(answer)
@@ -192,7 +190,7 @@ def ask_across(
                 after=random.randint(first, final) - start,
                 question=question,
                 answer=answer,
-                vocab_size=tokenizer.get_vocab_size(),
+                vocab_size=encoder.vocab_size,
             )
     raise ConfigError(
         f"--segments {ends}: the text between number and answer alone crosses more boundaries "
@@ -377,7 +375,7 @@ def _measured(
 
 def passkey(
     model: Llama,
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     lengths: Sequence[int],
     depths: Sequence[float],
     samples: int,
@@ -394,7 +392,7 @@ def passkey(
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
-            texts = [ask(tokenizer, length, depth, new_key(random)) for _ in range(samples)]
+            texts = [ask(encoder, length, depth, new_key(random)) for _ in range(samples)]
             results.append(_measured(model, texts, length, depth))
             _log(f"length {length}, depth {depth:g}", results, len(lengths) * len(depths))
     return results
@@ -402,7 +400,7 @@ def passkey(
 
 def passkey_across(
     model: Llama,
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     ends: list[int],
     samples: int,
     form: str,
@@ -423,7 +421,7 @@ def passkey_across(
     for count in ends:
         random = Random(f"{seed}-{count}")
         texts = [
-            ask_across(tokenizer, size, count, FORMS[form](random), random, filler)
+            ask_across(encoder, size, count, FORMS[form](random), random, filler)
             for _ in range(samples)
         ]
         length = max(asked.length for asked in texts)

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import ConfigError, DataError, tokenizer_faults
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.llama import PIECE, Llama
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.sources.files import File
@@ -25,7 +24,7 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.stream import share_bytes
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
-from infini_llama.tasks.tokenizers.encoder import encoder_of
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from infini_llama.tasks.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
@@ -198,7 +197,7 @@ def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
 
 def over_texts(
     model: Llama,
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     token_bytes: np.ndarray,
     end_of_text: int,
     texts: Sequence[str],
@@ -213,11 +212,9 @@ def over_texts(
         DataError: the tokenizer fails, or has no token for too much of the texts.
     """
     total = Measured(by_place=np.zeros((3, length)))
-    encoder = encoder_of(tokenizer)
-    _refuse_unknown_text(tokenizer, texts)
+    _refuse_unknown_text(encoder, texts)
     for text in texts:
-        with tokenizer_faults():
-            ids = [end_of_text, *encoder.encode(text, add_special_tokens=False).ids]
+        ids = [end_of_text, *encoder.encode(text)]
         size = len(text.encode())
         total.text_bytes += size
         if stream:
@@ -229,13 +226,13 @@ def over_texts(
     return total
 
 
-def _refuse_unknown_text(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+def _refuse_unknown_text(encoder: TextEncoder, texts: Sequence[str]) -> None:
     """Refuse texts of which the tokenizer has no token for too much.
 
     Raises:
         DataError: with the share that would be lost.
     """
-    losses = losses_of(tokenizer)
+    losses = losses_of(encoder.tokenizer, encoder.split_special_tokens)
     if not losses:
         return
     unknown = lost = size = 0

@@ -12,7 +12,6 @@ from random import Random
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig
@@ -37,6 +36,7 @@ from infini_llama.tasks.records.evaluation import (
 from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, PerplexityLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
+from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import (
@@ -48,6 +48,7 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
 from infini_llama.tasks.storage.record_files import append_line, read_lines
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
 MOST_FILLER = 100_000  # tokens that filler has before it repeats
@@ -81,7 +82,8 @@ def evaluate(
         ConfigError: no such run or checkpoint, or a model that cannot stream.
         DataError: dataset, checkpoint or files are damaged or missing.
     """
-    model, tokenizer, about = _open(run_dir, checkpoint)
+    model, about = _open(run_dir, checkpoint)
+    reading = reading_of(run_dir)
     lineage = RunFolder(run_dir).require_lineage()
     length = lineage.dataset.sequence_length
     dataset = dataset_of(run_dir)
@@ -91,7 +93,7 @@ def evaluate(
         column = data.get("text_column") if isinstance(data, dict) else None
         texts = list(texts_of(files, str(column or "text"), run_dir.absolute().parents[1]))
         end = verified_manifest(dataset).content.eos_id
-        read = partial(over_texts, model, tokenizer, token_bytes, end, texts, length, stream)
+        read = partial(over_texts, model, reading.encoder, token_bytes, end, texts, length, stream)
         text = tuple(files)
     else:
         reader = verified_reader(run_dir, split)
@@ -168,15 +170,15 @@ def find_passkeys_across(
         filler: repeated or random as in data.passkey.filler, or text: the run's own held-out text.
     """
 
-    def measure(model: Llama, tokenizer: Tokenizer) -> list[dict[str, PasskeyResult]]:
-        tokens = filler_tokens(run_dir, tokenizer, filler)
-        return passkey_across(model, tokenizer, segments, samples, form, tokens, seed)
+    def measure(model: Llama, encoder: TextEncoder) -> list[dict[str, PasskeyResult]]:
+        tokens = filler_tokens(run_dir, encoder, filler)
+        return passkey_across(model, encoder, segments, samples, form, tokens, seed)
 
     settings = {"samples": samples, "seed": seed, "form": form, "filler": filler}
     return _retrieval(run_dir, checkpoint, measure, settings, None)
 
 
-def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]:
+def filler_tokens(run_dir: Path, encoder: TextEncoder, filler: str) -> list[int]:
     """Tokens of the text around what is hidden; see `find_passkeys_across`."""
     if filler == "text":
         reader = verified_reader(run_dir, "validation")
@@ -185,10 +187,10 @@ def filler_tokens(run_dir: Path, tokenizer: Tokenizer, filler: str) -> list[int]
         tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     if filler == "repeated":
-        return in_text(tokenizer, FILLER)
+        return in_text(encoder, FILLER)
     random = Random(0)
     text = "".join(random_words(random) for _ in range(MOST_FILLER // 20))
-    return in_text(tokenizer, text)
+    return in_text(encoder, text)
 
 
 def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
@@ -214,12 +216,12 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
 def _retrieval(
     run_dir: Path,
     checkpoint: str,
-    measure: Callable[[Llama, Tokenizer], list[dict[str, PasskeyResult]]],
+    measure: Callable[[Llama, TextEncoder], list[dict[str, PasskeyResult]]],
     settings: dict[str, int | str],
     request: EvaluationRequest | None,
 ) -> PasskeyRetrieval:
-    model, tokenizer, about = _open(run_dir, checkpoint)
-    measured = measure(model, tokenizer)
+    model, about = _open(run_dir, checkpoint)
+    measured = measure(model, reading_of(run_dir).encoder)
     results = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
     row = {"trained_length": RunFolder(run_dir).require_lineage().dataset.sequence_length}
     result = PasskeyRetrieval.model_validate(dict(about) | settings | row | results)
@@ -227,8 +229,8 @@ def _retrieval(
     return result
 
 
-def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
-    model, tokenizer, chosen = load_run(run_dir, checkpoint)
+def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Evaluated]:
+    model, _, chosen = load_run(run_dir, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about = Evaluated(
         run=run_dir.name,
@@ -236,7 +238,7 @@ def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Tokenizer, Evaluated]:
         step=checkpoints.step_of(chosen),
         device=device,
     )
-    return model.to(device), tokenizer, about
+    return model.to(device), about
 
 
 def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequest | None) -> None:

@@ -24,6 +24,7 @@ class ModelFacts(Record):
         tokens: seen in training.
         validation_loss: nats per token at this step, None if it was not measured there.
         sequence_length, vocabulary: in tokens.
+        split_special_tokens: data.tokenizer.split_special_tokens of the run.
         infini_llama: version that exported them.
     """
 
@@ -40,6 +41,7 @@ class ModelFacts(Record):
     weights_sha256: str
     infini_llama: str
     sample_prompt: str
+    split_special_tokens: bool
     global_batch_size: int
     learning_rate: float
     seed: int
@@ -73,7 +75,7 @@ USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER"{arguments})
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{arguments})
-inputs = tokenizer("{prompt}", return_tensors="pt")
+inputs = tokenizer("{prompt}", return_tensors="pt", add_special_tokens=False{reading})
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 
@@ -89,7 +91,12 @@ def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[
         "infini-llama",
     ]
     prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
-    use = USE.format(arguments=", trust_remote_code=True" if beyond else "", prompt=prompt)
+    use = USE.format(
+        arguments=", trust_remote_code=True" if beyond else "",
+        prompt=prompt,
+        # Without it, transformers finds special tokens in a prompt.
+        reading=", split_special_tokens=True" if facts.split_special_tokens else "",
+    )
     trained = _training(facts, dtype)
     own_code = ""
     if beyond:

@@ -31,6 +31,7 @@ from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
+from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
@@ -211,6 +212,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
         weights_sha256=state_hash(model_tensors(model), "model."),
         infini_llama=version("infini-llama"),
         sample_prompt=sample_prompt(train, dataset_of(run_dir)),
+        split_special_tokens=reading_of(run_dir).encoder.split_special_tokens,
         global_batch_size=train.global_batch_size,
         learning_rate=train.learning_rate,
         seed=train.seed,
@@ -223,7 +225,9 @@ def sample_prompt(train: TrainingConfig, dataset: Path) -> str:
     It is the first of train.sample_prompts, by default the beginning of a held-out text.
     """
     if train.sample_prompts is None:
-        return held_out_prompt(dataset, read_tokenizer(dataset))
+        tokenizer = read_tokenizer(dataset)
+        ids = held_out_prompt(dataset, tokenizer)
+        return tokenizer.decode(ids, skip_special_tokens=False)
     return next(iter(train.sample_prompts), "Once")
 
 

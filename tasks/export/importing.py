@@ -24,12 +24,14 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model import hf
 from infini_llama.model.config import Attention, LlamaConfig
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder, tokenizer_of
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.export")
 
@@ -233,8 +235,10 @@ def numbers(
     """
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
-    filler = len(tokenizer.encode(FILLER, add_special_tokens=False).ids)
-    least = len(tokenizer.encode(around, add_special_tokens=False).ids)
+    settings = TokenizerConfig.model_validate(mapping["data"]["tokenizer"])
+    encoder = TextEncoder(tokenizer, settings.split_special_tokens)
+    filler = len(encoder.encode(FILLER))
+    least = len(encoder.encode(around))
     most = max(1, (segments * segment - least) // filler)
     passkey: JsonObject = {"documents": 6000, "repetitions": most}
     if in_text:  # its words have more tokens

@@ -71,7 +71,8 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
             [source.name, list(source.training), list(source.validation)] for source in sources
         ],
     }
-    if data.tokenizer.path and not keeps_text(load(data.tokenizer)):
+    split_special_tokens = data.tokenizer.split_special_tokens
+    if data.tokenizer.path and not keeps_text(load(data.tokenizer), split_special_tokens):
         key["has_document_bytes"] = True
     return key_of(key)
 

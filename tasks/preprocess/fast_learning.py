@@ -180,7 +180,7 @@ def _require_frequent(tokenizer: Tokenizer, last: int, file: BinaryIO) -> None:
     No pair that is merged later occurs more often than one that was merged before, so all tokens
     occur as often.
     """
-    encode = gigatoken_of(encoder_of(tokenizer).to_str())
+    encode = gigatoken_of(encoder_of(tokenizer, split_special_tokens=True).to_str())
     found = 0
     for batch in batches(_documents(file), len):
         ids, _ = encode(batch)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from infini_llama.tasks.preprocess.rows.tables import (
     write_table,
 )
 from infini_llama.tasks.preprocess.sources.sources import describe, sections
+from infini_llama.tasks.preprocess.spelled import spelled_special_tokens
 from infini_llama.tasks.preprocess.tokens.dataset import (
     Selection,
     SourceUnit,
@@ -92,6 +93,7 @@ from infini_llama.tasks.tokenizers.tokenizer import (
 )
 
 log = logging.getLogger("infini_llama.preprocess")
+SHOWN_TOKENS = 5  # in a message
 
 
 def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef:
@@ -193,9 +195,16 @@ class Preparation:
             set_pointer(datasets, "latest", reference.name)
             mark_used(self.home / reference.path)
         log_left_out(reference.text.left_out)
-        lost = read_dataset(self.home / reference.path).meta.inexpressible
-        if lost.files:
-            log.warning("%s; a tokenizer over bytes loses none", lost)
+        meta = read_dataset(self.home / reference.path).meta
+        if meta.inexpressible.files:
+            log.warning("%s; a tokenizer over bytes loses none", meta.inexpressible)
+        if meta.spelled_special_tokens:
+            log.warning(
+                "documents spell special tokens of the tokenizer (%s), which are encoded as text, "
+                "also in prompts; where they are control tokens, set "
+                "data.tokenizer.split_special_tokens=false",
+                ", ".join(meta.spelled_special_tokens[:SHOWN_TOKENS]),
+            )
         warn_of_rows_without_targets(self.home / reference.path, reference)
         built = reference.built
         log.info(
@@ -306,17 +315,19 @@ class Preparation:
         notes = self.home / "engine-checks"
         tokenizer = load_or_learn(corpus)
         eos = end_of_text(tokenizer, self.data.tokenizer)
+        split_special_tokens = self.data.tokenizer.split_special_tokens
+        choose = partial(choose_engine, tokenizer, split_special_tokens, notes)
         is_small = 0 < corpus.size < WORTH_A_FAST_ENGINE
         while True:
-            engine = reference_engine() if is_small else choose_engine(tokenizer, notes)
-            recipe = recipe_for(self.home, tokenizer, eos, engine)
+            engine = reference_engine() if is_small else choose()
+            recipe = recipe_for(self.home, tokenizer, eos, engine, split_special_tokens)
             try:
                 workers = corpus.prepare(recipe, repair)
             except EngineDiffers as fault:
-                remember_comparison(tokenizer, notes, str(fault))
+                remember_comparison(tokenizer, split_special_tokens, notes, str(fault))
             else:
                 # Perhaps another preparation with this recipe has met a difference meanwhile.
-                if engine.name == REFERENCE or choose_engine(tokenizer, notes) == engine:
+                if engine.name == REFERENCE or choose() == engine:
                     return _Tokenization(tokenizer, recipe, engine, workers)
             # Its units may be wrong. They stay, since another preparation may read them; no later
             # one uses them, and `gc` deletes them.
@@ -358,28 +369,31 @@ class Preparation:
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
             size = tokenizer.get_vocab_size()
+            split_special_tokens = tokenized.recipe.split_special_tokens
             written = write_splits(units, selection, new, size, has_loss_mask)
             fault = self._lack_of_text(written, units, selection)
             if fault:
                 log_left_out(left_out)
                 raise fault
             (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
-            save_array(new / TOKEN_BYTES, token_bytes(tokenizer))
-            is_lossless = keeps_text(tokenizer)
-            if not is_lossless:
-                for split in SPLITS:
-                    sizes = document_bytes(units, selection, split)
-                    save_array(new / document_bytes_file(split), sizes)
+            save_array(new / TOKEN_BYTES, token_bytes(tokenizer, split_special_tokens))
             content = DatasetContent(
                 vocab_size=size,
                 dtype=dtype_for(size).name,
                 eos_id=tokenized.recipe.eos,
-                text_yields_special_tokens=False,
+                text_yields_special_tokens=not split_special_tokens,
                 train=describe_split(new / "train", written["train"], has_loss_mask),
                 validation=describe_split(new / "validation", written["validation"], has_loss_mask),
-                lossless=is_lossless,
+                lossless=keeps_text(tokenizer, split_special_tokens),
                 loss_on="answer" if has_loss_mask else "all",
             )
+            if content.has_document_bytes:
+                for split in SPLITS:
+                    sizes = document_bytes(units, selection, split)
+                    save_array(new / document_bytes_file(split), sizes)
+            spelled = ()
+            if split_special_tokens:
+                spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
                 **describe(self.data).to_json(),  # pyright: ignore[reportArgumentType]
@@ -387,6 +401,7 @@ class Preparation:
                 data=self.data.model_dump(mode="json"),
                 left_out=left_out,
                 inexpressible=inexpressible,
+                spelled_special_tokens=spelled,
                 infini_llama=version("infini-llama"),
                 tokenizers=tokenizers_library.__version__,
                 engine=tokenized.engine,

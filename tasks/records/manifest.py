@@ -166,6 +166,15 @@ class DatasetContent(ContentRecord):
         """
         return self.loss_on != "all"
 
+    @property
+    def has_document_bytes(self) -> bool:
+        """Whether the bytes of each document are stored.
+
+        Without them, the bytes of a text are those of its tokens. Where text yields special
+        tokens, the one that ends a document stands for text elsewhere.
+        """
+        return not self.lossless or self.text_yields_special_tokens
+
     def __getitem__(self, split: str) -> SplitContent:
         return self.train if split == SPLITS[0] else self.validation
 
@@ -282,12 +291,14 @@ class DatasetMeta(Provenance):
         recipe: of the units that it was made of.
         workers: how many prepared the text, and why; None where data.num_workers says it.
         inexpressible: of its text, with the files that had it when the dataset was built.
+        spelled_special_tokens: that sampled documents spell, and that are text.
     """
 
     key: str = ""
     data: dict[str, Any] = Field(default_factory=dict)
     left_out: LeftOut = LeftOut()
     inexpressible: Inexpressible = Inexpressible()
+    spelled_special_tokens: tuple[str, ...] = ()
     infini_llama: str = ""
     tokenizers: str = ""
     engine: EngineChoice | None = None

@@ -1,4 +1,4 @@
-"""A model's text for prompts in words: encoding, decoding as it is written, and where it stops."""
+"""A model's text for prompts: decoding as it is written, and where it stops."""
 
 import json
 import logging
@@ -12,6 +12,7 @@ from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.model.generate import Sampling, generate_batch
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import TrainedRun, end_tokens_of
+from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 GREEDY = Sampling(temperature=0.0)
@@ -30,7 +31,8 @@ def generate(
     The texts come without their prompts.
     """
     run_dir = run.checkpoint.parents[1]
-    writer = Writer(run.model, run.tokenizer, prompts, end_tokens_of(run_dir))
+    encode = reading_of(run_dir).encoder.encode
+    writer = Writer(run.model, run.tokenizer, [*map(encode, prompts)], end_tokens_of(run_dir))
     warn_beyond_trained_length(run_dir, writer, max_new_tokens)
     for _ in writer.write(max_new_tokens, sampling):
         pass
@@ -181,6 +183,7 @@ class Writer:
             `end_tokens`.
 
     Args:
+        prompts: their IDs, as the run's encoder gives them.
         end_tokens: IDs that end a text; an empty prompt is the first of them.
     """
 
@@ -188,7 +191,7 @@ class Writer:
         self,
         model: Llama,
         tokenizer: Tokenizer,
-        prompts: list[str],
+        prompts: Sequence[list[int]],
         end_tokens: Sequence[int],
         stops: tuple[str, ...] = (),
     ) -> None:
@@ -196,11 +199,7 @@ class Writer:
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.stops = stops
-        with tokenizer_faults():
-            self.prompts = [
-                tokenizer.encode(prompt, add_special_tokens=False).ids or [end_tokens[0]]
-                for prompt in prompts
-            ]
+        self.prompts = [prompt or [end_tokens[0]] for prompt in prompts]
         self.texts = [""] * len(prompts)
         self.tokens = [list[int]() for _ in prompts]
         self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]

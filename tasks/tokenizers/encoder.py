@@ -1,11 +1,10 @@
-"""`tokenizers` as the encoder of documents: the reference for every other engine.
-
-No special token is found in the text of a document.
-"""
+"""`tokenizers` as the encoder of documents and prompts: the reference for every other engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer, models
 
 from infini_llama.configs.errors import tokenizer_faults
 from infini_llama.tasks.batches import batches
+from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
 from infini_llama.tasks.tokenizers.fragments import cut_of
 from infini_llama.tasks.tokenizers.tokenizer import EOS, description_of, unknown_id
 
@@ -27,8 +27,15 @@ Encode = Callable[[list[bytes]], Ids]  # of texts in UTF-8
 
 
 @lru_cache(maxsize=1)  # an engine is compared, and then opened
-def encoder_of(tokenizer: Tokenizer) -> Tokenizer:
-    """Tokenizer for documents: no text, whatever it contains, yields the ID of a special token."""
+def encoder_of(tokenizer: Tokenizer, split_special_tokens: bool) -> Tokenizer:
+    """Tokenizer for documents and prompts.
+
+    Args:
+        split_special_tokens: no text, whatever it contains, yields the ID of a special token.
+            False: text that spells a special token yields its ID.
+    """
+    if not split_special_tokens:
+        return tokenizer
     added_tokens = tokenizer.get_added_tokens_decoder().values()
     if isinstance(tokenizer.model, models.BPE) and all(token.special for token in added_tokens):
         return _without_added_tokens(tokenizer)
@@ -78,6 +85,50 @@ def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
         hidden = special & vocabulary.keys() - {model["unk_token"]}
         model["vocab"] = {renamed(piece): number for piece, number in vocabulary.items()}
     return hidden
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder:
+    """A tokenizer, and whether the special tokens that text spells are text.
+
+    Documents and prompts have the same IDs by it.
+
+    Attributes:
+        tokenizer: decodes; text is encoded by `encode` alone.
+        split_special_tokens: see `encoder_of`.
+    """
+
+    tokenizer: Tokenizer
+    split_special_tokens: bool
+
+    def encode(self, text: str) -> list[int]:
+        """IDs of a text, without those that a tokenizer puts around it.
+
+        Raises:
+            DataError: the tokenizer fails.
+        """
+        encoder = encoder_of(self.tokenizer, self.split_special_tokens)
+        with tokenizer_faults():
+            return encoder.encode(text, add_special_tokens=False).ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def spells_special_token(self, text: str) -> bool:
+        """Whether a text spells one of the tokenizer's special tokens."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return any(token.special and token.content in text for token in added)
+
+
+def encoder_of_dataset(dataset: Path) -> TextEncoder:
+    """The encoder of a dataset's documents.
+
+    Raises:
+        DataError: its tokenizer or manifest is missing or damaged.
+    """
+    content = verified_manifest(dataset).content
+    return TextEncoder(read_tokenizer(dataset), not content.text_yields_special_tokens)
 
 
 def special_ids(tokenizer: Tokenizer) -> np.ndarray:

@@ -57,12 +57,17 @@ class EngineDiffers(Exception):
     """The fast engine gave other IDs than the reference during a build, which are not used."""
 
 
-def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
+def choose_engine(
+    tokenizer: Tokenizer,
+    split_special_tokens: bool,
+    notes: Path,
+) -> EngineChoice:
     """The fast engine where it is installed and gives the reference's IDs on the `golden` texts.
 
     Otherwise the reference.
 
     Args:
+        split_special_tokens: see `encoder_of`.
         notes: folder with a file per tokenizer and versions that were compared.
     """
     try:
@@ -75,7 +80,7 @@ def choose_engine(tokenizer: Tokenizer, notes: Path) -> EngineChoice:
         # An installation can be broken in any way; it is not remembered, since it may be repaired.
         fault = f"it cannot be imported ({one_line(error)})"
     else:
-        fault = _compared(tokenizer, notes)
+        fault = _compared(tokenizer, split_special_tokens, notes)
         if fault is None:
             return EngineChoice(name=FAST, version=number, refused={})
     log.warning("%s %s is not used for this tokenizer: %s", FAST, version(FAST), fault)
@@ -87,58 +92,70 @@ def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
     return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused or {})
 
 
-def remember_comparison(tokenizer: Tokenizer, notes: Path, fault: str | None) -> None:
+def remember_comparison(
+    tokenizer: Tokenizer,
+    split_special_tokens: bool,
+    notes: Path,
+    fault: str | None,
+) -> None:
     """Record the outcome of a comparison.
 
     Args:
+        split_special_tokens: see `encoder_of`.
         fault: why the fast engine is not to be used for this tokenizer; None: it may be.
     """
     notes.mkdir(parents=True, exist_ok=True)
     if fault is None:
-        write_atomic(_agreement(tokenizer, notes), "")
+        write_atomic(_agreement(_note(tokenizer, split_special_tokens), notes), "")
     else:
-        write_atomic(_refusal(tokenizer, notes), fault)
+        write_atomic(_refusal(_note(tokenizer, split_special_tokens), notes), fault)
 
 
-def _compared(tokenizer: Tokenizer, notes: Path) -> str | None:
-    refusal = _refusal(tokenizer, notes)
+def _compared(tokenizer: Tokenizer, split_special_tokens: bool, notes: Path) -> str | None:
+    note = _note(tokenizer, split_special_tokens)
+    refusal = _refusal(note, notes)
     if os.path.lexists(refusal):
         try:
             return refusal.read_text(encoding="utf-8", errors="replace")
         except OSError as error:  # it refuses all the same
             return f"{refusal} cannot be read ({error.strerror})"
-    if _agreement(tokenizer, notes).exists():
+    if _agreement(note, notes).exists():
         return None
-    fault = compare(tokenizer, golden(tokenizer))
-    remember_comparison(tokenizer, notes, fault)
+    fault = compare(tokenizer, split_special_tokens, golden(tokenizer))
+    remember_comparison(tokenizer, split_special_tokens, notes, fault)
     return fault
 
 
-def _refusal(tokenizer: Tokenizer, notes: Path) -> Path:
+def _refusal(note: str, notes: Path) -> Path:
     """The note that refuses the fast engine.
 
     It names no version of the reference, since the engine's units (`recipe_for`) do not either:
     wrong ones may be in the store.
     """
-    return notes / f"{_note(tokenizer)}.refused"
+    return notes / f"{note}.refused"
 
 
-def _agreement(tokenizer: Tokenizer, notes: Path) -> Path:
+def _agreement(note: str, notes: Path) -> Path:
     """The note that the fast engine agreed with this version of the reference.
 
     Another preparation may have refused it meanwhile.
     """
-    return notes / f"{_note(tokenizer)}-{REFERENCE}-{version(REFERENCE)}.agrees"
+    return notes / f"{note}-{REFERENCE}-{version(REFERENCE)}.agrees"
 
 
-def _note(tokenizer: Tokenizer) -> str:
+def _note(tokenizer: Tokenizer, split_special_tokens: bool) -> str:
     number = version(FAST)
-    return f"{FAST}-{number}-{key_of([FAST, number, description_of(tokenizer)])[:16]}"
+    key = key_of([FAST, number, description_of(tokenizer), split_special_tokens])
+    return f"{FAST}-{number}-{key[:16]}"
 
 
-def compare(tokenizer: Tokenizer, texts: list[bytes]) -> str | None:
+def compare(
+    tokenizer: Tokenizer,
+    split_special_tokens: bool,
+    texts: list[bytes],
+) -> str | None:
     """The fault of the fast engine on these texts; None where every ID is the reference's."""
-    encoder = encoder_of(tokenizer)
+    encoder = encoder_of(tokenizer, split_special_tokens)
     try:
         slow = reference(encoder)
         fast = fast_encoder(encoder)
@@ -192,16 +209,17 @@ def golden(tokenizer: Tokenizer) -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-def open_engine(name: str, tokenizer: Tokenizer) -> Encode:
+def open_engine(name: str, tokenizer: Tokenizer, split_special_tokens: bool) -> Encode:
     """The engine of that name over this tokenizer's documents.
 
-    No text yields a special token.
+    Args:
+        split_special_tokens: see `encoder_of`.
 
     Raises:
         EngineDiffers: while encoding, a sampled document has other IDs than the reference's.
         TokenizerFails: now or while encoding.
     """
-    encoder = encoder_of(tokenizer)
+    encoder = encoder_of(tokenizer, split_special_tokens)
     with tokenizer_faults():
         encode = reference(encoder) if name == REFERENCE else _sampling(encoder)
 

@@ -91,9 +91,15 @@ class Losses:
         return unknown, max(0, size - kept), size
 
 
-def losses_of(tokenizer: Tokenizer) -> Losses | None:
-    """Counter of what the tokenizer loses; None: it has a token for every byte."""
-    return None if has_all_bytes(tokenizer) else Losses(encoder_of(tokenizer))
+def losses_of(tokenizer: Tokenizer, split_special_tokens: bool) -> Losses | None:
+    """Counter of what the tokenizer loses; None: it has a token for every byte.
+
+    Args:
+        split_special_tokens: see `encoder_of`.
+    """
+    if has_all_bytes(tokenizer):
+        return None
+    return Losses(encoder_of(tokenizer, split_special_tokens))
 
 
 def is_too_much(lost: int, size: int) -> bool:
@@ -147,15 +153,19 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
         yield step
 
 
-def keeps_text(tokenizer: Tokenizer) -> bool:
+def keeps_text(tokenizer: Tokenizer, split_special_tokens: bool) -> bool:
     """Whether every text comes back from its tokens as it was.
 
     This holds for a tokenizer over bytes that changes no character and leaves none out.
+
+    Args:
+        split_special_tokens: see `encoder_of`.
     """
     decoder = json.loads(tokenizer.decoder.__getstate__())["type"] if tokenizer.decoder else None
     swallows = any(
-        not token.special and (token.lstrip or token.rstrip)
+        token.lstrip or token.rstrip
         for token in tokenizer.get_added_tokens_decoder().values()
+        if not (token.special and split_special_tokens)
     )
     steps = [step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"]
     is_whole = (

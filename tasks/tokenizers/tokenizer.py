@@ -186,15 +186,14 @@ def _file_of(settings: TokenizerConfig) -> Path:
 def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
     """The tokenizer with its end-of-text token as a special one.
 
-    Otherwise a text that spells the token would end there.
+    Otherwise a text that spells the token would end there (data.tokenizer.split_special_tokens).
     """
     added = tokenizer.get_added_tokens_decoder()
     if end in added and added[end].special:
         return tokenizer
     name = tokenizer.id_to_token(end)
     log.warning(
-        "the end-of-text token %r is no special token of the tokenizer; here it is one, so no text "
-        "yields it",
+        "the end-of-text token %r is no special token of the tokenizer; here it is one",
         name,
     )
     described = json.loads(description_of(tokenizer))
@@ -357,7 +356,7 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
 
     It has the settings of a tokenizer to train, and the content of a given one.
     """
-    policy = {"eos": EOS, "text_yields_special_tokens": False}
+    policy = {"eos": EOS, "text_yields_special_tokens": not settings.split_special_tokens}
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]
         cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
@@ -383,11 +382,15 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     return trained | policy
 
 
-def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+def token_bytes(tokenizer: Tokenizer, split_special_tokens: bool) -> np.ndarray:
     """int32 [vocab]: bytes of text that each token stands for.
 
     They are 0 for special tokens and for an unknown one, which keeps none. They are exact for a
     tokenizer that `keeps_text`; the tokens of another one share the bytes of a text by them.
+
+    Args:
+        split_special_tokens: see `encoder_of`. False: a special token stands for the text that
+            spells it, unless it ends a document.
     """
     added = tokenizer.get_added_tokens_decoder()
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
@@ -403,7 +406,8 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     of_bytes = alphabet.issuperset("".join(learned))
     for token, number in vocabulary.items():
         if number in added:
-            lengths[number] = 0 if added[number].special else len(token.encode())
+            is_no_text = added[number].special and split_special_tokens
+            lengths[number] = 0 if is_no_text else len(token.encode())
             continue
         written = token.removeprefix(prefix)
         if suffix and written.endswith(suffix):

@@ -140,9 +140,12 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
             f"train.init_from={folder.path} has other tokens than the dataset; "
             f"set data.tokenizer.path={folder.path}."
         )
-    end = tokenizer.id_to_token(verified_manifest(dataset).content.eos_id)
+    content = verified_manifest(dataset).content
+    end = tokenizer.id_to_token(content.eos_id)
     of_weights = load(TokenizerConfig(path=str(folder.path), eos=end))
-    text = first_difference(encoder_of(tokenizer), encoder_of(of_weights), golden(tokenizer))
+    split_special_tokens = not content.text_yields_special_tokens
+    encoders = [encoder_of(each, split_special_tokens) for each in (tokenizer, of_weights)]
+    text = first_difference(*encoders, golden(tokenizer))
     if text is not None:
         raise ConfigError(
             f"train.init_from={folder.path} has the tokens of the dataset, but its tokenizer gives "

@@ -206,7 +206,8 @@ def _tokenizer(dataset: Path) -> str:
             f"{manifest.content.vocab_size}."
         )
     stored = np.load(dataset / TOKEN_BYTES, allow_pickle=False)
-    if not np.array_equal(token_bytes(tokenizer), stored):
+    split_special_tokens = not manifest.content.text_yields_special_tokens
+    if not np.array_equal(token_bytes(tokenizer, split_special_tokens), stored):
         raise Damaged(f"{dataset / TOKEN_BYTES} does not belong to the tokenizer.")
     return f"{tokenizer.get_vocab_size()} tokens"
 
@@ -245,7 +246,7 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
             counts += shard_counts
             progress = Reached(number, len(facts.shards), "shards")
             log.info("checking the tokens of %s", split, extra={"progress": progress})
-    if not content.lossless:
+    if content.has_document_bytes:
         _check_document_bytes(dataset, split, facts)
     every = np.concatenate(lengths)
     names = ("documents", "tokens", "shortest_document", "longest_document")
@@ -302,7 +303,7 @@ def _check_shard(
     lengths = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(values) or (lengths <= 0).any():
         raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
-    if not np.array_equal(np.flatnonzero(values == content.eos_id), offsets[1:] - 1):
+    if not _end_once(content, values, offsets):
         raise Damaged(
             f"{path} has documents that do not end with the one end-of-text token they should have."
         )
@@ -310,6 +311,18 @@ def _check_shard(
     if content.has_loss_mask:
         counted_values = values[unpack_targets(map_targets(path), 0, len(values))]
     return lengths, token_counts(counted_values, content.vocab_size)
+
+
+def _end_once(content: DatasetContent, values: np.ndarray, offsets: np.ndarray) -> bool:
+    """Whether each document ends with the end-of-text token, and has no other one.
+
+    It may have others where text yields special tokens.
+    """
+    is_end = values == content.eos_id
+    ends = offsets[1:] - 1
+    if content.text_yields_special_tokens:
+        return bool(is_end[ends].all())
+    return np.array_equal(np.flatnonzero(is_end), ends)
 
 
 def _rows(dataset: Path, table: Path) -> str:
@@ -376,9 +389,10 @@ def _text(dataset: Path, units: Path) -> str:
     The bytes that all tokens stand for are compared with those of the text, and hashes of some
     documents.
     """
-    encoder = encoder_of(Tokenizer.from_file(str(dataset / TOKENIZER)))
     manifest = read_dataset(dataset)
     content = manifest.content
+    tokenizer = Tokenizer.from_file(str(dataset / TOKENIZER))
+    encoder = encoder_of(tokenizer, not content.text_yields_special_tokens)
     meta = manifest.meta
     if not content.lossless:
         lost = meta.inexpressible
@@ -389,7 +403,6 @@ def _text(dataset: Path, units: Path) -> str:
         )
         return f"this tokenizer changes text, so decoding need not give it back; it {words}"
     sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
-    sizes[content.eos_id] = 0  # it may be no special token
     unit_of = _units_by_stream(units / meta.recipe) if meta.recipe else {}
     hashes = defaultdict[Path, set[bytes]](set)
     documents = 0
@@ -443,7 +456,12 @@ def _check_bytes(
         sizes: bytes of each token, int64 [vocab_size].
     """
     shards = (map_shard(dataset / shard.file)[1] for shard in content[split].shards)
-    size = sum(int(token_counts(values, content.vocab_size) @ sizes) for values in shards)
+    counts = sum(
+        (token_counts(values, content.vocab_size) for values in shards),
+        np.zeros(content.vocab_size, dtype=np.int64),
+    )
+    counts[content.eos_id] -= content[split].documents  # whose ends stand for no text
+    size = int(counts @ sizes)
     if size != content[split].bytes:
         raise Damaged(
             f"the tokens of {split} in {dataset} stand for {size:,} bytes of text, and it has "

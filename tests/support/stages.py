@@ -62,7 +62,7 @@ def survey(data: DataConfig) -> Survey:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(data, Path(folder))
         tokenizer = train_bpe([], 257)
-        recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine())
+        recipe = recipe_for(Path(folder), tokenizer, 0, reference_engine(), True)
         corpus.prepare(recipe)
         sources = corpus.units_by_source()
         units = [

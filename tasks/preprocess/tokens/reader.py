@@ -1,6 +1,5 @@
 """Rows of tokens, gathered from the memory-mapped stream of a dataset, without torch."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from infini_llama.tasks.storage.artifacts import (
 )
 
 BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
+BROKEN = "\ufffd"  # what decoders write for a part of a character
 PROMPT_LETTERS = 60  # of those words at most
 COUNTED_ROWS = 4096  # of a split, in which rows without targets are looked for
 ROWS_AT_ONCE = 64  # of these
@@ -325,27 +325,27 @@ class TokenReader:
         return map_array(folder / name)
 
 
-def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> str:
-    """The beginning of a held-out text, for a model to continue.
+def held_out_prompt(dataset: Path, tokenizer: Tokenizer) -> list[int]:
+    """IDs of the beginning of a held-out text, for a model to continue.
 
     It is the text's prompt where it has one (loss_on: answer), or its first words. The text is the
     first one of at least BEGINNING tokens, or the longest of the first shard, of which at most half
     is taken.
+
+    Args:
+        tokenizer: of the dataset; words are those that it decodes.
     """
     content = read_dataset(dataset).content
     shards = [dataset / shard.file for shard in content.validation.shards]
     prompt = _short_prompt(shards) if content.has_loss_mask else None
     if prompt is not None:
-        return tokenizer.decode(prompt)
+        return prompt
     offsets, tokens = map_shard(shards[0])
     lengths = np.diff(offsets)
     is_long = lengths >= BEGINNING
     number = int(is_long.argmax() if is_long.any() else lengths.argmax())
     count = min(BEGINNING, int(lengths[number]) // 2)
-    text = tokenizer.decode(tokens[offsets[number] :][:count].tolist())
-    text = text[:PROMPT_LETTERS].rstrip("\ufffd")  # of half a character
-    words = re.match(r"[\s\S]*\S(?=\s)", text)
-    return words[0] if words else text
+    return _whole_words(tokenizer, tokens[offsets[number] :][:count].tolist())
 
 
 def _short_prompt(shards: list[Path]) -> list[int] | None:
@@ -378,3 +378,20 @@ def _tokens_before_targets(shard: Path) -> np.ndarray:
     begins = offsets[:-1]
     firsts = np.append(places, len(tokens))[np.searchsorted(places, begins)]
     return np.where(firsts < offsets[1:], firsts - begins, 0)
+
+
+def _whole_words(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """The most of these tokens that have at most PROMPT_LETTERS and end where a word does.
+
+    Where no word ends, they end with a whole character.
+    """
+    texts = [
+        tokenizer.decode(ids[:count], skip_special_tokens=False) for count in range(len(ids) + 1)
+    ]
+    short = [count for count in range(1, len(ids)) if len(texts[count]) <= PROMPT_LETTERS]
+    for count in reversed(short):
+        following = texts[count + 1].removeprefix(texts[count])
+        if following[:1].isspace() and not texts[count][-1:].isspace():
+            return ids[:count]
+    whole = [count for count in short if not texts[count].endswith(BROKEN)]
+    return ids[: max(whole, default=len(ids))]

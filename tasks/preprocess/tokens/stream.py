@@ -130,11 +130,12 @@ class TokenStream:
     def _bytes_in(self, shard: int, begin: int, end: int) -> np.ndarray:
         """Bytes of text of the tokens from `begin` to before `end` of a shard, int64."""
         offsets, values = self.shard(shard)
-        if self.manifest.content.lossless:
+        if not self.manifest.content.has_document_bytes:
             return self._token_bytes[values[begin:end]]
         first = int(np.searchsorted(offsets, begin, side="right")) - 1
         last = int(np.searchsorted(offsets, end))
         widths = self._token_bytes[values[offsets[first] : offsets[last]]]
+        widths[offsets[first + 1 : last + 1] - offsets[first] - 1] = 0  # ends stand for no text
         number = self.first_documents[shard]
         sizes = self._document_bytes[number + first : number + last]
         shares = share_bytes(widths, offsets[first : last + 1] - offsets[first], sizes)

@@ -79,11 +79,13 @@ class Recipe:
         eos: the token that ends a document.
         engine: name of what encodes. Each engine has its own recipe, although the ids are the same:
             one may turn out to be wrong.
+        split_special_tokens: see `encoder_of`.
     """
 
     folder: Path
     eos: int
     engine: str
+    split_special_tokens: bool
 
     def unit(self, name: str) -> Path:
         """The folder of the unit of this name."""
@@ -95,16 +97,19 @@ def recipe_for(
     tokenizer: Tokenizer,
     eos: int,
     engine: EngineChoice,
+    split_special_tokens: bool,
 ) -> Recipe:
     """The recipe, with its tokenizer in its folder."""
     description = description_of(tokenizer)
-    key = key_of([FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version])
-    folder = home / "units" / key[:32]
+    deciding = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version]
+    if not split_special_tokens:
+        deciding.append("text yields special tokens")
+    folder = home / "units" / key_of(deciding)[:32]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
     if not file.is_file() or file.read_bytes() != description.encode():
         write_atomic(file, description)
-    return Recipe(folder, eos, engine.name)
+    return Recipe(folder, eos, engine.name, split_special_tokens)
 
 
 def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool:
@@ -312,12 +317,16 @@ class _Writer:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer_of((recipe.folder / TOKENIZER).read_text(encoding="utf-8"))
-        self.engine: Encode = open_engine(recipe.engine, self.tokenizer)
+        self.engine: Encode = self._open_engine()
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
-        self.losses = losses_of(self.tokenizer)
+        self.losses = losses_of(self.tokenizer, recipe.split_special_tokens)
         self.vocab_size = self.tokenizer.get_vocab_size()
         self.of_thread = threading.local()
+
+    def _open_engine(self) -> Encode:
+        recipe = self.recipe
+        return open_engine(recipe.engine, self.tokenizer, recipe.split_special_tokens)
 
     def encode(
         self,
@@ -375,12 +384,16 @@ class _Writer:
         stream: Stream,
         counts: np.ndarray,
     ) -> None:
-        """Raise DataError where a document has a special token beside its end.
+        """Raise DataError where a document has a special token that is not its end.
+
+        Where text yields special tokens, it may have them.
 
         Args:
             counts: how often each token occurs in the stream of these documents in this order,
                 int64 [vocab].
         """
+        if not self.recipe.split_special_tokens:
+            return
         beside_ends = counts.copy()
         beside_ends[self.recipe.eos] -= len(order)
         if not beside_ends[self.special].any():
@@ -404,7 +417,7 @@ class _Writer:
         """The engine for so many bytes more."""
         with OPENING:
             if self.encoded > WORDS_BYTES:
-                self.engine = open_engine(self.recipe.engine, self.tokenizer)
+                self.engine = self._open_engine()
                 self.encoded = 0
             self.encoded += size
             return self.engine

@@ -16,7 +16,8 @@ from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.storage.dataset_files import read_tokenizer, verified_manifest
+from infini_llama.tasks.storage.dataset_files import verified_manifest
+from infini_llama.tasks.tokenizers.encoder import encoder_of_dataset
 from infini_llama.tasks.train.worker.callbacks.callback import longest_silence
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import Sample
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
@@ -125,13 +126,17 @@ def sample_texts(
     """
     if train.sample_prompts == []:
         return []
-    tokenizer = read_tokenizer(dataset)
+    encoder = encoder_of_dataset(dataset)
+    tokenizer = encoder.tokenizer
     end_of_text = verified_manifest(dataset).content.eos_id
-    prompts = train.sample_prompts
-    if prompts is None:
-        prompts = [held_out_prompt(dataset, tokenizer)]
+    if train.sample_prompts is None:
+        encoded = [held_out_prompt(dataset, tokenizer)]
+        prompts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in encoded]
+    else:
+        prompts = train.sample_prompts
+        encoded = [encoder.encode(prompt) for prompt in prompts]
     ends = conversation.ends_with(end_of_text)
-    writer = Writer(model.eval(), tokenizer, list(prompts), ends)
+    writer = Writer(model.eval(), tokenizer, encoded, ends)
     sampling = Sampling(temperature=0.8, top_k=50, seed=train.seed)
     for _ in writer.write(train.sample_tokens, sampling, is_over):
         pass

@@ -47,7 +47,7 @@ tokenizer = train(["a line of words"] * 50, TokenizerConfig(vocab_size=300))
 threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 try:
     engines.golden = lambda tokenizer: [b"a line of words " * 100] * 20_000
-    engines.choose_engine(tokenizer, Path(sys.argv[1]))
+    engines.choose_engine(tokenizer, True, Path(sys.argv[1]))
 except Stopped:
     print("stopped", flush=True)
     os._exit(0)
@@ -142,7 +142,7 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
         engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"]
     )
     with caplog.at_level(logging.WARNING):
-        chosen = choose_engine(tokenizer, tmp_path)
+        chosen = choose_engine(tokenizer, True, tmp_path)
     assert chosen.name == "tokenizers" and "other ids" in chosen.refused["gigatoken"]
     assert "gigatoken" in caplog.text
     [note] = tmp_path.iterdir()
@@ -152,7 +152,7 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
         lambda: (note.unlink(), note.mkdir()),
     ):
         damage()
-        assert choose_engine(tokenizer, tmp_path).name == "tokenizers" and len(compared) == 1
+        assert choose_engine(tokenizer, True, tmp_path).name == "tokenizers" and len(compared) == 1
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
 
 def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch):
     monkeypatch.setattr(engines, "SAMPLED", 4)
-    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300), True)
     encode([b"a", b"x:", b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
         encode([b"a", b"x:"])
@@ -291,9 +291,9 @@ def test_one_document_of_so_many_is_sampled_over_all_batches(wrong, monkeypatch)
 def test_characters_of_newer_unicode_versions_use_the_reference_engine():
     texts = ['"\U00016ed1",', "no such character", "größer", "\U0003298dไ"]
     tokenizer = train_bpe(texts * 50, 300)
-    slow = engines.reference(engines.encoder_of(tokenizer))
-    fast = open_engine("gigatoken", tokenizer)
-    raw = engines.gigatoken_of(engines.encoder_of(tokenizer).to_str())
+    slow = engines.reference(engines.encoder_of(tokenizer, True))
+    fast = open_engine("gigatoken", tokenizer, True)
+    raw = engines.gigatoken_of(engines.encoder_of(tokenizer, True).to_str())
     encoded = [text.encode() for text in texts]
     for found, right in zip(fast(encoded), slow(encoded), strict=True):
         assert found.tolist() == right.tolist()
@@ -306,17 +306,17 @@ def test_marks_that_a_normalizer_orders_otherwise_use_the_reference_engine():
     described["normalizer"] = {"type": "NFC"}
     tokenizer = Tokenizer.from_str(json.dumps(described))
     encoded = ["e\u0eba\u0301".encode(), "e\u07fd\u0301".encode()]
-    slow = engines.reference(engines.encoder_of(tokenizer))(encoded)[0].tolist()
-    raw = engines.gigatoken_of(engines.encoder_of(tokenizer).to_str())(encoded)[0].tolist()
-    assert open_engine("gigatoken", tokenizer)(encoded)[0].tolist() == slow != raw
+    slow = engines.reference(engines.encoder_of(tokenizer, True))(encoded)[0].tolist()
+    raw = engines.gigatoken_of(engines.encoder_of(tokenizer, True).to_str())(encoded)[0].tolist()
+    assert open_engine("gigatoken", tokenizer, True)(encoded)[0].tolist() == slow != raw
 
 
 def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
     monkeypatch.setattr(engines, "LONGEST_SAMPLED", 10)
-    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300))
+    encode = open_engine("gigatoken", train_bpe(TEXTS * 3, 300), True)
     encode([b"a" * 20 + b"x:"])
     with pytest.raises(EngineDiffers, match="x:"):
-        open_engine("gigatoken", train_bpe(TEXTS * 3, 300))([b"x:" + b"a" * 20])
+        open_engine("gigatoken", train_bpe(TEXTS * 3, 300), True)([b"x:" + b"a" * 20])
 
 
 def test_the_build_uses_the_engine_that_was_compared_once(tmp_path, monkeypatch):
@@ -324,18 +324,18 @@ def test_the_build_uses_the_engine_that_was_compared_once(tmp_path, monkeypatch)
     monkeypatch.setattr(
         engines, "gigatoken_of", lambda description: opened.append(1) or right(description)
     )
-    assert choose_engine(tokenizer, tmp_path).name == "gigatoken"
+    assert choose_engine(tokenizer, True, tmp_path).name == "gigatoken"
     for times in (1, 2):  # later ones, after so much text, are new
-        open_engine("gigatoken", tokenizer)(ENCODED)
+        open_engine("gigatoken", tokenizer, True)(ENCODED)
         assert len(opened) == times
-    assert choose_engine(tokenizer, tmp_path).name == "gigatoken" and len(opened) == 2
+    assert choose_engine(tokenizer, True, tmp_path).name == "gigatoken" and len(opened) == 2
 
 
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     description["added_tokens"] = []
-    assert compare(Tokenizer.from_str(json.dumps(description)), [b"a b"])
+    assert compare(Tokenizer.from_str(json.dumps(description)), True, [b"a b"])
 
 
 def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeypatch):
@@ -351,7 +351,7 @@ def test_an_engine_that_cannot_be_imported_is_used_once_it_can(tmp_path, monkeyp
     for module in (None, ModuleType("gigatoken"), None):
         monkeypatch.setitem(sys.modules, "awkward", module)
         monkeypatch.setitem(sys.modules, "gigatoken", module)
-        used.append(choose_engine(tokenizer, tmp_path).name)
+        used.append(choose_engine(tokenizer, True, tmp_path).name)
     assert used == ["tokenizers", "gigatoken", "tokenizers"]
 
 
@@ -367,7 +367,7 @@ def test_an_engine_that_is_not_installed_is_not_used_and_one_line_says_so(
 
     monkeypatch.setattr(engines, "version", missing)
     with caplog.at_level(logging.INFO):
-        chosen = choose_engine(train_bpe(TEXTS * 3, 300), tmp_path)
+        chosen = choose_engine(train_bpe(TEXTS * 3, 300), True, tmp_path)
     assert chosen == engines.reference_engine() and chosen.refused == {}
     assert [record.message for record in caplog.records] == [
         "gigatoken is not installed: tokenizers encodes the text, which takes longer"

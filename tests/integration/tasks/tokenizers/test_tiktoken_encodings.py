@@ -125,7 +125,7 @@ def test_ids_and_special_tokens_are_tiktokens(small):
         and end_of_text(tokenizer, section()) == reference.eot_token
     )
     assert tokenizer.token_to_id("<|endofprompt|>") == encoding.special["<|endofprompt|>"]
-    encoder = encoder_of(tokenizer)
+    encoder = encoder_of(tokenizer, True)
     for text in [*TEXTS, Path(__file__).read_text(), Path(os.__file__).read_text()]:
         assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
             text
@@ -201,7 +201,7 @@ def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(short_words, n
     reference = tiktoken.Encoding(
         name, pat_str=theirs["pat_str"], mergeable_ranks=ranks, special_tokens={}
     )
-    encoder = encoder_of(from_rank_file(file, ours.pattern, ["<|endoftext|>"]))
+    encoder = encoder_of(from_rank_file(file, ours.pattern, ["<|endoftext|>"]), True)
     texts = [
         *words,
         "a\n  ",
@@ -228,7 +228,7 @@ def test_the_real_encodings_are_tiktokens_where_its_cache_has_them(name):
     reference, tokenizer = tiktoken.get_encoding(name), load(section(encoding=name))
     assert tokenizer.get_vocab_size() == reference.n_vocab
     assert end_of_text(tokenizer, section(encoding=name)) == reference.eot_token
-    encoder = encoder_of(tokenizer)
+    encoder = encoder_of(tokenizer, True)
     for text in [*TEXTS, Path(os.__file__).read_text()]:
         assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
             text

@@ -15,6 +15,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.report.dataset import measured_dataset
 from infini_llama.tasks.runs.load import dataset_of, load_run
+from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.storage.artifacts import Damaged, read_dataset
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 from support.damage import flip
@@ -66,7 +67,7 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     path = damaged(run, name, damage)
     readers = [lambda: evaluate(run), lambda: measured_dataset(dataset)]
     if name in ("shard", "rows"):
-        readers += [lambda: filler_tokens(run, load_run(run).tokenizer, "text")]
+        readers += [lambda: filler_tokens(run, reading_of(run).encoder, "text")]
     if name in READ_BY_MODEL:
         output = str(tmp_path / "exported")
         readers += [

@@ -38,6 +38,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.report.run import write_report
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from support.models import generate, small
 from support.tokenizer_kinds import of_kind
 
@@ -55,7 +56,7 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
         return len(tokenizer.encode(text).ids)
 
     least = size(HEAD + HIDDEN.format(key="12345") + QUESTION)
-    asked = ask(tokenizer, least + 4 * size(FILLER) + 3, depth, "12345")
+    asked = ask(TextEncoder(tokenizer, True), least + 4 * size(FILLER) + 3, depth, "12345")
     text = HEAD + FILLER * before + HIDDEN.format(key="12345") + FILLER * (4 - before) + QUESTION
     assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(
         FILLER
@@ -63,7 +64,7 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
     assert asked.answer == tokenizer.encode(" 12345").ids
     assert asked.after == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
-        ask(tokenizer, least - 1, depth, "12345")
+        ask(TextEncoder(tokenizer, True), least - 1, depth, "12345")
 
 
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma", "byte-level bpe"])
@@ -71,7 +72,7 @@ def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with
     described = json.loads(of_kind(kind).to_str())
     described["model"]["merges"] = []  # these have learned some from one sentence to the next
     tokenizer = Tokenizer.from_str(json.dumps(described))
-    asked = ask(tokenizer, 2000, 0.5, "12345")
+    asked = ask(TextEncoder(tokenizer, True), 2000, 0.5, "12345")
     one = replace(asked, before=len(asked.filler), after=len(asked.filler))
     text = f"{HEAD}{FILLER}{HIDDEN.format(key='12345')}{FILLER}{QUESTION} 12345"
     assert tokenizer.decode([*one.tokens(), *one.answer]) == text
@@ -103,7 +104,7 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
 def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, monkeypatch, fields):
     _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
-    asked = ask(tokenizer, 400, 0.3, "12345")
+    asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
     written = generate(model, list(asked.tokens()), 4)
     assert right_tokens(model, begin(model, replace(asked, answer=written))) == [True] * 4
     other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
@@ -113,7 +114,7 @@ def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, mo
 
 def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
     _, model = run_of()
-    asked = ask(tokenizer, 400, 0.3, "12345")
+    asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
     begun = begin(model, asked)
     size = max(module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()))
     chosen = module.greedy_tokens(model, begun.rest, begun.states, 4, size)
@@ -137,7 +138,7 @@ def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 64)
     monkeypatch.setattr(model, "read", recorded)
     for length in (300, 1500):
-        right_tokens(model, begin(model, ask(tokenizer, length, 0.0, "12345")))
+        right_tokens(model, begin(model, ask(TextEncoder(tokenizer, True), length, 0.0, "12345")))
     assert len(shapes) == 1
 
 
@@ -153,7 +154,7 @@ def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
         .double()
         .eval()
     )
-    asked = ask(tokenizer, 900, 0.3, "12345")
+    asked = ask(TextEncoder(tokenizer, True), 900, 0.3, "12345")
     monkeypatch.setattr(module, "PIECE", 40)
     monkeypatch.setattr(module, "KNOWN_SEGMENTS", most)
     begun, read = begin(model, asked), model.new_states(1, asked.length)
@@ -197,7 +198,12 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
     for seed in range(30):
         statement = FORMS[form](Random(seed))
         asked = ask_across(
-            tokenizer, size, ends, statement, Random(seed), tokenizer.encode(FILLER).ids
+            TextEncoder(tokenizer, True),
+            size,
+            ends,
+            statement,
+            Random(seed),
+            tokenizer.encode(FILLER).ids,
         )
         tokens, answer = list(asked.tokens()), asked.answer
         assert (
@@ -223,7 +229,7 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
 
 def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="--segments"):
-        ask_across(tokenizer, 4, 1, FORMS["passkey"](Random(0)), Random(0), [1])
+        ask_across(TextEncoder(tokenizer, True), 4, 1, FORMS["passkey"](Random(0)), Random(0), [1])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,7 @@ def test_shares_are_those_of_the_samples(run_of, tokenizer, monkeypatch):
     _, model = run_of()
     answers = iter([[True, True], [True, False], [True, True], [False, False]])
     monkeypatch.setattr(module, "right_tokens", lambda model, begun: next(answers))
-    (cell,) = passkey(model, tokenizer, [300], [0.5], samples=4)
+    (cell,) = passkey(model, TextEncoder(tokenizer, True), [300], [0.5], samples=4)
     assert (cell["model"].found, cell["model"].right_tokens) == (0.5, 5 / 8)
     assert cell["model"].right_by_token == (3 / 4, 2 / 4)
 
@@ -267,7 +273,7 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer
         for key in map(str, range(12345, 99999, 1111))
         if len(tokenizer.encode(f" {key}").ids) == size
     ]
-    texts = [begin(model, ask(tokenizer, 400, 0.3, key)) for key in keys[:3]]
+    texts = [begin(model, ask(TextEncoder(tokenizer, True), 400, 0.3, key)) for key in keys[:3]]
     held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
     assert len(held) == 3
     monkeypatch.setattr(module, "greedy_tokens", SaysWhatTheMemoryHolds(held))
@@ -285,7 +291,7 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer
 @pytest.mark.parametrize("fields", [{}, INFINI, {"attention": "local", "segment_length": 8}])
 def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fields):
     _, model = run_of(**fields)
-    asked = ask(tokenizer, 400, 0.3, "12345")
+    asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
     begun = begin(model, asked)
     expected = generate(model, list(asked.tokens()), 4)
     assert (
@@ -335,7 +341,9 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
 
 def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
     filler = list(range(40, 90))
-    asked = ask_across(tokenizer, 64, 5, FORMS["passkey"](Random(0)), Random(0), filler)
+    asked = ask_across(
+        TextEncoder(tokenizer, True), 64, 5, FORMS["passkey"](Random(0)), Random(0), filler
+    )
     head, before, hidden, after = asked.head, asked.before, asked.hidden, asked.after
     tokens = list(asked.tokens())[len(head) : -len(asked.question)]
     between = tokens[:before] + tokens[before + len(hidden) :]

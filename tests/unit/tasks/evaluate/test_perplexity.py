@@ -92,7 +92,9 @@ def test_special_tokens_spelled_in_files_are_text_as_they_are_to_preprocess(run_
     text = tmp_path / "a.txt"
     text.write_text("the cat<|endoftext|> sat")
     found = evaluate(folder, files=[str(text)]).model
-    assert found.tokens == len(encoder_of(load_run(folder)[1]).encode(text.read_text()).ids) > 10
+    assert (
+        found.tokens == len(encoder_of(load_run(folder)[1], True).encode(text.read_text()).ids) > 10
+    )
 
 
 def test_unreadable_files_are_named(run_of, tmp_path):

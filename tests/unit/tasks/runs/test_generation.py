@@ -57,7 +57,7 @@ class Scripted(Llama):
 
 
 def written(tokenizer, texts, stops=(), length=200):
-    writer = Writer(Scripted(tokenizer, *texts), tokenizer, ["p"] * len(texts), (END,), stops)
+    writer = Writer(Scripted(tokenizer, *texts), tokenizer, [[1]] * len(texts), (END,), stops)
     pieces = [""] * len(texts)
     for row, piece in writer.write(length, Sampling()):
         assert piece
@@ -92,7 +92,7 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     tokenizer.add_tokens(["STOP"])
     model = Scripted(tokenizer, "é")
     model.script = [[half, *tokenizer.encode("STOP").ids, half, half, END]]
-    writer = Writer(model, tokenizer, ["p"], (END,))
+    writer = Writer(model, tokenizer, [[1]], (END,))
     assert (
         "".join(piece for _, piece in writer.write(50, Sampling()))
         == writer.texts[0]
@@ -104,13 +104,13 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
 def test_ids_without_a_token_are_not_chosen(tokenizer, temperature):
     model = Scripted(tokenizer, "")
     model.script = [[tokenizer.get_vocab_size(), 299] * 10]
-    writer = Writer(model, tokenizer, ["p"], (END,))
+    writer = Writer(model, tokenizer, [[1]], (END,))
     list(writer.write(20, Sampling(temperature=temperature)))
     assert all(map(tokenizer.id_to_token, writer.tokens[0]))
 
 
 def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
-    writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, ["p"], (END,), ("STOP",))
+    writer = Writer(Scripted(tokenizer, "abSTx"), tokenizer, [[1]], (END,), ("STOP",))
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
 
 
@@ -189,6 +189,6 @@ def test_full_attention_beyond_its_trained_length_is_one_warning(
 ):
     run, _ = run_of()
     model = Llama(LlamaConfig(300, 8, 8, 1, 1, 1, 64, attention=attention))
-    warn_beyond_trained_length(run, Writer(model, tokenizer, ["a", "a"], (END,)), new)
+    warn_beyond_trained_length(run, Writer(model, tokenizer, [[1], [1]], (END,)), new)
     records = [record for record in caplog.records if record.name == "infini_llama.generate"]
     assert [record.message.count("64") for record in records] == [2] * warned

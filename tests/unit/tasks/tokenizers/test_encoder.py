@@ -49,7 +49,7 @@ TEXTS = st.lists(
 def kinds():
     made = {}
     for kind in ("bpe", "wordpiece", "unigram"):
-        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400)))
+        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400)), True)
     for number, pattern in enumerate(sorted({*PATTERNS, ENCODINGS["r50k_base"].pattern})):
         made[f"pattern {number}"] = _trained_with(pattern)
     return made

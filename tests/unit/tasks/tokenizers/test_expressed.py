@@ -134,7 +134,7 @@ def test_a_trained_tokenizer_loses_nothing_and_nothing_is_counted(
 ):
     monkeypatch.setattr(Losses, "__init__", lambda *_: pytest.fail("counted"))
     tokenizer = train(["the cat, and the dog"] * 9, TokenizerConfig(kind=kind, vocab_size=300))
-    assert has_all_bytes(tokenizer) and keeps_text(tokenizer)
+    assert has_all_bytes(tokenizer) and keeps_text(tokenizer, True)
     reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), tmp_path)
     assert not list((tmp_path / "units").glob("*/*/lost.npy"))
     assert "hashes of the text" in " ".join(
@@ -147,9 +147,9 @@ def test_byte_fallback_and_byte_alphabets_lose_nothing():
     whole.append(Tokenizer(models.Unigram(scores(*BYTES), unk_id=1, byte_fallback=True)))
     whole.append(over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(Regex(r"\d"), "isolated")))
     assert all(map(has_all_bytes, whole)) and not any(map(has_all_bytes, LOSSY.values()))
-    assert [keeps_text(tokenizer) for tokenizer in whole] == [False, False, True, False, True]
-    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.WhitespaceSplit()))
-    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(" ", "removed")))
+    assert [keeps_text(tokenizer, True) for tokenizer in whole] == [False, False, True, False, True]
+    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.WhitespaceSplit()), True)
+    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(" ", "removed")), True)
 
 
 def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
@@ -159,13 +159,15 @@ def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_tokens(["日本"])
-    losses = Losses(encoder_of(tokenizer))
+    losses = Losses(encoder_of(tokenizer, True))
     assert losses.of("ＡＢＣ Çafé 日本")[:2] == (2, 4)
     assert losses.of("ABC 日本 x")[:2] == losses.of("")[:2] == (0, 0)
 
 
 def test_an_unknown_token_stands_for_no_bytes():
-    assert token_bytes(Tokenizer(models.WordPiece(ids("the"), unk_token="<unk>"))).tolist() == [
+    assert token_bytes(
+        Tokenizer(models.WordPiece(ids("the"), unk_token="<unk>")), True
+    ).tolist() == [
         4,
         0,
         3,
@@ -174,7 +176,7 @@ def test_an_unknown_token_stands_for_no_bytes():
 
 def test_counting_of_losses_can_be_stopped(tmp_path):
     tokenizer = LOSSY["unknown"]
-    recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine())
+    recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine(), True)
     documents = Documents([b"one", b"two"], [(File(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
     requests = iter([False, False, True])  # of encoding, and of each document's loss
     with pytest.raises(Abandoned):

@@ -51,20 +51,20 @@ def trained() -> dict[str, Tokenizer]:
 @example(text="x" * 1000)
 @example(text=f"{EOS}<pad>")
 def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, text):
-    encoder = encoder_of(trained[kind])
+    encoder = encoder_of(trained[kind], True)
     ids = encoder.encode(text, add_special_tokens=False).ids
     assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[
         :3
     ] == [True, True, False]
     assert encoder.decode(ids, skip_special_tokens=False) == text
-    assert token_bytes(trained[kind])[ids].sum() == len(text.encode())
+    assert token_bytes(trained[kind], True)[ids].sum() == len(text.encode())
     assert [one.ids for one in encoder.encode_batch_fast([text], add_special_tokens=False)] == [ids]
     assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (0, 1)
 
 
 def test_end_of_text_is_id_0_and_every_byte_has_a_token():
     tokenizer = train_bpe(TEXTS, 300)
-    lengths = token_bytes(tokenizer)
+    lengths = token_bytes(tokenizer, True)
     assert tokenizer.token_to_id(EOS) == EOS_ID == 0 and tokenizer.get_vocab_size() == 300
     assert (
         lengths.dtype == np.int32
@@ -76,13 +76,13 @@ def test_end_of_text_is_id_0_and_every_byte_has_a_token():
 
 def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
     tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=["<x>"])
-    encoder, description = encoder_of(tokenizer), json.loads(tokenizer.to_str())
+    encoder, description = encoder_of(tokenizer, True), json.loads(tokenizer.to_str())
     assert json.loads(encoder.to_str()) == description | {"added_tokens": []}
     assert len(tokenizer.get_added_tokens_decoder()) == 2 and not encoder.get_added_tokens_decoder()
 
 
 def test_a_vocabulary_learned_from_end_of_text_markers_yields_none():
-    encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600))
+    encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600), True)
     assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
 
 
@@ -96,7 +96,10 @@ def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_pat
 def test_each_kind_is_learned_from_no_text(kind):
     learned = train([], section(kind=kind))
     assert Tokenizer.from_str(learned.to_str()).get_vocab() == learned.get_vocab()
-    assert encoder_of(learned).decode(encoder_of(learned).encode("any text").ids) == "any text"
+    assert (
+        encoder_of(learned, True).decode(encoder_of(learned, True).encode("any text").ids)
+        == "any text"
+    )
 
 
 def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
@@ -132,7 +135,13 @@ def lossy(tmp_path) -> Tokenizer:
 def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
     given = section(path=str(tmp_path))
-    assert end_of_text(load(given), given) == 1 and token_bytes(lossy).tolist() == [0, 0, 3, 3, 1]
+    assert end_of_text(load(given), given) == 1 and token_bytes(lossy, True).tolist() == [
+        0,
+        0,
+        3,
+        3,
+        1,
+    ]
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("The cat cats THE " * (number + 1))
     reference = preprocess(
@@ -215,7 +224,7 @@ def test_special_tokens_in_a_models_own_vocabulary_are_not_found_in_text(made, a
     tokenizer = made()
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens(added)
-    encoder, special = encoder_of(tokenizer), special_ids(tokenizer)
+    encoder, special = encoder_of(tokenizer, True), special_ids(tokenizer)
     ids = encoder.encode("a</s>b日plain", add_special_tokens=False).ids
     parts = [
         "a",
@@ -323,7 +332,7 @@ def ranked(tmp_path_factory):
     file.write_text(
         "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
     )
-    return ranks, file, encoder_of(from_rank_file(file, r"[\s\S]+", [EOS]))
+    return ranks, file, encoder_of(from_rank_file(file, r"[\s\S]+", [EOS]), True)
 
 
 @settings(max_examples=300, deadline=None)

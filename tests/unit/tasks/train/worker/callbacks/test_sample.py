@@ -72,7 +72,7 @@ def test_where_only_answers_are_learned_a_sample_answers_a_held_out_prompt(data,
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     given = {"files": [f"{tmp_path}/sums.jsonl"], "loss_on": "answer", "answer_after": "Answer:"}
     reference = preprocess(data(**given), tmp_path / "home")
-    prompt = held_out_prompt(
-        tmp_path / "home" / reference.path, read_tokenizer(tmp_path / "home" / reference.path)
-    )
+    dataset = tmp_path / "home" / reference.path
+    tokenizer = read_tokenizer(dataset)
+    prompt = tokenizer.decode(held_out_prompt(dataset, tokenizer))
     assert re.fullmatch(r"What is \d+ plus one\? Answer:", prompt)
