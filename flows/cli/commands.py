@@ -274,6 +274,7 @@ COMMANDS = {
         RUN,
         CHECKPOINT,
         option("--files PATH", "text to evaluate on, as in data.files", repeated=True),
+        option("--source NAME", "read the files as this source of the run"),
         option(
             "--split",
             "of the dataset, without --files (default: validation)",

@@ -93,17 +93,24 @@ def evaluate(arguments: Namespace) -> Answer:
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
+    if arguments.source and not arguments.files:
+        raise ConfigError("--source needs --files, which are read as that source of the run is.")
     from infini_llama.tasks.evaluate.stage import evaluate as evaluate_run
+    from infini_llama.tasks.evaluate.stage import evaluate_files
 
-    split = arguments.split or "validation"
-    record = evaluate_run(
-        run, arguments.checkpoint, arguments.files, split, arguments.sequences, arguments.stream
-    )
+    checkpoint = arguments.checkpoint
+    if arguments.files:
+        record = evaluate_files(
+            run, arguments.files, checkpoint, arguments.source, arguments.stream
+        )
+    else:
+        split = arguments.split or "validation"
+        record = evaluate_run(run, checkpoint, split, arguments.sequences)
     return record.to_json(), evaluation_text(record)
 
 
 def _passkey(arguments: Namespace) -> Answer:
-    perplexity = ("files", "split", "sequences", "stream")
+    perplexity = ("files", "source", "split", "sequences", "stream")
     options = [f"--{name}" for name in perplexity if getattr(arguments, name)]
     if options:
         raise ConfigError(

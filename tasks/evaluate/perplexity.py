@@ -1,13 +1,9 @@
-"""Perplexity over sequences of a dataset, or over files.
-
-Files are read in sequences, or as one stream in constant state.
-"""
+"""Perplexity over sequences of a split, or over its documents as streams in constant state."""
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,16 +12,10 @@ import torch.nn.functional as F
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.model.llama import PIECE, Llama
 from infini_llama.model.loss import IGNORE_INDEX
-from infini_llama.tasks.preprocess.sources.files import File
-from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
-from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.stream import share_bytes
 from infini_llama.tasks.progress import Reached
 from infini_llama.tasks.records.evaluation import TextLoss
-from infini_llama.tasks.tokenizers.encoder import TextEncoder
-from infini_llama.tasks.tokenizers.expressed import LARGEST_LOSS, is_too_much, losses_of
 from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -140,26 +130,33 @@ def over_rows(
     return total
 
 
-@torch.inference_mode()
-def over_text(model: Llama, ids: list[int], sizes: np.ndarray, total: Measured) -> None:
-    """Add a text in rows that do not see one another.
+def over_documents(model: Llama, reader: TokenReader) -> Measured:
+    """Sums over the documents of a split, each streamed by itself; see `streamed`.
 
-    Its first token is the end of the text before it. Every token but the first is predicted once,
-    so the bits per byte are those of the whole text.
+    Each follows an end-of-text token, so that its first token has a target, too.
+
+    Raises:
+        ConfigError: as `streamed`.
+    """
+    stream = reader.stream
+    total = Measured(by_place=np.zeros((3, reader.sequence_length)))
+    for first, last in pairwise(stream.document_offsets().tolist()):
+        tokens = np.empty(last - first, dtype=stream.dtype)
+        stream.copy(first, tokens)
+        counts = stream.targets(first, len(tokens))
+        ids = np.concatenate(([reader.padding], tokens.astype(np.int64)))
+        total.text_bytes += int(stream.text_bytes(first, len(tokens))[counts].sum())
+        streamed(model, ids, counts, total)
+    return total
+
+
+@torch.inference_mode()
+def streamed(model: Llama, ids: np.ndarray, counts: np.ndarray, total: Measured) -> None:
+    """Add a text read as one, however long it is, in the constant state of Infini-attention.
 
     Args:
-        sizes: bytes of text of each token but the first, int64 [len(ids) - 1].
-    """
-    length = total.by_place.shape[1]
-    for start in range(0, len(ids) - 1, length):
-        tokens = ids[start : start + length + 1]
-        row = torch.tensor([tokens], device=model.lm_head.weight.device)
-        total.add(model(row[:, :-1]), row[:, 1:], sizes[start : start + length])
-
-
-@torch.inference_mode()
-def streamed(model: Llama, ids: list[int], total: Measured) -> None:
-    """Add the same text read as one, however long it is, in the constant state of Infini-attention.
+        ids: int64 [tokens + 1].
+        counts: whether each token but the first is a target, bool [tokens].
 
     Raises:
         ConfigError: the model's state would grow with the text.
@@ -169,84 +166,15 @@ def streamed(model: Llama, ids: list[int], total: Measured) -> None:
             "--stream reads a text of any length in constant state, "
             "which model.attention=softmax does not support; remove --stream."
         )
+    device = model.lm_head.weight.device
     states = model.new_states(1, capacity=0)
-    for start in range(0, len(ids) - 1, PIECE):
-        piece = torch.tensor([ids[start : start + PIECE + 1]], device=model.lm_head.weight.device)
-        total.add(model.logits(model.read(piece[:, :-1], states)), piece[:, 1:])
-        _report(min(start + PIECE, len(ids) - 1), len(ids) - 1, "tokens")
-
-
-def texts_of(files: list[str], text_column: str, home: Path) -> Iterator[str]:
-    """Every text in these files, in the forms that data.files has.
-
-    The files of this program are left out.
-
-    Args:
-        home: the folder of runs and datasets.
-
-    Raises:
-        DataError: nothing matches, a file cannot be read, or a record is damaged.
-    """
-    for path, name in matching_files(files, "--files", "auto", NotText(home)):
-        source = File(path, name, text_column, "--files")
-        try:
-            yield from filter(None, source.texts())
-        except Unreadable as fault:
-            raise DataError(f"{source} {fault}; repair it or remove it.") from None
-
-
-def over_texts(
-    model: Llama,
-    encoder: TextEncoder,
-    token_bytes: np.ndarray,
-    end_of_text: int,
-    texts: Sequence[str],
-    length: int,
-    stream: bool,
-) -> Measured:
-    """Sums over all of `texts`, each by itself: streamed, or in rows of `length` tokens.
-
-    They are encoded as by preprocess.
-
-    Raises:
-        DataError: the tokenizer fails, or has no token for too much of the texts.
-    """
-    total = Measured(by_place=np.zeros((3, length)))
-    _refuse_unknown_text(encoder, texts)
-    for text in texts:
-        ids = [end_of_text, *encoder.encode(text)]
-        size = len(text.encode())
-        total.text_bytes += size
-        if stream:
-            streamed(model, ids, total)
-        else:
-            widths = token_bytes[ids[1:]].astype(np.int64)
-            sizes = share_bytes(widths, np.array([0, len(widths)]), np.array([size]))
-            over_text(model, ids, sizes, total)
-    return total
-
-
-def _refuse_unknown_text(encoder: TextEncoder, texts: Sequence[str]) -> None:
-    """Refuse texts of which the tokenizer has no token for too much.
-
-    Raises:
-        DataError: with the share that would be lost.
-    """
-    losses = losses_of(encoder.tokenizer, encoder.split_special_tokens)
-    if not losses:
-        return
-    unknown = lost = size = 0
-    for text in texts:
-        unknown_here, lost_here, size_here = losses.of(text)
-        unknown += unknown_here
-        lost += lost_here
-        size += size_here
-    if is_too_much(lost, size):
-        raise DataError(
-            f"--files: the run's tokenizer has no token for {100 * lost / size:.3g} % of the text "
-            f"({unknown:,} unknown tokens); at most {LARGEST_LOSS:.0%} may be lost; "
-            "give other files."
-        )
+    labels = np.where(counts, ids[1:], IGNORE_INDEX)
+    for start in range(0, len(labels), PIECE):
+        inputs = torch.tensor(ids[None, start : start + PIECE], device=device)
+        inputs = inputs[:, : len(labels) - start]
+        targets = torch.tensor(labels[None, start : start + PIECE], device=device)
+        total.add(model.logits(model.read(inputs, states)), targets)
+        _report(min(start + PIECE, len(labels)), len(labels), "tokens")
 
 
 def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:

@@ -16,13 +16,19 @@ import torch
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.evaluate.files import prepared, section_of
 from infini_llama.tasks.evaluate.passkey import (
     in_text,
     passkey,
     passkey_across,
     with_and_without_memory,
 )
-from infini_llama.tasks.evaluate.perplexity import over_rows, over_texts, part_of, texts_of
+from infini_llama.tasks.evaluate.perplexity import (
+    Measured,
+    over_documents,
+    over_rows,
+    part_of,
+)
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.evaluation import (
@@ -38,7 +44,6 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
 from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
@@ -46,7 +51,7 @@ from infini_llama.tasks.storage.artifacts import (
     read_manifest,
     read_row_table,
 )
-from infini_llama.tasks.storage.dataset_files import read_token_bytes, repairable, verified_manifest
+from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.record_files import append_line, read_lines
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
@@ -59,48 +64,75 @@ SAMPLES = 10  # per length and depth
 def evaluate(
     run_dir: Path,
     checkpoint: str = "latest",
-    files: list[str] | None = None,
     split: str = "validation",
     sequences: int | None = None,
-    stream: bool = False,
     request: EvaluationRequest | None = None,
 ) -> Perplexity:
-    """Perplexity and bits per byte of a run's model.
+    """Perplexity and bits per byte of a run's model over a split of its dataset.
 
     For Infini-attention they are measured with and without its memory.
 
     Args:
-        files: text to read instead of the run's dataset, in the forms of data.files, with the run's
-            data.text_column.
-        split: train or validation, of the run's dataset.
+        split: train or validation.
         sequences: number of sequences of it; None: all.
-        stream: read each text as one, in constant state, not in rows of the length that was
-            trained.
         request: stored with the result, so that the last stage of a run finds it again.
 
     Raises:
-        ConfigError: no such run or checkpoint, or a model that cannot stream.
-        DataError: dataset, checkpoint or files are damaged or missing.
+        ConfigError: no such run or checkpoint.
+        DataError: dataset or checkpoint are damaged or missing.
+    """
+    model, about = _open(run_dir, checkpoint)
+    reader = verified_reader(run_dir, split)
+    isolate = RunFolder(run_dir).require_lineage().train.document_masking
+    read = partial(repairable()(over_rows), model, reader, sequences, isolate)
+    text = f"{split} rows of {dataset_of(run_dir).name}"
+    return _perplexity(run_dir, about, text, model, read, request)
+
+
+def evaluate_files(
+    run_dir: Path,
+    files: list[str],
+    checkpoint: str = "latest",
+    source: str | None = None,
+    stream: bool = False,
+) -> Perplexity:
+    """Perplexity and bits per byte over other files, prepared as the run's held-out text is.
+
+    Args:
+        files: in the forms of data.files.
+        source: the one of the run's sources as which the files are read; None: they are read alike.
+        stream: read each text by itself, in constant state, not in rows of the length that was
+            trained.
+
+    Raises:
+        ConfigError: as `evaluate`; or there is no such source, or the model cannot stream.
+        DataError: as `evaluate`, also for the files.
     """
     model, about = _open(run_dir, checkpoint)
     reading = reading_of(run_dir)
+    section = section_of(reading, source)
     lineage = RunFolder(run_dir).require_lineage()
-    length = lineage.dataset.sequence_length
-    dataset = dataset_of(run_dir)
-    if files:
-        token_bytes = read_token_bytes(dataset)
-        data = RunReader(run_dir).config.get("data")
-        column = data.get("text_column") if isinstance(data, dict) else None
-        texts = list(texts_of(files, str(column or "text"), run_dir.absolute().parents[1]))
-        end = verified_manifest(dataset).content.eos_id
-        read = partial(over_texts, model, reading.encoder, token_bytes, end, texts, length, stream)
-        text = tuple(files)
-    else:
-        reader = verified_reader(run_dir, split)
-        isolate = lineage.train.document_masking
-        read = partial(repairable()(over_rows), model, reader, sequences, isolate)
-        text = f"{split} rows of {dataset.name}"
-        stream = False
+    with repairable():
+        rows = read_row_table(dataset_of(run_dir) / ROW_TABLES / lineage.dataset.row_table).content
+    home = run_dir.absolute().parents[1]
+    with prepared(reading, section, files, rows, home) as reader:
+        read = partial(over_rows, model, reader, None, lineage.train.document_masking)
+        if stream:
+            read = partial(over_documents, model, reader)
+        return _perplexity(run_dir, about, tuple(files), model, read, None, stream)
+
+
+def _perplexity(
+    run_dir: Path,
+    about: Evaluated,
+    text: str | tuple[str, ...],
+    model: Llama,
+    read: Callable[[], Measured],
+    request: EvaluationRequest | None,
+    stream: bool = False,
+) -> Perplexity:
+    """Measure with and without the model's memory, and keep the result in the run's folder."""
+    length = RunFolder(run_dir).require_lineage().dataset.sequence_length
     part = None if stream else part_of(model, length)
     losses = with_and_without_memory(model, lambda _: read().results(part))
     result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)

@@ -61,6 +61,26 @@ class OfSource(Generic[T]):
     validation: Sequence[T]
 
 
+def listed(data: DataConfig, not_text: NotText) -> list[OfSource[Part]]:
+    """The parts of the text that the section `data` names.
+
+    Args:
+        not_text: counts the files that are left out.
+    """
+    sources: list[OfSource[Part]] = []
+    for name, section in sections(data).items():
+        inputs = inputs_of(section, name, not_text)
+        share = 0.0 if inputs.validation else data.validation_fraction
+        targets = targets_of(section)
+        source = OfSource(
+            name=name,
+            training=parts_of(inputs.training, share, targets),
+            validation=parts_of(inputs.validation, 1.0, targets),
+        )
+        sources.append(source)
+    return sources
+
+
 def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
     """64 hex digits for the token level: text, split and tokenizer; no path, device or time."""
     key: dict[str, object] = {
@@ -95,28 +115,23 @@ class Corpus:
     It is listed at first, and read part by part when `read` or `prepare` needs it.
 
     Attributes:
-        sources: in the order of their documents.
+        sources: in the order of their documents; where they are not given, those of `data`.
         not_text: files that are not read.
 
     Raises:
         DataError: nothing matches, or a folder cannot be read.
     """
 
-    def __init__(self, data: DataConfig, home: Path) -> None:
+    def __init__(
+        self,
+        data: DataConfig,
+        home: Path,
+        sources: Sequence[OfSource[Part]] | None = None,
+    ) -> None:
         self.data = data
         self.home = home
-        self.sources: list[OfSource[Part]] = []
         self.not_text = NotText(home, data.not_text)
-        for name, section in sections(data).items():
-            inputs = inputs_of(section, name, self.not_text)
-            share = 0.0 if inputs.validation else data.validation_fraction
-            targets = targets_of(section)
-            source = OfSource(
-                name=name,
-                training=parts_of(inputs.training, share, targets),
-                validation=parts_of(inputs.validation, 1.0, targets),
-            )
-            self.sources.append(source)
+        self.sources = listed(data, self.not_text) if sources is None else sources
         self.filters = Filters(data.min_length, data.on_bad_input == "skip")
         self.earlier_reports = PartReports(home / "units" / "parts", self.filters)
         self.reports: dict[Part, PartReport] = {}

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.runs.load import dataset_of
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -43,7 +42,7 @@ class Reading:
 
 
 def reading_of(run_dir: Path) -> Reading:
-    """How the run in this folder reads text.
+    """How the run in this folder reads text: as its configuration says, or that of its dataset.
 
     Raises:
         ConfigError: it is the folder of no run.
@@ -51,21 +50,32 @@ def reading_of(run_dir: Path) -> Reading:
     """
     dataset = dataset_of(run_dir)
     manifest = verified_manifest(dataset)
+    data = _parsed(manifest.meta.data, dataset)
     config = RunFolder(run_dir).read_config() or {}
-    section = config.get("data") or manifest.meta.data
+    if "data" in config:
+        of_run = _parsed(config["data"], run_dir)
+        # `train --dataset` names a dataset that another configuration has prepared.
+        if _targets(of_run) == _targets(data):
+            data = of_run
     return Reading(
-        data=_parsed(section, run_dir),
+        data=data,
         encoder=encoder_of_dataset(dataset),
         end_of_text=manifest.content.eos_id,
     )
 
 
-def _parsed(section: JsonObject, run_dir: Path) -> DataConfig:
+def _targets(data: DataConfig) -> dict[str, tuple[str, str]]:
+    """What has a target in each source, by its name; "" is that of the section `data`."""
+    if not data.sources:
+        return {"": (data.loss_on, data.answer_after)}
+    return {source.name: (source.loss_on, source.answer_after) for source in data.sources}
+
+
+def _parsed(section: JsonValue, folder: Path) -> DataConfig:
+    """The section `data` that the run or dataset in this folder has recorded."""
     try:
         return DataConfig.model_validate(section)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("data", *first["loc"])))
-        raise Damaged(
-            f"{RunFolder(run_dir).config}: {place} cannot be read ({first['msg']})."
-        ) from None
+        raise Damaged(f"{folder}: its record of {place} cannot be read ({first['msg']}).") from None
