@@ -91,12 +91,10 @@ def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[
         "infini-llama",
     ]
     prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
-    use = USE.format(
-        arguments=", trust_remote_code=True" if beyond else "",
-        prompt=prompt,
-        # Without it, transformers finds special tokens in a prompt.
-        reading=", split_special_tokens=True" if facts.split_special_tokens else "",
-    )
+    # Without it, transformers finds special tokens in a prompt.
+    reading = ", split_special_tokens=True" if facts.split_special_tokens else ""
+    arguments = ", trust_remote_code=True" if beyond else ""
+    use = USE.format(arguments=arguments, prompt=prompt, reading=reading)
     trained = _training(facts, dtype)
     own_code = ""
     if beyond:
