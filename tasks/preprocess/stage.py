@@ -393,7 +393,8 @@ class Preparation:
                     save_array(new / document_bytes_file(split), sizes)
             spelled = ()
             if split_special_tokens:
-                spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
+                with repairable():
+                    spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
                 **describe(self.data).to_json(),  # pyright: ignore[reportArgumentType]

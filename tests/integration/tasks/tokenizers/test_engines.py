@@ -268,7 +268,7 @@ def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     ).path  # wrong from the second text on, and not caught
     tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
     engines.remember_comparison(
-        tokenizer, tmp_path / "home" / "engine-checks", "another text showed it"
+        tokenizer, True, tmp_path / "home" / "engine-checks", "another text showed it"
     )
     (text / "text-99-tomorrow.txt").write_text(
         "another day, and what it brought " * 30, encoding="utf-8"
