@@ -144,8 +144,11 @@ def _refuse_other_tokens(folder: Folder, dataset: Path) -> None:
     end = tokenizer.id_to_token(content.eos_id)
     of_weights = load(TokenizerConfig(path=str(folder.path), eos=end))
     split_special_tokens = not content.text_yields_special_tokens
-    encoders = [encoder_of(each, split_special_tokens) for each in (tokenizer, of_weights)]
-    text = first_difference(*encoders, golden(tokenizer))
+    text = first_difference(
+        encoder_of(tokenizer, split_special_tokens),
+        encoder_of(of_weights, split_special_tokens),
+        golden(tokenizer),
+    )
     if text is not None:
         raise ConfigError(
             f"train.init_from={folder.path} has the tokens of the dataset, but its tokenizer gives "
