@@ -122,11 +122,11 @@ class TextConfig(Section):
         description="Column or field that contains the text of a record.",
         min_length=1,
     )
-    format: Literal["auto", "txt", "json", "jsonl", "csv", "parquet", "arrow"] = fixed(
+    format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet", "arrow"] = fixed(
         read_by=(FILES, STDLIB, PASSKEY_IN_FILES),
         default="auto",
-        description="Format of the files. auto: by file extension, which can also be md, rst, py, "
-        "ndjson or tsv. The compression is always detected by the extension.",
+        description="Format of the files. auto: by file extension, which can also be md, rst, py "
+        "or ndjson; a file with other content, such as a web page, is refused. The compression is always detected by the extension.",
     )
     loss_on: Literal["all", "answer"] = fixed(
         default="all",

@@ -26,6 +26,12 @@ from infini_llama.tasks.preprocess.sources.columnar import (
 )
 from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, unpacked
 from infini_llama.tasks.preprocess.sources.delimited import read_csv, read_tsv
+from infini_llama.tasks.preprocess.sources.first_bytes import (
+    WINDOW,
+    refuse_page,
+    refuse_records,
+    refuse_table,
+)
 from infini_llama.tasks.preprocess.sources.json_texts import read_json, read_lines
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.texts import (
@@ -37,7 +43,7 @@ from infini_llama.tasks.preprocess.sources.texts import (
     in_batches,
 )
 
-READER_VERSION = 3  # increased by a change after which the same file has other texts, or is refused
+READER_VERSION = 3  # increased by a change after which the same file has other texts
 PLAIN = ("txt", "md", "rst", "py")
 DATA_FORMATS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
 BINARY = ("parquet", "arrow")
@@ -109,9 +115,11 @@ def read(
         PipelineError: it cannot be read just now, which is no damage.
         OSError: the disk does not give it.
     """
-    form = _format(path, form)
-    with _faults(path), _content(path, form, span) as stream:
-        match form:
+    kind = _format(path, form)
+    with _faults(path), _content(path, kind, span) as stream:
+        if form == "auto" and kind not in BINARY and not (span and span[0]):
+            _refuse_other_content(stream, path, kind, text_column)
+        match kind:
             case "jsonl" | "ndjson":
                 yield from read_lines(stream, text_column, span)
             case "parquet":
@@ -123,7 +131,7 @@ def read(
             case "csv":
                 yield from read_csv(stream, text_column)
             case "tsv":
-                yield from read_tsv(stream, text_column, partial(_content, path, form))
+                yield from read_tsv(stream, text_column, partial(_content, path, kind))
             case _:
                 yield from in_batches(_plain(stream))
 
@@ -259,6 +267,24 @@ def _refuse_packed(stream: IO[bytes]) -> None:
             f"is compressed with {kind}, which its name does not say; "
             f"unpack it, or let its name end with .{kind}"
         )
+
+
+def _refuse_other_content(
+    stream: IO[bytes],
+    path: Path | RemoteFile,
+    kind: str,
+    text_column: str,
+) -> None:
+    """Refuse content that is not what the file's name says; see `first_bytes`."""
+    name = path.name.lower()
+    uncompressed = name.removesuffix(f".{_compression(path)}")
+    ending = uncompressed.rpartition(".")[2] if "." in uncompressed else ""
+    is_served_as_page = isinstance(path, RemoteFile) and path.is_page
+    first = _first(stream, WINDOW)
+    refuse_page(first, ending, is_served_as_page)
+    refuse_table(first)
+    if kind in PLAIN:
+        refuse_records(first, uncompressed, ending, text_column)
 
 
 def _skip_mark(stream: IO[bytes]) -> None:

@@ -44,6 +44,7 @@ class RemoteFile:
     url: str
     size: int | None = field(default=None, compare=False)  # None: the server does not state it
     stamp: Stamp | None = field(default=None, compare=False)  # None: the server gives none
+    is_page: bool = field(default=False, compare=False)  # the server says text/html
 
     def __str__(self) -> str:
         return shown_url(self.url)
@@ -312,5 +313,6 @@ def _described(
         size = None if info.get("partial") is False else info.get("size")
         stamp = (info.get("size"), *content) if content else None
         url = files.unstrip_protocol(path) if begin is None else begin + path
-        described.append((RemoteFile(url, size, stamp), name))
+        is_page = info.get("mimetype") == "text/html"
+        described.append((RemoteFile(url, size, stamp, is_page), name))
     return described

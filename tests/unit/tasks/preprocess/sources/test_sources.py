@@ -112,7 +112,7 @@ def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path
 
 def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "SETTLED", -(10**12))  # as if the file were old
-    (tmp_path / "x.log").write_text('{"text": "a"}\n')
+    (tmp_path / "x.log").write_text("a\n")
     data = DataConfig(files=[str(tmp_path / "x.log")])
     Corpus(data, tmp_path / "home").read()
     assert Corpus(data, tmp_path / "home").recall()

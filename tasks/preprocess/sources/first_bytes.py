@@ -1,0 +1,130 @@
+"""What a file is by its first bytes, where data.format is auto and its name says something else."""
+
+import json
+import re
+
+from infini_llama.tasks.preprocess.sources.texts import Refused, Unreadable
+
+WINDOW = 2**16  # bytes that are looked at
+# Endings of files that are markup, whose pages are their text.
+MARKUP = ("html", "htm", "xhtml", "xml", "svg")
+PROSE = ("txt", "md", "rst")
+BEFORE_MARKUP = rb"(?:\s+|<\?xml[^>]*>|<!--.*?-->)*"
+PAGE = re.compile(BEFORE_MARKUP + rb"<(?:!doctype\s+html|html[\s>])", re.IGNORECASE | re.DOTALL)
+# Of S3, Azure and Google Cloud Storage.
+ERROR_OF_STORAGE = re.compile(BEFORE_MARKUP + rb"<Error[^>]*>\s*<Code>", re.DOTALL)
+TABLES = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",  # a stream
+}
+JSON_OBJECT = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*+"\s*:')
+# As in train.jsonl.1, table.csv.old and train.parquet-00000-of-00001.
+FORMAT_IN_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(?![a-z0-9])")
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+def refuse_page(first: bytes, ending: str, is_served_as_page: bool) -> None:
+    """Refuse a web page, or an object store's error, that was saved in place of a text.
+
+    Args:
+        first: the first bytes of the content, after a byte order mark.
+        ending: of the file's name, in lower case; "" if it has none.
+        is_served_as_page: the server says text/html of the file.
+
+    Raises:
+        Unreadable: it is one, and its name does not say so.
+    """
+    if ending in MARKUP:
+        return
+    if ERROR_OF_STORAGE.match(first):
+        raise Unreadable(
+            "is an error of an object store as XML, not the text; download it again, with "
+            "credentials if it needs them"
+        )
+    # Some servers say text/html of every file: a page also begins with a tag.
+    if PAGE.match(first) or (is_served_as_page and first.lstrip().startswith(b"<")):
+        raise Unreadable(
+            "is a web page, perhaps one to sign in, not the text; download the file itself, or set "
+            "data.format=txt to train on pages"
+        )
+
+
+def refuse_table(first: bytes) -> None:
+    """Refuse parquet and Arrow under the name of a text.
+
+    Raises:
+        Refused: it is one of them.
+    """
+    for begin, kind in TABLES.items():
+        if first.startswith(begin):
+            raise _other_format(kind)
+
+
+def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> None:
+    """Refuse records under a name for which the whole file would be one text.
+
+    Args:
+        first: the first bytes of the content, after a byte order mark.
+        name: of the file, in lower case.
+        ending: of the name; "" if it has none.
+
+    Raises:
+        Refused: they are JSON, or have a header with the column of the text, or the name has the
+            ending of a format within it.
+    """
+    kind = _json_kind(first, ending, text_column) or _delimited_kind(first, text_column)
+    if kind is None and ending not in PROSE:
+        in_name = FORMAT_IN_NAME.search(name)
+        kind = in_name[1] if in_name else None
+    if kind:
+        raise _other_format(kind)
+
+
+def _other_format(kind: str) -> Refused:
+    named = "JSON lines" if kind in ("jsonl", "ndjson") else kind.upper()
+    named = kind if kind in ("parquet", "arrow") else named
+    return Refused(
+        f"holds {named}, which the ending of its name does not say; rename it to end with .{kind}, "
+        f"or set data.format={'jsonl' if kind == 'ndjson' else kind} "
+        "(data.format=txt reads it as one text)"
+    )
+
+
+def _json_kind(first: bytes, ending: str, text_column: str) -> str | None:
+    """The format of content that begins with a JSON object; None: it does not.
+
+    Files with endings of their own can be JSON by design, such as notebooks: they are records only
+    if they are lines of objects, or have the field of the text.
+    """
+    begin = JSON_OBJECT.match(first)
+    if begin is None:
+        return None
+    has_field = json.dumps(text_column, ensure_ascii=False).encode(errors="replace") in first
+    is_array = begin[1] is not None
+    lines = [] if is_array else first.lstrip().split(b"\n", 2)
+    are_lines = len(lines) > 1 and _is_object(lines[0]) and lines[1].lstrip().startswith(b"{")
+    if are_lines or (len(first) == WINDOW and len(lines) == 1):
+        return "jsonl"
+    return "json" if has_field or ending in PROSE else None
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _delimited_kind(first: bytes, text_column: str) -> str | None:
+    """The format whose header, with several columns, has that of the text; None: there is none.
+
+    In a sentence, a space follows a comma.
+    """
+    header = first.splitlines()[0].decode(errors="replace") if first else ""
+    for kind, delimiter in DELIMITERS.items():
+        names = [name.strip('"') for name in header.split(delimiter)]
+        has_spaces = any(name != name.strip() for name in names)
+        if len(names) > 1 and text_column in names and not has_spaces:
+            return kind
+    return None

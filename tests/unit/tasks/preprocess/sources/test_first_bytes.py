@@ -1,0 +1,132 @@
+"""What is not text is no document, whatever the file is named; data.format is not second-guessed."""
+
+import gzip
+import io
+import json
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from infini_llama.configs.errors import DataError
+from infini_llama.tasks.preprocess.sources import formats
+from infini_llama.tasks.preprocess.sources.texts import Unreadable
+
+PAGE = b"<!DOCTYPE html>\n<html><body><p>You have to sign in.</p></body></html>\n"
+DENIED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
+LINES = b"".join(
+    json.dumps({"id": number, "text": f"text {number}"}).encode() + b"\n" for number in range(60)
+)
+TABLE = b"id,text\n" + b"".join(b"%d,text %d\n" % (number, number) for number in range(60))
+
+
+def parquet() -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table({"text": ["text"] * 60}), sink)
+    return sink.getvalue()
+
+
+def documents(path: Path, form: str = "auto", text_column: str = "text") -> list[object]:
+    return list(chain.from_iterable(formats.read(path, text_column, form)))
+
+
+@pytest.mark.parametrize("name", ["book.txt", "notes.md", "part.jsonl", "part.csv", "book", "a.py"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (PAGE, "is a web page, perhaps one to sign in"),
+        (b"\xef\xbb\xbf\n<!-- saved -->\n<HTML lang='en'>", "is a web page"),
+        (b'<?xml version="1.0"?>\n' + PAGE, "is a web page"),
+        (DENIED, "is an error of an object store as XML"),
+        (b"<Error xmlns='x'><Code>NoSuchKey</Code>", "is an error of an object store as XML"),
+    ],
+)
+def test_a_page_in_place_of_a_text_is_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(Unreadable, match=message):
+        documents(path)
+
+
+def test_a_compressed_page_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(PAGE))
+    with pytest.raises(Unreadable, match="is a web page"):
+        documents(path)
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.htm.gz", "book.xml"])
+def test_pages_are_read_where_the_name_says_so(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(PAGE) if name.endswith(".gz") else PAGE)
+    assert documents(path) == [PAGE.decode()]
+
+
+@pytest.mark.parametrize("content", [PAGE, DENIED, LINES, TABLE])
+def test_a_format_of_the_configuration_is_not_second_guessed(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "part-00000"
+    path.write_bytes(content)
+    assert documents(path, "txt") == [content.decode()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("part-00000", LINES, "jsonl"),
+        ("train.jsonl-00000-of-00002", LINES, "jsonl"),
+        ("train.jsonl.1", LINES, "jsonl"),
+        ("train.jl", LINES, "jsonl"),
+        ("train.txt", LINES, "jsonl"),
+        ("part-00000", LINES.replace(b'"text"', b'"body"'), "jsonl"),
+        ("long.jl", b'{"id": 1, "text": "' + b"word " * 20_000 + b'"}\n', "jsonl"),
+        ("answer.txt", b'{"error": "Not Found"}', "json"),
+        ("dump", b'[\n  {"text": "one"},\n  {"text": "two"}\n]\n', "json"),
+        ("table.csv.old", TABLE, "csv"),
+        ("one-column.csv.old", b"text\na\nb\n", "csv"),
+        ("part-00000", TABLE, "csv"),
+        ("export.txt", TABLE.replace(b",", b"\t"), "tsv"),
+        ("train.parquet-00000-of-00001", parquet(), "parquet"),
+        ("part-00001", parquet(), "parquet"),
+        ("table.csv", parquet(), "parquet"),
+    ],
+)
+def test_records_under_another_name_are_refused_with_their_format(
+    tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(
+        DataError, match=f"rename it to end with .{kind}, or set data.format={kind}"
+    ):
+        documents(path)
+    text_column = "body" if b'"body"' in content else "text"
+    if kind != "json" or b"error" not in content:
+        texts = documents(path, kind, text_column)
+        assert texts and all(isinstance(text, str) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("story.txt", "text, and more of it\nid, too\n"),
+        ("code.py", '{"a": 1}\n'),
+        ("notebook.ipynb", '{\n "cells": []\n}\n'),
+        ("readme.md", '<p align="center">words</p>\n<html>'),
+        ("log.txt", "{not json} words\n"),
+        ("about.csv.txt", "What the table has.\n"),
+        ("none.txt", ""),
+        ("lines.txt", "\n\n"),
+    ],
+)
+def test_text_that_resembles_something_else_is_read(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    assert documents(path) == [content]
