@@ -126,7 +126,8 @@ class TextConfig(Section):
         read_by=(FILES, STDLIB, PASSKEY_IN_FILES),
         default="auto",
         description="Format of the files. auto: by file extension, which can also be md, rst, py "
-        "or ndjson; a file with other content, such as a web page, is refused. The compression is always detected by the extension.",
+        "or ndjson; a file with other content, such as a web page, is refused. "
+        "The compression is always detected by the extension.",
     )
     loss_on: Literal["all", "answer"] = fixed(
         default="all",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO
 
+from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.columnar import named_column
 from infini_llama.tasks.preprocess.sources.texts import (
@@ -23,6 +24,9 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 READ = 2**16  # bytes at once
+DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "vertical bars", ",": "commas"}
+OF_FORMATS = {",": "csv", "\t": "tsv"}
+HEADER_SHOWN = 100  # characters in a message
 Block = tuple[int, str]  # number of its first line, from 1, and whole lines
 # The number of each one's first line, and its fields; none of an empty line.
 Rows = tuple[Sequence[int], list[list[str]]]
@@ -39,7 +43,8 @@ def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
         Unreadable: it has no such column, or a quote or character that makes no sense; the line is
             named.
     """
-    return _texts(_rows(_blocks(stream), ",", lambda: True), text_column)
+    blocks = _of_delimiter(_blocks(stream), ",", text_column)
+    return _texts(_rows(blocks, ",", lambda: True), text_column)
 
 
 def read_tsv(
@@ -61,7 +66,54 @@ def read_tsv(
         with reopen() as again:
             return quotes_are_syntax(_blocks(again), text_column)
 
-    return _texts(_rows(_blocks(stream), "\t", are_syntax), text_column)
+    blocks = _of_delimiter(_blocks(stream), "\t", text_column)
+    return _texts(_rows(blocks, "\t", are_syntax), text_column)
+
+
+def _of_delimiter(blocks: Iterator[Block], delimiter: str, text_column: str) -> Iterator[Block]:
+    """The same blocks.
+
+    Raises:
+        Unreadable: the header is one field by this delimiter, and several by another one.
+    """
+    first = next(blocks, None)
+    if first is None:
+        return
+    lines = first[1].splitlines()
+    header = lines[0] if lines else ""
+    fault = _other_delimiter(header, delimiter, text_column)
+    if fault:
+        raise Unreadable(fault)
+    yield first
+    yield from blocks
+
+
+def _other_delimiter(header: str, delimiter: str, text_column: str) -> str | None:
+    """The fault of a file whose header has another delimiter; the text completes '<file> …'."""
+    if header.lower().startswith("sep="):
+        return "begins with Excel's line 'sep=', which is no header; remove this line"
+    own = _names(header, delimiter)
+    if len(own) > 1 and text_column in own:
+        return None
+    for other, name in DELIMITERS.items():
+        columns = _names(header, other)
+        if len(columns) == 1 or (len(own) > 1 and text_column not in columns):
+            continue
+        if other == delimiter:
+            continue
+        cure = f"save it with {DELIMITERS[delimiter]}, or as JSON lines"
+        if other in OF_FORMATS:
+            form = OF_FORMATS[other]
+            cure = f"set data.format={form}, or let its name end with .{form}"
+        return (
+            f"has fields between {name}, not {DELIMITERS[delimiter]} "
+            f"(its first line is '{escaped(header[:HEADER_SHOWN])}'); {cure}"
+        )
+    return None
+
+
+def _names(header: str, delimiter: str) -> list[str]:
+    return [column.strip().strip('"') for column in header.split(delimiter)]
 
 
 def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:

@@ -239,3 +239,32 @@ def test_looking_at_quotes_takes_little_memory_however_far_one_is_open(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found == 15_001 and peak < 6_000_000, "of 9.7 million bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "message"),
+    [
+        ("x.csv", "id;text", r"has fields between semicolons, not commas .*save it with commas"),
+        ("x.csv", '"id";"text"', "has fields between semicolons"),
+        ("x.csv", "id;text;notes, if any", "has fields between semicolons"),
+        ("x.csv", "id|text", "has fields between vertical bars"),
+        ("x.csv", "id\ttext", "has fields between tabs, .*set data.format=tsv"),
+        ("x.tsv", "id,text", "has fields between commas, not tabs .*set data.format=csv"),
+        ("x.csv", "sep=,\nid,text", "begins with Excel's line 'sep='"),
+        ("x.csv", "# made in 2026\nid,text", "has no column 'text'"),
+    ],
+)
+def test_another_delimiter_is_named(tmp_path: Path, name: str, header: str, message: str) -> None:
+    with pytest.raises(Unreadable, match=message):
+        read(written(tmp_path, f"{header}\n0;words\n", name))
+
+
+def test_a_header_that_was_given_as_the_column_is_refused_by_its_delimiter(tmp_path: Path) -> None:
+    path = written(tmp_path, "id;text\n0;words\n", "x.csv")
+    with pytest.raises(Unreadable, match="has fields between semicolons"):
+        list(formats.read(path, "id;text"))
+
+
+def test_other_delimiters_in_a_header_with_the_column_are_names(tmp_path: Path) -> None:
+    assert read(written(tmp_path, "a;b,text\n0;1,words\n", "x.csv")) == ["words"]
+    assert read(written(tmp_path, "text\na;b\n", "x.csv")) == ["a;b"]
