@@ -195,7 +195,7 @@ def _template(path: Path, stated: object) -> str | dict[str, str] | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
@@ -381,7 +381,7 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
             f"{folder.path} has no {TOKENIZER}, and no other tokenizer fits its weights: {place}."
         )
     try:
-        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8-sig"))
     except BaseException as error:  # `tokenizers` raises nothing narrower, and panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise

@@ -161,7 +161,7 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
         if file.suffix == ".tiktoken":
             pattern = ENCODINGS["cl100k_base"].pattern
             return from_rank_file(file, pattern, [EOS, *settings.special_tokens])
-        return _parsed(file.read_text(encoding="utf-8"))
+        return _parsed(file.read_text(encoding="utf-8-sig"))
     except PipelineError:
         raise
     except OSError as error:
@@ -330,7 +330,7 @@ def _stated_end(file: Path) -> list[str]:
         ConfigError: the file is damaged.
     """
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
+        stated = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         fault = error.strerror
     except (ValueError, RecursionError):

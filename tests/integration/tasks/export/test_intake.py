@@ -14,10 +14,12 @@ from transformers import LlamaConfig as TheirConfig
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.flows.pipeline import preparation_for
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.importing import open_model
 from infini_llama.tasks.storage.hf_folder import open_folder
+from infini_llama.tasks.tokenizers.tokenizer import load
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -267,3 +269,15 @@ def test_a_file_larger_than_the_memory_is_named(folder):
 def test_a_head_with_other_values_is_part_of_the_configuration(folder):
     path = folder(tensors(lambda held: {HEAD: -held[EMBEDDING]}), tie_word_embeddings=True)
     assert open_folder(path).untied and not open_folder(path).config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_byte_order_mark_is_read_over(folder, name):
+    def marked(path):
+        (path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+        (path / name).write_bytes(b"\xef\xbb\xbf" + (path / name).read_bytes())
+
+    path = folder(marked)
+    assert open_folder(path).config.vocab_size == SIZES["vocab_size"]
+    settings = TokenizerConfig(path=str(path))
+    assert load(settings).get_vocab_size() <= SIZES["vocab_size"]
