@@ -158,6 +158,7 @@ COMMANDS = {
             "output", "FILE", "file to write (default: my.yaml)", nargs="?", default="my.yaml"
         ),
         option("--files PATH", "your text: file, folder or glob", repeated=True, required=True),
+        option("--text-column NAME", "field or column with the text (default: text)"),
         option(
             "--from MODEL",
             "continue the training of a Llama: a name on the Hugging Face Hub, or a folder",

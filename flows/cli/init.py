@@ -48,7 +48,7 @@ from infini_llama.tasks.preprocess.sources.files import File, Files, matching
 from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
-from infini_llama.tasks.preprocess.sources.texts import Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
@@ -143,22 +143,29 @@ class WrittenConfig(Record):
 
 @dataclass(frozen=True)
 class Overrides:
-    """Sizes that the command line sets in place of a rule.
+    """Settings of the command line in place of a rule or a default.
 
     Attributes:
         hours: at an assumed speed of this machine.
+        text_column: field or column with the text.
     """
 
     tokens: int | None = None
     parameters: int | None = None
     hours: float | None = None
+    text_column: str | None = None
 
 
 def init(arguments: Namespace) -> Answer:
     output = Path(arguments.output)
     files = arguments.files
     model = vars(arguments)["from"]
-    overrides = Overrides(arguments.tokens, arguments.parameters, arguments.hours)
+    overrides = Overrides(
+        tokens=arguments.tokens,
+        parameters=arguments.parameters,
+        hours=arguments.hours,
+        text_column=arguments.text_column,
+    )
     if model is not None:
         if overrides.parameters:
             raise ConfigError(
@@ -193,7 +200,7 @@ def write_new(
         DataError: no text is there, or too little.
     """
     _refuse(output)
-    text, facts = _sampled(files, home, machine)
+    text, facts = _sampled(files, home, machine, overrides.text_column)
     planned = [_planned(size, text.tokens, facts, home, overrides, attention) for size in SIZES]
     fitting = [fitted for fitted in planned if fitted is not None]
     if not fitting:
@@ -235,7 +242,7 @@ def write_continuation(
     encoder = None
     if is_given(settings):
         encoder = TextEncoder(load(settings), settings.split_special_tokens)
-    text, facts = _sampled(files, home, machine, encoder)
+    text, facts = _sampled(files, home, machine, overrides.text_column, encoder)
     size = parameters_of(folder)
     tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
     fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
@@ -259,11 +266,13 @@ class Text:
     Attributes:
         patterns: as given with --files.
         tokens: estimated from a sample.
+        column: the key data.text_column, if it was given.
     """
 
     patterns: list[str]
     files: list[File]
     tokens: int
+    column: dict[str, str]
 
 
 def _refuse(output: Path) -> None:
@@ -276,18 +285,46 @@ def _refuse(output: Path) -> None:
 
 
 def _sampled(
-    patterns: list[str], home: Path, machine: Machine | None, encoder: TextEncoder | None = None
+    patterns: list[str],
+    home: Path,
+    machine: Machine | None,
+    text_column: str | None,
+    encoder: TextEncoder | None = None,
 ) -> tuple[Text, MachineFacts]:
     """The text, whose tokens are counted by the encoder where it is known, and the machine."""
-    source = Files(TextConfig(files=patterns), "data")
+    column = {"text_column": text_column} if text_column else {}
+    source = Files(TextConfig.model_validate({"files": patterns, **column}), "data")
     files = matching(source, patterns, "files", NotText(home))
     tokens = sampled_tokens(files, encoder)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
-        raise DataError(
-            f"--files: about {tokens:,} tokens of text in {len(files)} file(s); the smallest model "
-            f"needs {FEWEST_SEQUENCES * SHORTEST:,} to learn anything; name more text."
-        )
-    return Text(patterns, files, tokens), probe(home, machine=machine)
+        raise _too_little_text(files, tokens)
+    return Text(patterns, files, tokens, column), probe(home, machine=machine)
+
+
+def _too_little_text(files: Sequence[File], tokens: int) -> DataError:
+    """The error for so few tokens; it names what is wrong with the first file, if anything is."""
+    fault = ""
+    cure = "name more text"
+    if files:
+        reason = _first_fault(files[0])
+        fault = f" ({files[0]} {reason})" if reason else ""
+    if not all(map(_is_one_document, files)):
+        cure += ", or with --text-column NAME the field or column that has the text"
+    return DataError(
+        f"--files: about {tokens:,} tokens of text in {len(files)} file(s){fault}; the smallest "
+        f"model needs {FEWEST_SEQUENCES * SHORTEST:,} to learn anything; {cure}."
+    )
+
+
+def _first_fault(file: File) -> str | None:
+    """The reason why the file's first record is no text; None: it is text, or cannot be read."""
+    try:
+        first = next(file.records(), None)
+    except Unreadable as fault:
+        return str(fault)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return first.reason if isinstance(first, Fault) else None
 
 
 def _write(
@@ -607,7 +644,7 @@ def _sections(fitted: Fitted, text: Text, name: str) -> dict[str, Any]:
     rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
     held_out = _held_out(text.files, fitted.length)
     return {
-        "data": fitted.mapping["data"] | {"files": text.patterns} | held_out,
+        "data": fitted.mapping["data"] | {"files": text.patterns} | text.column | held_out,
         "model": fitted.mapping["model"],
         "train": fitted.mapping["train"] | size | fitted.saving | rest,
         "runtime": {"name": name},

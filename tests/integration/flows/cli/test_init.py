@@ -1,6 +1,7 @@
 """The configuration that init writes: its comments and sizes, for this text and for machines that are not here."""
 
 import gzip
+import json
 import re
 
 import pytest
@@ -220,6 +221,25 @@ def test_too_little_text_is_refused(begin, tmp_path):
     with pytest.raises(DataError, match="2,048"):
         begin("hi")
     assert not (tmp_path / "my.yaml").exists()
+
+
+def test_a_text_in_another_field_is_found_by_its_name(tmp_path):
+    lines = [json.dumps({"title": f"t{n}", "body": "some words " * 60}) for n in range(200)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    output = tmp_path / "my.yaml"
+    files = [str(tmp_path / "notes.jsonl")]
+    with pytest.raises(DataError, match=r"title, body.* --text-column NAME"):
+        write_new(output, files, "softmax", tmp_path / "home")
+    overrides = Overrides(text_column="body")
+    record = write_new(output, files, "softmax", tmp_path / "home", overrides)
+    assert record.text_tokens > 10_000
+    assert load_config(output).data.text_column == "body"
+
+
+def test_another_delimiter_is_named(tmp_path):
+    (tmp_path / "notes.csv").write_text("id;text\n" + "0;words\n" * 90)
+    with pytest.raises(DataError, match="has fields between semicolons"):
+        write_new(tmp_path / "my.yaml", [str(tmp_path / "notes.csv")], "softmax", tmp_path / "home")
 
 
 def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
