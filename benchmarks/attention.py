@@ -59,9 +59,10 @@ def ours(kind: str, device: str):  # noqa: ANN201
     from infini_llama.model.config import LlamaConfig
     from infini_llama.model.llama import Llama
 
+    settings: Any = OURS[kind]
     config = LlamaConfig(
-        VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **OURS[kind]
-    )  # type: ignore[arg-type]
+        VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **settings
+    )
     model = Llama(config).to(device)
 
     def step(row: torch.Tensor) -> None:

@@ -70,7 +70,8 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     if engine == "gigatoken":
         choose_engine(load(data.tokenizer), True, checks)  # once a tokenizer, not once a corpus
     else:
-        remember_comparison(load(data.tokenizer), checks, "this benchmark compares the engines")
+        fault = "this benchmark compares the engines"
+        remember_comparison(load(data.tokenizer), True, checks, fault)
 
     def work() -> int:
         reference = preprocess(data, output)

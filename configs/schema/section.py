@@ -104,8 +104,11 @@ def resume_policies(section: type[Section]) -> dict[str, Resume]:
 
 def readers_of(section: type[Section]) -> dict[str, Sequence[str]]:
     """The sources that read each key of a section; none: all of them do."""
-    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return {
-        name: cast("list[str]", extra.get("read_by", [])) if isinstance(extra, dict) else ()
-        for name, extra in extras.items()
-    }
+    readers: dict[str, Sequence[str]] = {}
+    for name, field in section.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and "read_by" in extra:
+            readers[name] = cast("list[str]", extra["read_by"])
+        else:
+            readers[name] = []
+    return readers

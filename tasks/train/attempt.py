@@ -225,7 +225,8 @@ class Following:
 
 def what_follows(code: int) -> Following:
     """What follows an attempt that ended with this exit code; for people, see `ENDINGS`."""
-    match ExitCode(code):
+    ending = ExitCode(code)
+    match ending:
         case ExitCode.FINISHED | ExitCode.INVALID_CONFIG | ExitCode.INVALID_DATA:
             return Following(None, is_retried=False)
         case ExitCode.UNEXPECTED | ExitCode.HUNG:
@@ -236,8 +237,8 @@ def what_follows(code: int) -> Following:
             return Following(rolled_back, is_retried=False)
         case ExitCode.PREEMPTED:
             return Following(unchanged_after_progress, is_retried=True)
-        case unknown:
-            assert_never(unknown)
+        case _:
+            assert_never(ending)
 
 
 def next_attempt(attempt: AttemptPlan, outcome: Outcome) -> AttemptPlan | None:

@@ -36,8 +36,14 @@ from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 Tensors = dict[str, torch.Tensor]
 # Fields of a train state that follow from the losses of its run.
-OF_LOSSES = {"validation_loss", "best_validation_loss", "stale_validations"}
-OF_LOSSES |= {"evaluation_due", "skips", "losses"}
+OF_LOSSES = {
+    "validation_loss",
+    "best_validation_loss",
+    "stale_validations",
+    "evaluation_due",
+    "skips",
+    "losses",
+}
 log = logging.getLogger("infini_llama.worker")
 
 
