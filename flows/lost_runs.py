@@ -1,7 +1,7 @@
 """Flow runs that this machine executes, and the end of those that have lost their process.
 
 The process that executes a flow run holds a lock on `<home>/prefect/flow-runs/<ID of the run>`. A
-run in that folder that nobody has locked has no process, although the server may call it Pending,
+run in that folder whose file is not locked has no process, although the server may call it Pending,
 Running or Cancelling. Runs of other programs, machines and home folders are not in the folder, or
 their file is of an execution that is over.
 """
@@ -39,7 +39,7 @@ STARTING = timedelta(minutes=1)
 # Seconds that the process before may take to end, when a run is resumed.
 ENDING = 600.0
 MOST_IDS = 100  # of a filter; the server returns at most 200 runs
-_held: dict[str, Lock] = {}  # by the ID of a run that this process executes
+_locked_runs: dict[str, Lock] = {}  # by the ID of a run that this process executes
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -72,9 +72,11 @@ def hold(run: str, folder: Path) -> None:
     Raises:
         Busy: another process executes it, and does not end.
     """
-    if run not in _held:
+    if run not in _locked_runs:
         lock = Lock(folder / run, wait=ENDING)
-        _held[run] = lock.__enter__()  # not left: the end of a flow is reported after its function
+        _locked_runs[run] = (
+            lock.__enter__()
+        )  # not left: the end of a flow is reported after its function
         register(run, folder)
 
 
@@ -129,10 +131,10 @@ def forget_if_reported(run: UUID, folder: Path) -> None:
     with get_client(sync_client=True) as client:
         current = client.read_flow_run(run)
         if current.state is not None and current.state.type.value not in ACTIVE:
-            _forget(client, current, folder)
+            _remove_file(client, current, folder)
 
 
-def _forget(client: SyncPrefectClient, run: FlowRun, folder: Path) -> None:
+def _remove_file(client: SyncPrefectClient, run: FlowRun, folder: Path) -> None:
     if run.state is not None and run.state.is_final():
         end_tasks(client, run.id)
     (folder / str(run.id)).unlink(missing_ok=True)
@@ -167,7 +169,7 @@ class LostRuns:
                 continue
             with contextlib.suppress(ObjectNotFound):  # it was deleted since
                 if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(client, run):
-                    _forget(client, run, self.folder)
+                    _remove_file(client, run, self.folder)
                     continue
                 lost.add(run.id)
                 if at_once or run.id in self.suspects:
