@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from infini_llama.tasks.preprocess.tokens.order import rows_of_samples
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import read_attempt_plan
 from infini_llama.tasks.storage.artifacts import commit, staging
@@ -162,8 +163,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterru
 
 NOT_FINITE = """
 def change(module):
-    from infini_llama.tasks.preprocess.tokens.order import rows_of_samples
-    bad = {{int(rows_of_samples({batch} * (step - 1), 1, {rows}, 1234)[0]) for step in {steps}}}
+    bad = set({bad})
     gather = module.TokenReader.gather
     def poisoned(self, rows):
         tokens = gather(self, rows)
@@ -191,7 +191,8 @@ def not_finite(lab, uninterrupted, tmp_path):
     rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
 
     def setting(steps: range) -> str:
-        body = NOT_FINITE.format(rows=rows, steps=[*steps], batch=BATCH)
+        first = [rows_of_samples(BATCH * (step - 1), 1, rows, 1234) for step in steps]
+        body = NOT_FINITE.format(rows=rows, bad=[int(found[0]) for found in first])
         return inject(tmp_path, "infini_llama.tasks.preprocess.tokens.reader", body)
 
     return setting

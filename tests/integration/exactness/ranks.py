@@ -39,11 +39,10 @@ class Noted(TrainBatches):
     file: Path
 
     def micro_batches(self, samples_consumed: int, device: torch.device):
-        mine = self.rows(samples_consumed)[
-            self.rank * self.per_rank : (self.rank + 1) * self.per_rank
-        ]
+        first = self.plan.rank * self.plan.per_rank
+        mine = self.rows(samples_consumed)[first : first + self.plan.per_rank]
         with self.file.open("a") as file:
-            file.write(json.dumps([samples_consumed, self.rank, mine.tolist()]) + "\n")
+            file.write(json.dumps([samples_consumed, self.plan.rank, mine.tolist()]) + "\n")
         return super().micro_batches(samples_consumed, device)
 
 

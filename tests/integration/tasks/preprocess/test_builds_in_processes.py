@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess import corpus as corpus_module
-from infini_llama.tasks.preprocess import workers
+from infini_llama.tasks.preprocess import learning, workers
 from infini_llama.tasks.preprocess.stage import lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.preprocess.workers import MOST_THREADS
@@ -171,13 +170,11 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(
         lost.read_bytes()[:-1]
     )  # and the disk lost a part of one of those that were finished
     written, learned = [], []
-    write, train = units.commit, corpus_module.train
+    write, learn = units.commit, learning.learn
     monkeypatch.setattr(
         units, "commit", lambda *given: (written.append(given[1].name), write(*given))
     )
-    monkeypatch.setattr(
-        corpus_module, "train", lambda *given: (learned.append(1), train(*given))[1]
-    )
+    monkeypatch.setattr(learning, "learn", lambda *given: (learned.append(1), learn(*given))[1])
     assert preprocess(data(), home) == whole
     every = {path.parent.name for path in home.glob("units/*/*/manifest.json")}
     assert learned == [] and len(finished) == 3 and len(every) > 5

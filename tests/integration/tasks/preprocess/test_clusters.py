@@ -89,7 +89,7 @@ def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
     pytest.importorskip("distributed" if engine == "dask" else engine)
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "tokenizer.json").touch()
-    job = Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False))
+    job = Job(Recipe(tmp_path, 0, "tokenizers", True), Filters(0, False))
     part = Part([File(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,))
     open_pool = {"dask": _dask, "ray": _ray}[engine]
     with pytest.raises(KeyboardInterrupt), open_pool(job, data(engine=engine), 1) as pool:
@@ -100,7 +100,7 @@ def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
 
 def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path):
     job, part = (
-        Job(Recipe(tmp_path, 0, "tokenizers"), Filters(0, False)),
+        Job(Recipe(tmp_path, 0, "tokenizers", True), Filters(0, False)),
         Part([], None, 0.0, 0, ()),
     )
     with pytest.raises(PipelineError, match=r"tokenizers .*0\.0\.1"):
