@@ -9,7 +9,8 @@ WINDOW = 2**16  # bytes that are looked at
 # Endings of files that are markup, whose pages are their text.
 MARKUP = ("html", "htm", "xhtml", "xml", "svg")
 PROSE = ("txt", "md", "rst")
-BEFORE_MARKUP = rb"(?:\s+|<\?xml[^>]*>|<!--.*?-->)*"
+# Possessive: what was passed is not tried again, in other parts, where no tag follows.
+BEFORE_MARKUP = rb"(?:\s|<\?xml[^>]*>|<!--.*?-->)*+"
 PAGE = re.compile(BEFORE_MARKUP + rb"<(?:!doctype\s+html|html[\s>])", re.IGNORECASE | re.DOTALL)
 # Of S3, Azure and Google Cloud Storage.
 ERROR_OF_STORAGE = re.compile(BEFORE_MARKUP + rb"<Error[^>]*>\s*<Code>", re.DOTALL)

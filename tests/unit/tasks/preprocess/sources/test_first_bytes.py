@@ -130,3 +130,15 @@ def test_text_that_resembles_something_else_is_read(
     path = tmp_path / name
     path.write_text(content)
     assert documents(path) == [content]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "begin",
+    [" " * 5000, "\n" * 5000, "<!-- a -->\n" * 500, "<!--" * 500, "<?xml ?> " * 500, "[ " * 500],
+    ids=["blanks", "lines", "comments", "open comments", "declarations", "brackets"],
+)
+def test_a_long_beginning_of_a_text_takes_no_time(tmp_path: Path, begin: str) -> None:
+    """The patterns do not try again what they have passed: that would never end."""
+    (tmp_path / "poem.txt").write_text(f"{begin}word")
+    assert documents(tmp_path / "poem.txt") == [f"{begin}word"]
