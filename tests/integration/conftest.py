@@ -1,4 +1,4 @@
-"""One home folder for the session, and the runs that nobody disturbs, each made once for all test processes."""
+"""A home folder for each file of tests, and the runs that nobody disturbs, each made once for all test processes."""
 
 import os
 import shutil
@@ -10,8 +10,9 @@ from infini_llama.tasks.storage.locks import Lock
 from support.laboratory import Laboratory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory, server) -> Laboratory:
+    """Of one file of tests, so that no other file has a run of the same name."""
     return Laboratory.create(tmp_path_factory.mktemp("home"), server)
 
 
@@ -24,7 +25,7 @@ def calm(tmp_path_factory, server) -> Laboratory:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def uninterrupted(lab, calm) -> Callable[[str, int], str]:
     """Name of the run that nobody disturbs, by attention and number of workers; each is made once.
 

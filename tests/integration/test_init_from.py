@@ -14,7 +14,7 @@ def command(lab, log, *words):
     assert json.loads(log.read_text().splitlines()[-1])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def starting(lab, uninterrupted, tmp_path_factory):
     """A laboratory whose configuration starts from an exported run; that run's summary."""
     summary = lab.summary(uninterrupted("softmax", 2))

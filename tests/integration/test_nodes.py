@@ -154,7 +154,7 @@ def wait_for(
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def assert_undisturbed(lab):
     """Asserts that a run has ended as that of two workers on one machine, and that no process is left of it."""
     lab.finish("one-host", "environment.nproc_per_node=2", *SETTINGS)
