@@ -187,8 +187,11 @@ def passkeys() -> list[dict[str, Any]]:
 
 
 def reach() -> str:
-    """Numbers found by update and filler: by number of segment boundaries, and by place in a text of a million tokens."""
-    rows = []
+    """Numbers found by update and filler: by number of segment boundaries, and by place in a text of a million tokens.
+
+    Fillers with equal results share a row.
+    """
+    fillers: dict[tuple[str, ...], list[str]] = {}
     for (update, filler), stored in groups(passkeys(), "update", "filler").items():
         start, *_ = places = list(groups(stored, "place").values())
         near = [
@@ -198,7 +201,8 @@ def reach() -> str:
             for end in SHOWN_BOUNDARIES
         ]
         far = [span(one["found"][-1]["whole"] for one in measured) for measured in places]
-        rows.append([update, filler, *near, *far])
+        fillers.setdefault((update, *near, *far), []).append(filler)
+    rows = [[update, " or ".join(fillers[update, *found]), *found] for update, *found in fillers]
     places = ("1M, start", "1M, middle", "1M, end")
     return markdown(["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows)
 
