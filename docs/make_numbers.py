@@ -378,12 +378,6 @@ def preparation_small() -> str:
     return table(PREPARATION_HEAD, preparation_rows(file), "preparation.py", file)
 
 
-def small_ratio(program: str) -> str:
-    """CPU time of a program over that of infini-llama with gigatoken, on the small corpus."""
-    medians = result("preparation-small.json")["medians"]
-    return f"{medians[program]['cpu_seconds'] / medians['ours, gigatoken']['cpu_seconds']:.0f}"
-
-
 def preparation_kinds() -> str:
     files = ("preparation-dictionary.json", "preparation-long.json")
     return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py --kind", *files)
@@ -799,9 +793,7 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "loss_memory": loss_memory,
     "map_over_default": lambda: default_ratio("datasets.map"),
     "datatrove_over_default": lambda: default_ratio("datatrove"),
-    "cpu_118mb": lambda: preparation_ratio("preparation.json", "cpu_seconds"),
     "cpu_1gb": lambda: preparation_ratio("preparation-1gb.json", "cpu_seconds"),
-    "wall_118mb": lambda: preparation_ratio("preparation.json", "work_seconds"),
     "wall_1gb": lambda: preparation_ratio("preparation-1gb.json", "work_seconds"),
     "memory_1gb": lambda: preparation_ratio("preparation-1gb.json", "peak_megabytes"),
     "prefect_longer": lambda: (
@@ -810,9 +802,6 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "direct_longer": lambda: (
         f"{result('orchestration.json')['median']['run --no-prefect over torchrun']['total']:.1f}"
     ),
-    "datatrove_ratio": lambda: small_ratio("datatrove"),
-    "datasets_ratio": lambda: small_ratio("datasets.map"),
-    "litdata_ratio": lambda: small_ratio("litdata"),
     "state_bytes": lambda: f"{result('streaming.json')['reports'][0]['state']:,}",
     "resident_10k": lambda: streaming_resident(10_000),
     "resident_1m": lambda: streaming_resident(1_000_000),
