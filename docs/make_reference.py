@@ -1,6 +1,7 @@
-"""Writes docs/configuration.md, the reference of every key, from the schema, and the table of exit codes in docs/resume.md.
+"""Writes docs/configuration.md, the reference of every key, from the schema, and the tables of exit codes in docs/resume.md and of
+text formats in docs/data.md.
 
-`python docs/make_reference.py`; a test compares both.
+`python docs/make_reference.py`; a test compares them.
 """
 
 import os
@@ -14,10 +15,12 @@ from pydantic_core import PydanticUndefined
 from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.keys import section_of, words
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.text_formats import DOCUMENT_ENDINGS, RECORD_ENDINGS
 
 TARGET = Path(__file__).with_name("configuration.md")
 RESUME = Path(__file__).with_name("resume.md")
-EXIT_CODES = re.compile("(<!-- table: exit_codes -->).*?(<!-- end -->)", re.DOTALL)
+DATA = Path(__file__).with_name("data.md")
+TABLE = "(<!-- table: {} -->).*?(<!-- end -->)"
 HEAD = """# Configuration
 
 Every key of the configuration, with its type, default and effect. A run is described by one YAML or JSON file. Keys that
@@ -81,7 +84,23 @@ def with_exit_codes(page: str) -> str:
     ]
     table = "| cause | exit code | action |\n|---|---|---|\n" + "".join(lines)
     table = table.replace("Rolled back", "[Rolled back](#non-finite-losses-and-spikes)")
-    return EXIT_CODES.sub(lambda marks: f"{marks[1]}\n\n{table}\n{marks[2]}", page)
+    return with_table(page, "exit_codes", table)
+
+
+def with_formats(page: str) -> str:
+    """The page with the table of text formats between its marks."""
+    table = (
+        "| format | documents |\n|---|---|\n"
+        f"| {', '.join(DOCUMENT_ENDINGS)} | one per file |\n"
+        f"| {', '.join(RECORD_ENDINGS)} | one per record, from the field `data.text_column` |\n"
+    )
+    return with_table(page, "formats", table)
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with this table between the marks of its name."""
+    marks = re.compile(TABLE.format(name), re.DOTALL)
+    return marks.sub(lambda found: f"{found[1]}\n\n{table}\n{found[2]}", page)
 
 
 def section(path: str, holder: Any, parent: Any = None) -> str:
@@ -167,3 +186,4 @@ def plain(text: str) -> str:
 if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
     RESUME.write_text(with_exit_codes(RESUME.read_text(encoding="utf-8")), encoding="utf-8")
+    DATA.write_text(with_formats(DATA.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from infini_llama.configs.schema.section import Section, fixed, free
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
+from infini_llama.configs.text_formats import TEXT_FORMATS
 
 
 class CurriculumStage(Section):
@@ -76,7 +77,8 @@ class DataConfig(TextConfig):
     num_workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = free(
         default="auto",
         description="Number of parts of the text that are read and tokenized at once. Up to four "
-        "are threads of one process. More are processes, and so are those that read json, csv, tsv "
+        "are threads of one process. More are processes, and so are those that read "
+        f"{', '.join(form.name for form in TEXT_FORMATS.values() if form.holds_lock)} "
         "or a Hugging Face dataset. auto: by usable cores, free memory and amount of text; with "
         "dask and ray the workers of the cluster. The dataset does not depend on it.",
     )

@@ -7,6 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed, free, readers_of
+from infini_llama.configs.text_formats import (
+    DOCUMENT_ENDINGS,
+    OTHER_ENDINGS,
+    RECORD_ENDINGS,
+    FormatName,
+    listed,
+)
 
 Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -63,10 +70,10 @@ class TextConfig(Section):
         read_by=(FILES, PASSKEY_IN_FILES),
         default_factory=list,
         description="Paths, folders or globs (** for any depth), relative to the working "
-        "directory, or URLs of the same (s3://, gs://, hf://, https://). A txt, md, rst or py file "
-        "is one document; json, jsonl (ndjson), csv, tsv, parquet and arrow files have one "
-        "document per record. All can be compressed with gz, xz, zst or bz2. Files below "
-        "runtime.home and the configuration itself are left out.",
+        "directory, or URLs of the same (s3://, gs://, hf://, https://). A "
+        f"{listed(DOCUMENT_ENDINGS, 'or')} file is one document; {listed(RECORD_ENDINGS, 'and')} "
+        "files have one document per record. All can be compressed with gz, xz, zst or bz2. Files "
+        "below runtime.home and the configuration itself are left out.",
     )
     validation_files: list[Pattern] = fixed(
         is_path=True,
@@ -122,12 +129,12 @@ class TextConfig(Section):
         description="Column or field that contains the text of a record.",
         min_length=1,
     )
-    format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet", "arrow"] = fixed(
+    format: Literal["auto", FormatName] = fixed(
         read_by=(FILES, STDLIB, PASSKEY_IN_FILES),
         default="auto",
-        description="Format of the files. auto: by file extension, which can also be md, rst, py "
-        "or ndjson; a file with other content, such as a web page, is refused. "
-        "The compression is always detected by the extension.",
+        description="Format of the files. auto: by file extension, which can also be "
+        f"{listed(OTHER_ENDINGS, 'or')}; a file with other content, such as a web page, is "
+        "refused. The compression is always detected by the extension.",
     )
     loss_on: Literal["all", "answer"] = fixed(
         default="all",

@@ -23,6 +23,7 @@ from infini_llama.configs.reading import parse_yaml
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.configs.text_formats import BY_ENDING
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.models import heads_to_read_memory
 from infini_llama.flows.cli.tables import as_text
@@ -45,7 +46,7 @@ from infini_llama.tasks.patch_environment.footprint import (
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.preprocess.sources.files import File, Files, matching
-from infini_llama.tasks.preprocess.sources.formats import PLAIN, format_of
+from infini_llama.tasks.preprocess.sources.formats import format_read
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
@@ -376,8 +377,7 @@ def _comments(fitted: "Fitted", text: Text) -> dict[str, str]:
     """The comments beside keys, by their dotted names."""
     divides = f"; {fitted.workers} GPUs divide it" if fitted.workers > 1 else ""
     return {
-        "data.files": "paths, folders or globs: txt, md, rst, py, json, jsonl, ndjson, csv, tsv, "
-        "parquet or arrow, also compressed",
+        "data.files": f"paths, folders or globs: {', '.join(BY_ENDING)}, also compressed",
         "data.sequence_length": "tokens per sequence",
         "data.validation_fraction": "fraction of documents to hold out",
         "data.validation_files": "held out, instead of a fraction of the files, which are few",
@@ -667,4 +667,4 @@ def _held_out(files: list[File], length: int) -> dict[str, object]:
 
 
 def _is_one_document(file: File) -> bool:
-    return (format_of(file.path.name) or PLAIN[0]) in PLAIN
+    return format_read(file.path, file.format).is_document

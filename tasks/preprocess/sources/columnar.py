@@ -12,10 +12,19 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from infini_llama.configs.errors import escaped, one_line
+from infini_llama.configs.errors import one_line
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
-from infini_llama.tasks.preprocess.sources.texts import Span, TextRecords, Unreadable, as_text
+from infini_llama.tasks.preprocess.sources.text_format import Format, Open
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Span,
+    TextRecords,
+    Unreadable,
+    as_text,
+    in_batches,
+    named_column,
+)
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -24,23 +33,50 @@ AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
 
 
-def parquet_sizes(file: IO[bytes]) -> list[int]:
-    """Bytes of each row group in the file."""
-    table = _opened(file)
-    sizes = list[int]()
-    for group_number in range(table.num_row_groups):
-        group = table.metadata.row_group(group_number)
-        columns = map(group.column, range(group.num_columns))
-        sizes.append(sum(column.total_compressed_size for column in columns))
-    return sizes
+class Parquet(Format):
+    """Parquet. Spans are row groups."""
+
+    damage = (pa.ArrowException,)
+
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        return in_batches(_texts_of_row_groups(stream, text_column, span))
+
+    def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
+        with open_file() as file:
+            table = _opened(file)
+        sizes = list[int]()
+        for group_number in range(table.num_row_groups):
+            group = table.metadata.row_group(group_number)
+            columns = map(group.column, range(group.num_columns))
+            sizes.append(sum(column.total_compressed_size for column in columns))
+        return _ranges(sizes, most)
 
 
-def read_parquet(
+def _ranges(sizes: list[int], most: int) -> list[Span] | None:
+    """Consecutive row groups or batches, together of about `most` bytes; None: all of them."""
+    ranges = list[Span]()
+    first = 0
+    together = 0
+    for number, size in enumerate(sizes):
+        together += size
+        if together >= most or number + 1 == len(sizes):
+            ranges.append((first, number + 1))
+            first = number + 1
+            together = 0
+    return ranges if len(ranges) > 1 else None
+
+
+def _texts_of_row_groups(
     stream: IO[bytes],
     text_column: str,
-    span: Span | None = None,
+    span: Span | None,
 ) -> TextRecords:
-    """The texts of the file, or of the row groups of `span`."""
     with _seekable(stream) as file:
         table = _opened(file)
         _require_column(table.schema_arrow, text_column)
@@ -86,32 +122,33 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     return table
 
 
-def _is_arrow_file(file: IO[bytes]) -> bool:
-    file.seek(0)
-    is_file = file.read(len(ARROW_FILE)) == ARROW_FILE
-    file.seek(0)
-    return is_file
+class Arrow(Format):
+    """Arrow files, whose spans are record batches, and streams, which have no table of these."""
+
+    damage = (pa.ArrowException, EOFError)
+
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        return in_batches(_texts_of_batches(stream, text_column, span))
+
+    def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
+        with open_file() as file:
+            if not _is_arrow_file(file):
+                return None
+            count = pa.ipc.open_file(file).num_record_batches
+        return _ranges([size // max(1, count)] * count, most)
 
 
-def arrow_sizes(file: IO[bytes]) -> list[int]:
-    """Bytes of each record batch of an Arrow file.
-
-    A stream has no table of its batches: one entry for all of it.
-    """
-    size = file.seek(0, os.SEEK_END)
-    count = pa.ipc.open_file(file).num_record_batches if _is_arrow_file(file) else 1
-    return [size // max(1, count)] * count
-
-
-def read_arrow(
+def _texts_of_batches(
     stream: IO[bytes],
     text_column: str,
-    span: Span | None = None,
+    span: Span | None,
 ) -> TextRecords:
-    """The texts of the file, or of the record batches of `span`.
-
-    An Arrow file has such batches, and a stream does not.
-    """
     with _seekable(stream) as file:
         if not _is_arrow_file(file):
             yield from _texts(_streamed(file, text_column), text_column)
@@ -124,6 +161,13 @@ def read_arrow(
             return sum(table.get_batch(number).num_rows for number in range(first))
 
         yield from _texts(map(table.get_batch, range(first, last)), text_column, before)
+
+
+def _is_arrow_file(file: IO[bytes]) -> bool:
+    file.seek(0)
+    is_file = file.read(len(ARROW_FILE)) == ARROW_FILE
+    file.seek(0)
+    return is_file
 
 
 def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
@@ -197,21 +241,4 @@ def _require_column(schema: pa.Schema, text_column: str) -> None:
     named_column(names, text_column)
 
 
-def named_column(names: list[str], text_column: str) -> int:
-    """The place of the column with this name.
-
-    Raises:
-        Unreadable: there is none, or several.
-    """
-    if text_column not in names:
-        columns = escaped(", ".join(names)) or "none"
-        raise Unreadable(
-            f"has no column '{text_column}' (it has {columns}); "
-            "name the one with the text in data.text_column"
-        )
-    count = names.count(text_column)
-    if count > 1:
-        raise Unreadable(
-            f"has {count} columns '{text_column}'; rename all but the one with the text"
-        )
-    return names.index(text_column)
+FORMATS = {"parquet": Parquet(), "arrow": Arrow()}

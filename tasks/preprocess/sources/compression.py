@@ -7,6 +7,7 @@ import bz2
 import gzip
 import io
 import lzma
+import zlib
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 from infini_llama.tasks.preprocess.sources.texts import Refused
 
 COMPRESSED = ("gz", "xz", "zst", "bz2")
+# Errors of what is damaged, beside an OSError without a number.
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 COMPRESSED_READ = 2**16  # bytes
 BUFFER = 2**17  # bytes
 # Arrow gives the reasons of the zstd library, and up to this size unpacks what a frame needs.

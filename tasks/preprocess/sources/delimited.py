@@ -7,20 +7,21 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from typing import IO
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.columnar import named_column
+from infini_llama.tasks.preprocess.sources.text_format import Format, Open
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Fault,
+    Span,
     Unreadable,
     are_short,
     in_batches,
+    named_column,
 )
 
 READ = 2**16  # bytes at once
@@ -30,44 +31,41 @@ HEADER_SHOWN = 100  # characters in a message
 Block = tuple[int, str]  # number of its first line, from 1, and whole lines
 # The number of each one's first line, and its fields; none of an empty line.
 Rows = tuple[Sequence[int], list[list[str]]]
-Reopen = Callable[[], AbstractContextManager[IO[bytes]]]
 TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')
 # Not at an edge, where """ begins and ends texts of some languages.
 DOUBLED = re.compile(r'[^"](?:"")+[^"]')
 
 
-def read_csv(stream: IO[bytes], text_column: str) -> Iterator[Batch]:
-    """The texts of a CSV file.
+class Csv(Format):
+    """CSV with commas. Quotes are syntax."""
 
-    Raises:
-        Unreadable: it has no such column, or a quote or character that makes no sense; the line is
-            named.
-    """
-    blocks = _of_delimiter(_blocks(stream), ",", text_column)
-    return _texts(_rows(blocks, ",", lambda: True), text_column)
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        blocks = _of_delimiter(_blocks(stream), ",", text_column)
+        return _texts(_rows(blocks, ",", lambda: True), text_column)
 
 
-def read_tsv(
-    stream: IO[bytes],
-    text_column: str,
-    reopen: Reopen,
-) -> Iterator[Batch]:
-    """The texts of a TSV file.
+class Tsv(Format):
+    """TSV. All quotes of the file are looked at, where there are some; see `quotes_are_syntax`."""
 
-    Args:
-        reopen: the stream from its beginning once more, in which all quotes are looked at where
-            there are some.
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        def are_syntax() -> bool:
+            with reopen() as again:
+                return quotes_are_syntax(_blocks(again), text_column)
 
-    Raises:
-        Unreadable: see `read_csv` and `quotes_are_syntax`.
-    """
-
-    def are_syntax() -> bool:
-        with reopen() as again:
-            return quotes_are_syntax(_blocks(again), text_column)
-
-    blocks = _of_delimiter(_blocks(stream), "\t", text_column)
-    return _texts(_rows(blocks, "\t", are_syntax), text_column)
+        blocks = _of_delimiter(_blocks(stream), "\t", text_column)
+        return _texts(_rows(blocks, "\t", are_syntax), text_column)
 
 
 def _of_delimiter(blocks: Iterator[Block], delimiter: str, text_column: str) -> Iterator[Block]:
@@ -504,3 +502,6 @@ class _Evidence:
             f"{self.either_end}, and each of these lines is a record by itself; "
             "save it as JSON lines"
         )
+
+
+FORMATS = {"csv": Csv(), "tsv": Tsv()}

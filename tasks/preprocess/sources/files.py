@@ -49,7 +49,7 @@ class File(TextInput):
 
     @property
     def is_read_by_python(self) -> bool:
-        return formats.format_of(self.path.name, self.format) in formats.BY_PYTHON
+        return formats.format_read(self.path, self.format).holds_lock
 
     def size(self) -> int:
         if isinstance(self.path, RemoteFile):

@@ -3,6 +3,7 @@
 import json
 import re
 
+from infini_llama.configs.text_formats import BY_ENDING, RECORD_ENDINGS, TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.texts import Refused, Unreadable
 
 WINDOW = 2**16  # bytes that are looked at
@@ -14,14 +15,10 @@ BEFORE_MARKUP = rb"(?:\s|<\?xml[^>]*>|<!--.*?-->)*+"
 PAGE = re.compile(BEFORE_MARKUP + rb"<(?:!doctype\s+html|html[\s>])", re.IGNORECASE | re.DOTALL)
 # Of S3, Azure and Google Cloud Storage.
 ERROR_OF_STORAGE = re.compile(BEFORE_MARKUP + rb"<Error[^>]*>\s*<Code>", re.DOTALL)
-TABLES = {
-    b"PAR1": "parquet",
-    b"ARROW1": "arrow",
-    b"\xff\xff\xff\xff": "arrow",  # a stream
-}
 JSON_OBJECT = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*+"\s*:')
 # As in train.jsonl.1, table.csv.old and train.parquet-00000-of-00001.
-FORMAT_IN_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(?![a-z0-9])")
+FORMAT_IN_NAME = re.compile(rf"\.({'|'.join(RECORD_ENDINGS)})(?![a-z0-9])")
+WORDS = {"json": "JSON", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -52,14 +49,14 @@ def refuse_page(first: bytes, ending: str, is_served_as_page: bool) -> None:
 
 
 def refuse_table(first: bytes) -> None:
-    """Refuse parquet and Arrow under the name of a text.
+    """Refuse a binary format under the name of a text.
 
     Raises:
-        Refused: it is one of them.
+        Refused: it is one.
     """
-    for begin, kind in TABLES.items():
-        if first.startswith(begin):
-            raise _other_format(kind)
+    for form in TEXT_FORMATS.values():
+        if first.startswith(form.begins_with):
+            raise _other_format(form.name)
 
 
 def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> None:
@@ -77,17 +74,15 @@ def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> No
     kind = _json_kind(first, ending, text_column) or _delimited_kind(first, text_column)
     if kind is None and ending not in PROSE:
         in_name = FORMAT_IN_NAME.search(name)
-        kind = in_name[1] if in_name else None
+        kind = BY_ENDING[in_name[1]].name if in_name else None
     if kind:
         raise _other_format(kind)
 
 
 def _other_format(kind: str) -> Refused:
-    named = "JSON lines" if kind in ("jsonl", "ndjson") else kind.upper()
-    named = kind if kind in ("parquet", "arrow") else named
     return Refused(
-        f"holds {named}, which the ending of its name does not say; rename it to end with .{kind}, "
-        f"or set data.format={'jsonl' if kind == 'ndjson' else kind} "
+        f"holds {WORDS.get(kind, kind)}, which the ending of its name does not say; "
+        f"rename it to end with .{kind}, or set data.format={kind} "
         "(data.format=txt reads it as one text)"
     )
 

@@ -4,55 +4,33 @@ Checked before the text is read: pointer to another file, archive, compression, 
 """
 
 import codecs
-import lzma
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import IO
-
-import pyarrow as pa
 
 from infini_llama.configs.errors import PASSING, DataError, PipelineError, one_line, shown_path
 from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
 from infini_llama.configs.pointers import dangling, pointer_in
-from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.columnar import (
-    arrow_sizes,
-    parquet_sizes,
-    read_arrow,
-    read_parquet,
-)
-from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, unpacked
-from infini_llama.tasks.preprocess.sources.delimited import read_csv, read_tsv
+from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS, TextFormat
+from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, DAMAGE, unpacked
 from infini_llama.tasks.preprocess.sources.first_bytes import (
     WINDOW,
     refuse_page,
     refuse_records,
     refuse_table,
 )
-from infini_llama.tasks.preprocess.sources.json_texts import read_json, read_lines
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.texts import (
-    Batch,
-    Refused,
-    Span,
-    Unreadable,
-    cut,
-    in_batches,
-)
+from infini_llama.tasks.preprocess.sources.text_format import Format
+from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable
 
 READER_VERSION = 3  # increased by a change after which the same file has other texts
-PLAIN = ("txt", "md", "rst", "py")
-DATA_FORMATS = ("json", "jsonl", "ndjson", "csv", "tsv", "parquet", "arrow")
-BINARY = ("parquet", "arrow")
-BY_PYTHON = ("json", "csv", "tsv")  # read by modules of Python, which hold its lock
 ARCHIVES = (".tar", ".tgz", ".zip")
 ARCHIVE = "is an archive; unpack it, and name its files"
 READ_AHEAD = 2**20
 BEGINNING = 64  # bytes of a text in which another encoding shows
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 PACKED = {
     b"\x1f\x8b": "gz",
     b"\xfd7zXZ\0": "xz",
@@ -71,19 +49,17 @@ MARKS = {
 }
 
 
-def format_of(name: str, form: str = "auto") -> str | None:
+def format_of(name: str, form: str = "auto") -> TextFormat | None:
     """The format by the file's name, without the compression, unless `form` says it.
 
     None for a name that says none.
     """
     if form != "auto":
-        return form
+        return TEXT_FORMATS[form]
     parts = name.lower().split(".")[1:]
     if parts and parts[-1] in COMPRESSED:
         parts.pop()
-    if parts and parts[-1] in PLAIN + DATA_FORMATS:
-        return parts[-1]
-    return None
+    return BY_ENDING.get(parts[-1]) if parts else None
 
 
 def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
@@ -91,7 +67,7 @@ def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
 
     While they are the same, equal bytes are equal texts.
     """
-    return [READER_VERSION, _format(path, form), _compression(path)]
+    return [READER_VERSION, format_read(path, form).name, _compression(path)]
 
 
 def read(
@@ -103,8 +79,7 @@ def read(
     """Every text of the file, and a Fault for each bad record, several at a time.
 
     Args:
-        form: the file's format; auto: what its name says, and a file whose name has no known ending
-            is one text.
+        form: the file's format; auto: see `format_read`.
         span: one of those that `spans` gave; None: the whole file.
 
     Raises:
@@ -115,25 +90,12 @@ def read(
         PipelineError: it cannot be read just now, which is no damage.
         OSError: the disk does not give it.
     """
-    kind = _format(path, form)
-    with _faults(path), _content(path, kind, span) as stream:
-        if form == "auto" and kind not in BINARY and not (span and span[0]):
+    kind = format_read(path, form)
+    reader = _object_of(kind)
+    with _faults(path, reader), _content(path, kind, span) as stream:
+        if form == "auto" and not kind.is_binary and not (span and span[0]):
             _refuse_other_content(stream, path, kind, text_column)
-        match kind:
-            case "jsonl" | "ndjson":
-                yield from read_lines(stream, text_column, span)
-            case "parquet":
-                yield from in_batches(read_parquet(stream, text_column, span))
-            case "arrow":
-                yield from in_batches(read_arrow(stream, text_column, span))
-            case "json":
-                yield from in_batches(read_json(stream, text_column))
-            case "csv":
-                yield from read_csv(stream, text_column)
-            case "tsv":
-                yield from read_tsv(stream, text_column, partial(_content, path, kind))
-            case _:
-                yield from in_batches(_plain(stream))
+        yield from reader.read(stream, text_column, span, partial(_content, path, kind))
 
 
 def spans(
@@ -144,8 +106,7 @@ def spans(
 ) -> list[Span] | None:
     """Ranges of about `most` bytes that a large file can be read in, found without reading it.
 
-    They are bytes of JSON lines, row groups of parquet, and record batches of an Arrow file. None:
-    the file is read from its beginning.
+    What they count is the format's. None: the file is read from its beginning.
 
     Args:
         size: bytes of the file.
@@ -153,29 +114,21 @@ def spans(
     Raises:
         Unreadable, OSError: see `read`.
     """
-    kind = _format(path, form)
     if size <= most or _compression(path):
         return None
-    if kind in ("jsonl", "ndjson"):
-        return [(first, min(first + most, size)) for first in range(0, size, most)]
-    if kind not in BINARY:
-        return None
-    with _faults(path), _opened(path) as file:
-        sizes = parquet_sizes(file) if kind == "parquet" else arrow_sizes(file)
-    ranges = list[Span]()
-    first = 0
-    together = 0
-    for number, group_size in enumerate(sizes):
-        together += group_size
-        if together >= most or number + 1 == len(sizes):
-            ranges.append((first, number + 1))
-            first = number + 1
-            together = 0
-    return ranges if len(ranges) > 1 else None
+    reader = _object_of(format_read(path, form))
+    with _faults(path, reader):
+        return reader.spans(partial(_opened, path), size, most)
 
 
-def _format(path: Path | RemoteFile, form: str) -> str:
-    return format_of(path.name, form) or "txt"
+def format_read(path: Path | RemoteFile, form: str) -> TextFormat:
+    """The format that the file is read as: one text, if its name says no other."""
+    return format_of(path.name, form) or TEXT_FORMATS["txt"]
+
+
+def _object_of(kind: TextFormat) -> Format:
+    module = import_module(f"{__package__}.{kind.module}")
+    return module.FORMATS[kind.name]
 
 
 def _compression(path: Path | RemoteFile) -> str:
@@ -184,14 +137,14 @@ def _compression(path: Path | RemoteFile) -> str:
 
 
 @contextmanager
-def _faults(path: Path | RemoteFile) -> Iterator[None]:
-    """Raise errors of readers and unpackers as Unreadable or DataError.
+def _faults(path: Path | RemoteFile, reader: Format) -> Iterator[None]:
+    """Raise errors of the reader and of unpackers as Unreadable or DataError.
 
     Those that pass are raised as PipelineError.
     """
     try:
         yield
-    except DAMAGE as error:
+    except (*DAMAGE, *reader.damage) as error:
         raise Unreadable(f"is damaged ({one_line(error)})") from None
     except OSError as error:
         # Pyarrow's and zlib's error for a bad stream has no number; errors of the disk have one.
@@ -210,7 +163,7 @@ def _faults(path: Path | RemoteFile) -> Iterator[None]:
 @contextmanager
 def _content(
     path: Path | RemoteFile,
-    form: str,
+    kind: TextFormat,
     span: Span | None = None,
 ) -> Iterator[IO[bytes]]:
     """The content of the file, unpacked, after the byte order mark of a text.
@@ -230,7 +183,7 @@ def _content(
         _refuse_pointer(file, path)
         with unpacked(file, _compression(path)) as stream:
             _refuse_pointer(stream, path)
-            if form not in BINARY:
+            if not kind.is_binary:
                 _refuse_packed(stream)
                 _skip_mark(stream)
             yield stream
@@ -272,7 +225,7 @@ def _refuse_packed(stream: IO[bytes]) -> None:
 def _refuse_other_content(
     stream: IO[bytes],
     path: Path | RemoteFile,
-    kind: str,
+    kind: TextFormat,
     text_column: str,
 ) -> None:
     """Refuse content that is not what the file's name says; see `first_bytes`."""
@@ -283,7 +236,7 @@ def _refuse_other_content(
     first = _first(stream, WINDOW)
     refuse_page(first, ending, is_served_as_page)
     refuse_table(first)
-    if kind in PLAIN:
+    if kind.is_document:
         refuse_records(first, uncompressed, ending, text_column)
 
 
@@ -306,29 +259,3 @@ def _skip_mark(stream: IO[bytes]) -> None:
 
 def _first(stream: IO[bytes], count: int) -> bytes:
     return stream.peek(count)[:count]  # type: ignore[attr-defined]
-
-
-def _plain(stream: IO[bytes]) -> Iterator[str]:
-    """The file as one text.
-
-    It is several that end at a line where it is longer than one document may be.
-    """
-    rest = b""
-    base = 0  # byte of the file
-    while True:
-        data = rest + stream.read(texts.LONGEST_DOCUMENT + 1 - len(rest))
-        end = cut(data) if len(data) > texts.LONGEST_DOCUMENT else len(data)
-        yield _decoded(data[:end], base)
-        rest = data[end:]
-        base += end
-        if not rest:
-            return
-
-
-def _decoded(data: bytes, base: int) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreadable(
-            f"is not UTF-8 (byte {base + error.start}: 0x{data[error.start]:02x})"
-        ) from None

@@ -15,9 +15,9 @@ from typing import Any
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError, portable, shown_path
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
-from infini_llama.tasks.preprocess.sources.columnar import named_column
+from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
-from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
+from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.hub import Revision, hub_files, revision_of
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
@@ -30,6 +30,7 @@ from infini_llama.tasks.preprocess.sources.texts import (
     Unreadable,
     as_text,
     in_batches,
+    named_column,
 )
 from infini_llama.tasks.records.manifest import Provenance
 
@@ -388,7 +389,7 @@ def _is_read_as_files(builder: Any, paths: list[str]) -> bool:
     if type(builder).__module__.rpartition(".")[2] not in OUR_BUILDERS:
         return False
     formats = {format_of(Path(path).name) for path in paths}
-    if not formats <= set(DATA_FORMATS):
+    if any(form is None or form.is_document for form in formats):
         return False
     config = builder.config
     default = type(config)()
@@ -397,7 +398,7 @@ def _is_read_as_files(builder: Any, paths: list[str]) -> bool:
         if is_of_reading and getattr(config, field.name) != getattr(default, field.name):
             return False
     separator = getattr(config, "sep", ",")
-    return separator == "," or (separator == "\t" and "tsv" in formats)
+    return separator == "," or (separator == "\t" and TEXT_FORMATS["tsv"] in formats)
 
 
 def _configuration(configurations: list[dict[str, Any]], name: str | None) -> dict[str, Any]:

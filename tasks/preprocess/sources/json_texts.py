@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from infini_llama.tasks.preprocess.sources import texts
+from infini_llama.tasks.preprocess.sources.text_format import Format, Open
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Fault,
@@ -30,47 +31,60 @@ LINE_END = ord("\n")
 REFUSED = (msgspec.DecodeError, ValueError, RecursionError)
 # Numbers are no text, and Python refuses to convert one of thousands of digits.
 DECODER = json.JSONDecoder(parse_int=lambda _: 0)
+BETWEEN = " \t\r\n,"  # values
 
 
-def read_json(stream: IO[bytes], text_column: str) -> TextRecords:
+class Json(Format):
     """An array of records, one record, or one after the other; decoded value by value."""
+
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        return in_batches(_texts_of_values(stream, text_column))
+
+
+def _texts_of_values(stream: IO[bytes], text_column: str) -> TextRecords:
     text = io.TextIOWrapper(stream, encoding="utf-8")
     buffer = ""
     position = 0  # in the buffer
     number = 0  # of values so far
     characters = texts.BLOCK  # to read at once
-    depth = 0
-    ended = False
-    try:
-        while True:
-            while position < len(buffer) and buffer[position] in " \t\r\n,[]":
-                if buffer[position] == "[":
-                    depth += 1
-                elif buffer[position] == "]":
-                    depth -= 1
-                position += 1
-            try:
-                decoded = _value_at(buffer, position, ended)
-            except RecursionError:
-                raise Unreadable(f"is nested too deeply after its value {number}") from None
-            if decoded is None:
-                buffer = buffer[position:]
-                position = 0
-                if ended and not buffer and depth == 0:
-                    return
-                if ended or depth not in (0, 1) or len(buffer) > texts.LONGEST_RECORD:
-                    raise Unreadable(f"is not JSON after its value {number}")
-                more = text.read(characters)
-                ended = not more
-                characters = max(texts.BLOCK, len(buffer))
-                buffer += more
-                continue
-            value, position = decoded
+    is_array = False
+    is_end = False  # of the text
+    while True:
+        allowed = BETWEEN + ("]" if is_array else "[")
+        while position < len(buffer) and buffer[position] in allowed:
+            if buffer[position] in "[]":
+                is_array = not is_array
+                allowed = BETWEEN + ("]" if is_array else "[")
+            position += 1
+        try:
+            found = _value_at(buffer, position, is_end)
+        except RecursionError:
+            raise Unreadable(f"is nested too deeply after its value {number}") from None
+        if found is not None:
+            value, position = found
             number += 1
             characters = texts.BLOCK
             yield text_of(value, text_column, f"value {number}")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+            continue
+        buffer = buffer[position:]
+        position = 0
+        if is_end and not buffer and not is_array:
+            return
+        if is_end or len(buffer) > texts.LONGEST_RECORD:
+            raise Unreadable(f"is not JSON after its value {number}")
+        try:
+            more = text.read(characters)
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"is not UTF-8 ({error.reason})") from None
+        is_end = not more
+        characters = max(texts.BLOCK, len(buffer))
+        buffer += more
 
 
 def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None:
@@ -89,25 +103,42 @@ def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None
     return None if may_continue else (value, end)  # a number may continue
 
 
-def read_lines(
+class JsonLines(Format):
+    """JSON lines. Spans are bytes: that of a line is the one with its first byte."""
+
+    def read(
+        self,
+        stream: IO[bytes],
+        text_column: str,
+        span: Span | None,
+        reopen: Open,
+    ) -> Iterator[Batch]:
+        first, last = span or (0, None)
+        if first:
+            stream.seek(first - 1)
+            _skip_line(stream)
+            first = stream.tell()
+        elif last is not None:
+            # A byte order mark was read, with which the first line begins.
+            first = min(stream.tell(), last - 1)
+        return _texts_of_lines(stream, text_column, first, last)
+
+    def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
+        return [(first, min(first + most, size)) for first in range(0, size, most)]
+
+
+def _texts_of_lines(
     stream: IO[bytes],
     text_column: str,
-    span: Span | None = None,
+    first: int,
+    last: int | None,
 ) -> Iterator[Batch]:
-    """The records of lines of JSON, about a megabyte of lines at a time.
+    """The records of lines, about a megabyte of lines at a time.
 
     Args:
-        span: only the lines that begin in these bytes of a seekable stream; two spans that meet
-            share no line and lose none.
+        first: byte at which the stream stands.
+        last: the byte before which the last line begins; None: the end.
     """
-    first, last = span or (0, None)
-    if first:
-        stream.seek(first - 1)
-        _skip_line(stream)
-        first = stream.tell()
-    elif last is not None:
-        # A byte order mark was read, with which the first line begins.
-        first = min(stream.tell(), last - 1)
     number = 0  # of lines from `first` on
     for block in _whole_lines(stream, first, last):
         if isinstance(block, int):
@@ -242,3 +273,6 @@ def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fau
         return Fault(f"has a {name()} that is not JSON")
     text = text_of(value, text_column, "this line")
     return text if isinstance(text, str) else text_of(value, text_column, name())
+
+
+FORMATS = {"json": Json(), "jsonl": JsonLines()}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
 from infini_llama.configs.reading import expanded
-from infini_llama.tasks.preprocess.sources.formats import DATA_FORMATS, format_of
+from infini_llama.configs.text_formats import BY_ENDING
+from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
 from infini_llama.tasks.storage.files import OF_SYSTEMS
 
@@ -172,7 +173,7 @@ def matching_files(
 def _nothing_matches(pattern: str, key: str, is_folder: bool) -> DataError:
     where = "" if is_remote(pattern) else f" (looked from {Path.cwd()})"
     if is_folder:
-        where = f" (the folder holds no txt, md, {', '.join(DATA_FORMATS)} file)"
+        where = f" (the folder holds no {', '.join(BY_ENDING)} file)"
     return DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
 
 

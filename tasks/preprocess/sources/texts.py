@@ -142,3 +142,23 @@ def as_text(value: Any, place: str) -> str | Fault:
         except UnicodeEncodeError:
             return Fault(f"has half a character (a lone surrogate) in {place}")
     return value
+
+
+def named_column(names: list[str], text_column: str) -> int:
+    """The place of the column with this name.
+
+    Raises:
+        Unreadable: there is none, or several.
+    """
+    if text_column not in names:
+        columns = escaped(", ".join(names)) or "none"
+        raise Unreadable(
+            f"has no column '{text_column}' (it has {columns}); "
+            "name the one with the text in data.text_column"
+        )
+    count = names.count(text_column)
+    if count > 1:
+        raise Unreadable(
+            f"has {count} columns '{text_column}'; rename all but the one with the text"
+        )
+    return names.index(text_column)

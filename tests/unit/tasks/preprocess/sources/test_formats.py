@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.text_formats import DOCUMENT_ENDINGS
 from infini_llama.tasks.preprocess.sources import compression, formats, json_texts
 from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
@@ -358,7 +359,7 @@ MARK = "\ufeff"
 )
 def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_path, form, ending):
     texts = [f"first {MARK}", f"{MARK}second"]
-    data = "\n".join(texts).encode() if form in formats.PLAIN else encoded(form, texts)
+    data = "\n".join(texts).encode() if form in DOCUMENT_ENDINGS else encoded(form, texts)
     plain = list(read(compressed(data, tmp_path, f"plain.{form}{ending}"), "text"))
     marked = list(
         read(compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text")

@@ -66,7 +66,7 @@ FILES = {
         parquet("x").replace(b"text", b"body"),
         "has no column 'text' (it has body)",
     ),
-    "deep.json": (b"[" * 200_000, "is not JSON after its value 0"),
+    "deep.json": (b"[" * 200_000, "is nested too deeply after its value 0"),
     "deep-and-whole.json": (
         b'{"text": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
         "is nested too deeply after its value 0",
@@ -120,6 +120,7 @@ RECORDS = {
         2,
     ),
     "struct.parquet": (parquet({"a": 1}), "has dict instead of text in row 1", 0, 1),
+    "arrays.json": (b'[["a"], ["b"]]', "has list instead of text in value 1", 0, 2),
     "deep.jsonl": (
         GOOD + b'{"text": ' + b"[" * 10**5 + b"\n",
         "has a line 2 that is nested too deeply",

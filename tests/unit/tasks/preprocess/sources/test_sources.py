@@ -7,6 +7,7 @@ import pytest
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.sources import describe, inputs_of
@@ -118,7 +119,7 @@ def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monk
     assert Corpus(data, tmp_path / "home").recall()
     for name, value in (
         ("READER_VERSION", 0),
-        ("DATA_FORMATS", (*formats.DATA_FORMATS, "log")),
+        ("BY_ENDING", formats.BY_ENDING | {"log": TEXT_FORMATS["csv"]}),
         ("COMPRESSED", ("log",)),
     ):
         with monkeypatch.context() as patch:
