@@ -23,6 +23,7 @@ STDLIB = "python-stdlib"
 HUB = "huggingface"
 PASSKEY = "passkey"
 PASSKEY_IN_FILES = "passkey with filler: files"
+NOT_STATED = "not stated"  # license
 HELD_OUT = ("validation_files", "validation_split")
 
 
@@ -209,7 +210,7 @@ class SourceConfig(TextConfig):
         "weight, every sequence is used once per epoch.",
     )
     license: str = free(
-        default="not stated",
+        default=NOT_STATED,
         description="License of the text, recorded in the manifest.",
         min_length=1,
     )

@@ -171,7 +171,7 @@ def _write_tokens(
         if content.has_document_bytes:
             sizes = document_bytes(units, selection, SPLIT)
             save_array(new / document_bytes_file(SPLIT), sizes)
-        meta = DatasetMeta(source="files", files=tuple(patterns), infini_llama=_version())
+        meta = DatasetMeta(infini_llama=_version())
         checksums = {shard.file: shard.checksum for shard in written.shards}
         commit(new, dataset, "dataset", meta.to_json(), content.to_json(), checksums)
 

@@ -231,7 +231,7 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
     Raises:
         ConfigError: there is none.
     """
-    sources = read_dataset(dataset).meta.sources
+    sources = read_dataset(dataset).meta.provenance.sources
     made = {source.name for source in sources if source.source == "passkey"}
     rows = np.arange(len(reader), dtype=np.int64)
     if reader.sources:  # rows stand in the order of their sources

@@ -397,7 +397,7 @@ class Preparation:
                     spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
-                **describe(self.data).to_json(),  # pyright: ignore[reportArgumentType]
+                provenance=describe(self.data),
                 key=planned.key,
                 data=self.data.model_dump(mode="json"),
                 left_out=left_out,

@@ -252,37 +252,39 @@ class EngineChoice(Record):
     refused: dict[str, str]
 
 
-class Provenance(MetaRecord):
-    """The origin of text.
-
-    Which fields are given depends on `source`; `weight` and `name` only within `sources`.
+class Origin(MetaRecord):
+    """The origin of one source's text, beside the keys of its section, which are in `DatasetMeta`.
 
     Attributes:
-        revision: commit of a Hub dataset, or what was requested where the Hub was not reached.
-        form, filler: of `source: passkey`.
+        source: value of the key of this name.
+        name: of the source in data.sources; "" for the section `data`.
+        facts: what the source states of its text, by its own names.
         loss_on: "answer" where only the labels of answers count.
     """
 
+    source: str
+    license: str
     name: str = ""
-    source: str = ""
-    files: tuple[str, ...] = ()
-    python: str = ""
-    dataset: str = ""
-    dataset_config: str | None = None
-    dataset_split: str = ""
-    revision: str | None = None
-    validation_split: str | None = None
-    documents: int = 0
-    repetitions: int = 0
-    form: str = "passkey"
-    filler: str = "repeated"
-    loss_on: str = "all"
-    sources: "tuple[Provenance, ...]" = ()
-    license: str = ""
     weight: float | None = None
+    loss_on: str = "all"
+    facts: dict[str, str] = Field(default_factory=dict)
 
 
-class DatasetMeta(Provenance):
+class Provenance(Record):
+    """The origin of text: of each source, in the order of names."""
+
+    sources: tuple[Origin, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.sources[0].source if len(self.sources) == 1 else "mixture"
+
+    @property
+    def license(self) -> str:
+        return "; ".join(sorted({source.license for source in self.sources}))
+
+
+class DatasetMeta(MetaRecord):
     """Provenance of the token level.
 
     Attributes:
@@ -294,6 +296,7 @@ class DatasetMeta(Provenance):
         spelled_special_tokens: that sampled documents spell, and that are text.
     """
 
+    provenance: Provenance = Provenance()
     key: str = ""
     data: dict[str, Any] = Field(default_factory=dict)
     left_out: LeftOut = LeftOut()

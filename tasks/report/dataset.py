@@ -46,7 +46,7 @@ from infini_llama.tasks.records.manifest import (
     DatasetContent,
     Inexpressible,
     LeftOut,
-    Provenance,
+    Origin,
     SourceStats,
     SplitContent,
 )
@@ -86,8 +86,8 @@ def describe(path: Path) -> DatasetSummary:
         path=str(path),
         digest=manifest.digest,
         created=manifest.created,
-        source=meta.source,
-        license=meta.license,
+        source=meta.provenance.source,
+        license=meta.provenance.license,
         vocab_size=content.vocab_size,
         dtype=content.dtype,
         bytes_on_disk=sum(file.size for file in manifest.files.values()),
@@ -102,8 +102,8 @@ def describe(path: Path) -> DatasetSummary:
     )
     if meta.workers:
         summary = changed(summary, workers=meta.workers)
-    if meta.sources:
-        summary = changed(summary, sources=_sources(meta.sources, content))
+    if content.train.sources:
+        summary = changed(summary, sources=_sources(meta.provenance.sources, content))
     return summary
 
 
@@ -113,7 +113,7 @@ def built(created: str, workers: Choice | None) -> str:
 
 
 def _sources(
-    sources: Iterable[Provenance],
+    sources: Iterable[Origin],
     content: DatasetContent,
 ) -> dict[str, SourceSummary]:
     """Each of several sources by name."""

@@ -68,8 +68,8 @@ def dataset_ref(
         train=stats("train"),
         validation=stats("validation"),
         text=TextSummary(
-            source=tokens.meta.source,
-            license=tokens.meta.license,
+            source=tokens.meta.provenance.source,
+            license=tokens.meta.provenance.license,
             left_out=tokens.meta.left_out,
         ),
         curriculum=tuple(map(table_ref, curriculum)),

@@ -11,7 +11,6 @@ from infini_llama.tasks.preprocess.sources.patterns import NotText, RealPaths, m
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
 from infini_llama.tasks.preprocess.sources.texts import Batch, Span, Stamp
-from infini_llama.tasks.records.manifest import Provenance
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,6 @@ class Files(Source):
     def inputs(self, not_text: NotText) -> Inputs:
         training = matching(self, self.section.files, "files", not_text)
         return with_validation_files(self, training, not_text)
-
-    def provenance(self) -> Provenance:
-        return Provenance(
-            source="files",
-            files=tuple(self.section.files),
-            license="not stated",
-        )
 
 
 def named_files(

@@ -32,7 +32,6 @@ from infini_llama.tasks.preprocess.sources.texts import (
     in_batches,
     named_column,
 )
-from infini_llama.tasks.records.manifest import Provenance
 
 AT_ONCE = 256  # rows
 # Builders of `datasets` for files of our formats. Not `text`: its documents are lines.
@@ -74,17 +73,9 @@ class HuggingFace(Source):
         splits = [self._inputs_of(builder, name) for name in names.values()]
         return Inputs(splits[0], [*chain.from_iterable(splits[1:])])
 
-    def provenance(self) -> Provenance:
-        section = self.section
-        return Provenance(
-            source="huggingface",
-            dataset=section.dataset,
-            dataset_config=section.dataset_config,
-            dataset_split=section.dataset_split,
-            revision=self._revision().commit,
-            validation_split=section.validation_split,
-            license="not stated",
-        )
+    def facts(self) -> dict[str, str]:
+        commit = self._revision().commit
+        return {"revision": commit} if commit else {}
 
     def _revision(self) -> Revision:
         return revision_of(self.section.dataset, self.section.revision)

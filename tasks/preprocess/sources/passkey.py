@@ -20,7 +20,6 @@ from infini_llama.tasks.preprocess.sources.texts import (
     Unreadable,
     in_batches,
 )
-from infini_llama.tasks.records.manifest import Provenance
 
 HEAD = "There is an important number hidden in a lot of other text. Find it and remember it."
 FILLER = (
@@ -242,6 +241,8 @@ class MadeTexts(TextInput):
 class Passkey(Source):
     """The texts that data.passkey describes."""
 
+    license = "none: made by this program"
+
     def inputs(self, not_text: NotText) -> Inputs:
         made = PasskeyTexts(**self.section.passkey.model_dump())
         filler = list[File]()
@@ -255,18 +256,6 @@ class Passkey(Source):
             key=f"{self.place}.passkey",
         )
         return Inputs(training=[texts], validation=[])
-
-    def provenance(self) -> Provenance:
-        settings = self.section.passkey
-        made = settings.model_dump(include={"documents", "repetitions"})
-        made |= settings.model_dump(include={"form", "filler"}, exclude_defaults=True)
-        if settings.filler == "files":
-            made["files"] = tuple(self.section.files)
-        return Provenance(
-            source="passkey",
-            **made,
-            license="none: made by this program",
-        )
 
 
 SOURCE = Passkey

@@ -9,7 +9,6 @@ from pathlib import Path
 from infini_llama.tasks.preprocess.sources.files import named_files, with_validation_files
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source
-from infini_llama.tasks.records.manifest import Provenance
 
 # Not the standard library's own, its tests (some of them not UTF-8 on purpose), and character
 # tables, which are data.
@@ -27,15 +26,13 @@ SKIPPED = {
 class PythonStdlib(Source):
     """The standard library; data.validation_files are held out."""
 
+    license = "PSF-2.0"
+
     def inputs(self, not_text: NotText) -> Inputs:
         return with_validation_files(self, named_files(self, standard_library(), "files"), not_text)
 
-    def provenance(self) -> Provenance:
-        return Provenance(
-            source="python-stdlib",
-            python=platform.python_version(),
-            license="PSF-2.0",
-        )
+    def facts(self) -> dict[str, str]:
+        return {"python": platform.python_version()}
 
 
 def standard_library() -> Iterator[tuple[Path, str]]:

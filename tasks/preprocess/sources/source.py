@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.configs.schema.sources import NOT_STATED, TextConfig
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
@@ -20,7 +20,6 @@ from infini_llama.tasks.preprocess.sources.texts import (
     TextRecords,
     Unreadable,
 )
-from infini_llama.tasks.records.manifest import Provenance
 
 
 class TextInput(ABC):
@@ -125,7 +124,12 @@ class Source(ABC):
     Args:
         section: whose `source` is this one.
         place: key of the section.
+
+    Attributes:
+        license: of the text, where the section states none.
     """
+
+    license = NOT_STATED
 
     def __init__(self, section: TextConfig, place: str) -> None:
         self.section = section
@@ -144,6 +148,6 @@ class Source(ABC):
             PipelineError: it is elsewhere, and is not reached.
         """
 
-    @abstractmethod
-    def provenance(self) -> Provenance:
-        """The origin of the text, for the manifest."""
+    def facts(self) -> dict[str, str]:
+        """Facts of the text that its section does not state, for the manifest."""
+        return {}

@@ -5,10 +5,10 @@ from importlib import import_module
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.runtime import default_home
-from infini_llama.configs.schema.sources import SourceConfig, TextConfig
+from infini_llama.configs.schema.sources import NOT_STATED, SourceConfig, TextConfig
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source
-from infini_llama.tasks.records.manifest import Provenance
+from infini_llama.tasks.records.manifest import Origin, Provenance
 
 
 def sections(data: DataConfig) -> dict[str, TextConfig]:
@@ -16,11 +16,8 @@ def sections(data: DataConfig) -> dict[str, TextConfig]:
 
     It is `data` itself, or each of data.sources by its name, in the order of names.
     """
-    return {source.name: source for source in _by_name(data)} or {"": data}
-
-
-def _by_name(data: DataConfig) -> list[SourceConfig]:
-    return sorted(data.sources, key=lambda source: source.name)
+    by_name = sorted(data.sources, key=lambda source: source.name)
+    return {source.name: source for source in by_name} or {"": data}
 
 
 def source_of(section: TextConfig, name: str = "") -> Source:
@@ -49,30 +46,20 @@ def inputs_of(section: TextConfig, name: str = "", not_text: NotText | None = No
 
 
 def describe(data: DataConfig) -> Provenance:
-    """Provenance of the source or sources, for the manifest."""
-    if not data.sources:
-        return _provenance(data)
-    sources = []
-    for source in _by_name(data):
-        provenance = _provenance(source)
-        license = source.license if source.license != "not stated" else provenance.license
-        of_source = changed(
-            provenance,
-            name=source.name,
-            weight=source.weight,
-            license=license,
+    """The origin of the text, for the manifest."""
+    origins = list[Origin]()
+    for name, section in sections(data).items():
+        source = source_of(section, name)
+        origin = Origin(
+            source=section.source,
+            name=name,
+            license=source.license,
+            loss_on=section.loss_on,
+            facts=source.facts(),
         )
-        sources.append(of_source)
-    licenses = sorted({source.license for source in sources})
-    return Provenance(
-        source="mixture",
-        sources=tuple(sources),
-        license="; ".join(licenses),
-    )
-
-
-def _provenance(section: TextConfig) -> Provenance:
-    provenance = source_of(section).provenance()
-    if section.loss_on == "all":
-        return provenance
-    return changed(provenance, loss_on=section.loss_on)
+        if isinstance(section, SourceConfig):
+            origin = changed(origin, weight=section.weight)
+            if section.license != NOT_STATED:
+                origin = changed(origin, license=section.license)
+        origins.append(origin)
+    return Provenance(sources=tuple(origins))

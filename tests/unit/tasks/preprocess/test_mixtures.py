@@ -110,7 +110,9 @@ def test_every_document_has_its_source_on_record(mixture, sources, tmp_path):
             assert is_digits(values[None], table)[0] == (shard.source == "numbers")
         assert [source.name for source in content.sources] == ["numbers", "prose"]
         assert sum(source.bytes for source in content.sources) == content.bytes
-    assert [(source.name, source.weight, source.license) for source in manifest.meta.sources] == [
+    assert [
+        (source.name, source.weight, source.license) for source in manifest.meta.provenance.sources
+    ] == [
         ("numbers", 1, "not stated"),
         ("prose", 3, "CC0-1.0"),
     ]
@@ -235,7 +237,9 @@ def test_a_report_names_a_source_without_text(mixture, tmp_path):
     folder = tmp_path / preprocess(mixture(), tmp_path).path
     content = read_dataset(folder).content
     train = changed(content.train, sources=content.train.sources[1:])
-    summaries = _sources(read_dataset(folder).meta.sources, changed(content, train=train))
+    summaries = _sources(
+        read_dataset(folder).meta.provenance.sources, changed(content, train=train)
+    )
     assert [summaries[name].documents > 0 for name in ("numbers", "prose")] == [False, True]
 
 

@@ -242,7 +242,8 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
     }
     reference = preprocess(data(**given), tmp_path)
     assert (
-        read_dataset(tmp_path / reference.path).meta.revision == commit
+        read_dataset(tmp_path / reference.path).meta.provenance.sources[0].facts
+        == {"revision": commit}
         and read[0].revision.commit == commit
     )
     before = len(read)
