@@ -16,6 +16,7 @@ from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_so
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files
 from infini_llama.tasks.preprocess.sources.sources import sections
+from infini_llama.tasks.preprocess.stage import log_left_out
 from infini_llama.tasks.preprocess.tokens.dataset import (
     SourceUnit,
     describe_split,
@@ -151,6 +152,7 @@ def _write_tokens(
     names = corpus.units_by_source()[0].validation
     units = [SourceUnit("", open_unit(recipe, name), has_loss_mask) for name in names]
     selection = select([unit.unit for unit in units], reading.data.deduplicate)
+    log_left_out(corpus.left_out(selection.duplicates, selection.also_validation))
     with staged(dataset) as new:
         size = tokenizer.get_vocab_size()
         written = write_splits(units, selection, new, size, has_loss_mask)[SPLIT]

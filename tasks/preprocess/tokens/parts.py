@@ -17,6 +17,7 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space
+from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable
@@ -198,6 +199,11 @@ def parts_of(
             end_run()
     end_run()
     return parts
+
+
+def _rule_key(rule: AnswerTargets | None) -> JsonObject | None:
+    """What tells a rule of targets from others, also from one of another class."""
+    return None if rule is None else {"rule": type(rule).__name__} | asdict(rule)
 
 
 def _spans(file: TextInput) -> list[Span] | None:
@@ -445,7 +451,7 @@ class PartReports:
             self.filters.min_length,
             self.filters.skip_bad,
             part.held_out_share,
-            None if part.targets is None else asdict(part.targets),
+            _rule_key(part.targets),
             part.span,
             files,
         ]

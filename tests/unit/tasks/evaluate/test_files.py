@@ -60,7 +60,7 @@ def test_a_runs_own_held_out_files_are_measured_as_its_split(
     assert own.model.tokens > 20 and own.model.bytes > 20
 
 
-def test_filters_duplicates_and_columns_are_those_of_the_run(make_run, tmp_path):
+def test_filters_duplicates_and_columns_are_those_of_the_run(make_run, tmp_path, caplog):
     held_out = write_texts(tmp_path / "body.jsonl", 12, seed=2, column="body")
     lines = (tmp_path / "body.jsonl").read_text()
     (tmp_path / "body.jsonl").write_text(f"{lines}\n{lines}\n" + '{"body": "short"}\n{"body": 3}\n')
@@ -73,7 +73,12 @@ def test_filters_duplicates_and_columns_are_those_of_the_run(make_run, tmp_path)
         deduplicate=True,
         on_bad_input="skip",
     )
-    assert evaluate_files(run, [held_out]).model == evaluate(run).model
+    own = evaluate(run).model
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert evaluate_files(run, [held_out]).model == own
+    (counts,) = [line for line in caplog.messages if "records read" in line]
+    assert "body.jsonl" in counts, "what was left out is said, and where"
     with pytest.raises(DataError, match="no tokens"):
         evaluate_files(run, [str(tmp_path / "held.jsonl")])
 
