@@ -18,6 +18,12 @@ ERROR_OF_STORAGE = re.compile(BEFORE_MARKUP + rb"<Error[^>]*>\s*<Code>", re.DOTA
 JSON_OBJECT = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*+"\s*:')
 # As in train.jsonl.1, table.csv.old and train.parquet-00000-of-00001.
 FORMAT_IN_NAME = re.compile(rf"\.({'|'.join(RECORD_ENDINGS)})(?![a-z0-9])")
+# Of documents whose text other programs extract.
+DOCUMENTS = {
+    b"%PDF-": "a PDF",
+    rb"{\rtf": "RTF",
+    b"\xd0\xcf\x11\xe0": "a document of an old Office program",
+}
 WORDS = {"json": "JSON", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -48,15 +54,19 @@ def refuse_page(first: bytes, ending: str, is_served_as_page: bool) -> None:
         )
 
 
-def refuse_table(first: bytes) -> None:
-    """Refuse a binary format under the name of a text.
+def refuse_binary(first: bytes) -> None:
+    """Refuse a table in a binary format, or a formatted document, under the name of a text.
 
     Raises:
-        Refused: it is one.
+        Refused: it is a table.
+        Unreadable: it is a formatted document.
     """
     for form in TEXT_FORMATS.values():
         if first.startswith(form.begins_with):
             raise _other_format(form.name)
+    for begin, kind in DOCUMENTS.items():
+        if first.startswith(begin):
+            raise Unreadable(f"is {kind}, not text; extract its text into a file")
 
 
 def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> None:
@@ -80,10 +90,10 @@ def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> No
 
 
 def _other_format(kind: str) -> Refused:
+    as_text = "" if TEXT_FORMATS[kind].is_binary else " (data.format=txt reads it as one text)"
     return Refused(
         f"holds {WORDS.get(kind, kind)}, which the ending of its name does not say; "
-        f"rename it to end with .{kind}, or set data.format={kind} "
-        "(data.format=txt reads it as one text)"
+        f"rename it to end with .{kind}, or set data.format={kind}{as_text}"
     )
 
 

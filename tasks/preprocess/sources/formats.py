@@ -18,9 +18,9 @@ from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS, TextForma
 from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, DAMAGE, unpacked
 from infini_llama.tasks.preprocess.sources.first_bytes import (
     WINDOW,
+    refuse_binary,
     refuse_page,
     refuse_records,
-    refuse_table,
 )
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.text_format import Format
@@ -235,7 +235,7 @@ def _refuse_other_content(
     is_served_as_page = isinstance(path, RemoteFile) and path.is_page
     first = _first(stream, WINDOW)
     refuse_page(first, ending, is_served_as_page)
-    refuse_table(first)
+    refuse_binary(first)
     if kind.is_document:
         refuse_records(first, uncompressed, ending, text_column)
 

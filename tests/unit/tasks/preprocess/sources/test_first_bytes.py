@@ -41,9 +41,12 @@ def documents(path: Path, form: str = "auto", text_column: str = "text") -> list
         (b'<?xml version="1.0"?>\n' + PAGE, "is a web page"),
         (DENIED, "is an error of an object store as XML"),
         (b"<Error xmlns='x'><Code>NoSuchKey</Code>", "is an error of an object store as XML"),
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "is a PDF, not text"),
+        (rb"{\rtf1\ansi\deff0 The river\par}", "is RTF, not text"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 river", "is a document of an old Office program"),
     ],
 )
-def test_a_page_in_place_of_a_text_is_refused(
+def test_a_page_or_formatted_document_in_place_of_a_text_is_refused(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     path = tmp_path / name
