@@ -1,4 +1,4 @@
-"""Between this model and Hugging Face's: configurations and state dicts, as plain dicts, both ways.
+"""Conversion of configurations and state dicts from and to Hugging Face's, as plain dicts.
 
 A model that Hugging Face's LlamaForCausalLM can express becomes one of those ("llama"). Any other,
 so also one with Infini-attention, keeps its whole LlamaConfig under one key of a configuration of

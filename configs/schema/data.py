@@ -1,4 +1,4 @@
-"""How text becomes tokens and rows, and how much of that is checked."""
+"""The sections `data` and `verify`: tokens and rows from text, and how much of that is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How text becomes tokens."""
+"""The section `data.tokenizer`: a tokenizer that is trained on the text, or a given one."""
 
 from __future__ import annotations
 

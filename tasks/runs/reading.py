@@ -1,4 +1,4 @@
-"""How a run reads text: where from, what of it has a target, and how it becomes IDs."""
+"""Reading of text for a run: its places, its targets, and its token IDs."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How far the intervals in minutes are, where an attempt starts: they count over the whole run."""
+"""Progress of intervals in minutes at the start of an attempt: they count over the whole run."""
 
 from infini_llama.configs.durations import duration
 from infini_llama.configs.schema import TrainingConfig

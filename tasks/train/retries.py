@@ -1,4 +1,4 @@
-"""Whether and when the caller of the stage, Prefect or `pipeline.run`, enters it again."""
+"""Decision whether and when the caller of the stage, Prefect or `pipeline.run`, enters it again."""
 
 import logging
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, where data.format is auto and its name says something else."""
+"""Recognition of a file by its first bytes, for `data.format: auto` and a name that misleads."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which tokens count in the loss: spans of a document's bytes, and the tokens that they become.
+"""Targets of the loss: spans of a document's bytes, and the tokens that they become.
 
 A rule gives the spans of a text (`AnswerTargets`). `encode_spans` is the only place that turns
 spans into tokens; what follows it has a bit per token.

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what is in it, and saving while training continues.
+"""Checkpoints of a rank: when one is due, its content, and saving while training continues.
 
 The state is copied, and a thread commits the copy.
 """

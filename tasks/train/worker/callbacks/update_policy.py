@@ -1,7 +1,4 @@
-"""Which updates are skipped (not finite, or a loss spike), when too many are, and the loss scale.
-
-The loss scale is that of fp16.
-"""
+"""Policy of updates: the skipped ones (not finite, or a loss spike), and the loss scale of fp16."""
 
 import logging
 from collections.abc import Callable

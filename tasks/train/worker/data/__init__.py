@@ -1,1 +1,1 @@
-"""Which rows of the dataset a rank sees at a step."""
+"""Rows of the dataset that a rank sees at a step."""

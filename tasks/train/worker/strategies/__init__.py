@@ -1,1 +1,1 @@
-"""How a model is distributed over the ranks."""
+"""Strategies that distribute a model over the ranks, and optimizers."""
