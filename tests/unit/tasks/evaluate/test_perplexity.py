@@ -1,6 +1,5 @@
 """Losses of text, against what training itself measures and against one forward pass over everything."""
 
-import json
 import math
 
 import numpy as np
@@ -97,19 +96,6 @@ def test_unreadable_files_are_named(run_of, tmp_path):
         evaluate_files(folder, [str(tmp_path / "empty.txt")])
     with pytest.raises(DataError, match=r"--files: .*nothing\.txt"):
         evaluate_files(folder, [str(tmp_path / "nothing.txt")])
-
-
-def test_files_are_read_by_the_runs_own_column(run_of, tmp_path):
-    text = "the cat sat on the mat, and then the cat sat again. "
-    for column in ("text", "content"):
-        (tmp_path / f"{column}.jsonl").write_text(json.dumps({column: text}) + "\n")
-    folder, _ = run_of()
-    expected = evaluate_files(folder, [str(tmp_path / "text.jsonl")]).model
-    run = RunFolder(folder)
-    run.write_config(
-        (run.read_config() or {}) | {"data": {"text_column": "content", "files": ["content.jsonl"]}}
-    )
-    assert evaluate_files(folder, [str(tmp_path / "content.jsonl")]).model == expected
 
 
 def test_measured_values_are_on_the_page_of_the_run(run_of, read_page):
