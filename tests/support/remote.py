@@ -69,6 +69,7 @@ class WebServer(ThreadingHTTPServer):
     Attributes:
         faults: of the next requests for content, one each: "503", "cut", "slow"; 403 or 404 forever where `always` has it.
         asked: bytes that were sent, by path.
+        content_type: of each file.
     """
 
     daemon_threads = True
@@ -78,6 +79,7 @@ class WebServer(ThreadingHTTPServer):
         self.root, self.ranges = root, ranges
         self.faults: list[str] = []
         self.always = ""
+        self.content_type = "application/octet-stream"
         self.sent: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -129,9 +131,7 @@ class Handler(BaseHTTPRequestHandler):
             else None
         )
         self.send_response(206 if asked else 200)
-        self.send_header(
-            "Content-Type", "text/html" if path.is_dir() else "application/octet-stream"
-        )
+        self.send_header("Content-Type", "text/html" if path.is_dir() else self.server.content_type)
         self.send_header("ETag", f'"{blake3(body).hexdigest()}"')
         if asked:
             first, last = int(asked[1]), min(int(asked[2]) + 1, len(body))

@@ -17,6 +17,7 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
+from infini_llama.tasks.preprocess.sources.folders import refuse_table, table_of
 from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.hub import Revision, hub_files, revision_of
 from infini_llama.tasks.preprocess.sources.patterns import NotText
@@ -61,6 +62,8 @@ class HuggingFace(Source):
             splits = [[self._split(name)] for name in names.values()]
             return Inputs(splits[0], [*chain.from_iterable(splits[1:])])
         if folder.is_dir():
+            paths = [str(path) for path in folder.rglob("[!.]*.*")]
+            refuse_table(table_of(paths), f"{self.place}.dataset: '{section.dataset}'")
             _refuse_pointers(folder)
         builder = self._builder()
         files: dict[str, list[str]] = builder.config.data_files or {}

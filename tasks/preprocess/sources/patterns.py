@@ -3,20 +3,27 @@
 A name is relative, so that it is the same everywhere.
 """
 # Of thousands of files; the functions of Path take several times as long:
-# ruff: noqa: PTH110, PTH113, PTH114, PTH118
+# ruff: noqa: PTH100, PTH110, PTH113, PTH114, PTH118, PTH120
 
 import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import BY_ENDING
+from infini_llama.tasks.preprocess.sources.folders import WrittenFolders, refuse_table, table_of
 from infini_llama.tasks.preprocess.sources.formats import format_of
-from infini_llama.tasks.preprocess.sources.remote import RemoteFile, is_remote, matching
+from infini_llama.tasks.preprocess.sources.remote import (
+    RemoteFile,
+    filesystem,
+    is_remote,
+    matching,
+    tried,
+)
 from infini_llama.tasks.storage.files import OF_SYSTEMS
 
 # Files of `datasets`, beside the data.
@@ -59,8 +66,9 @@ class NotText:
 
     These are those of this program, and those whose names say that they are no text.
 
-    What lies below the home folder is this program's. A pattern that begins there names text of the
-    user's; then only what the program has written is left out.
+    What lies below the home folder is this program's, and what it has written elsewhere. A pattern
+    that begins in the home folder names text of the user's; then only what the program has written
+    is left out.
 
     Args:
         places: further files, folders and URLs of a run, and what each of them is.
@@ -85,6 +93,7 @@ class NotText:
             for place, name in named.items()
         }
         self.home = os.path.realpath(home)
+        self.folders = WrittenFolders()
         self.own: dict[str | RemoteFile, str] = {}
         self.others = Counter[str]()
 
@@ -94,7 +103,7 @@ class NotText:
         None: it may be text.
 
         Args:
-            real: its path, see `RealPaths`.
+            real: its path, see `RealPaths`; of a folder, with a slash at its end.
             begin: the same of the file or folder where the pattern begins.
         """
         path = real.url if isinstance(real, RemoteFile) else real
@@ -103,7 +112,10 @@ class NotText:
                 return name
         if _is_in(path, self.home) and not _is_in(begin, self.home):
             return self.below_home
-        return None
+        if isinstance(real, RemoteFile):
+            return None
+        kind = self.folders.kind_of(os.path.dirname(path))
+        return f"{kind} elsewhere" if kind else None
 
     def count_other(self, name: str) -> None:
         """Count a file that is no text by the ending of its name."""
@@ -152,6 +164,7 @@ def matching_files(
         if not files:
             raise _nothing_matches(pattern, key, folder)
         named = [(path, name, real.of(path)) for path, name in files]
+        refuse_table(_table_of(files), f"{key}: '{shown_url(pattern)}'")
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
         if None not in own.values():
             places = " and ".join(sorted({str(name) for name in own.values()}))
@@ -168,6 +181,24 @@ def matching_files(
                 yield path, name
             else:
                 not_text.own[place] = own_place
+
+
+def _table_of(files: Sequence[tuple[Path | RemoteFile, str]]) -> str | None:
+    """The table with a log of versions that the files belong to; of remote ones the first file."""
+    first, name = files[0]
+    if not isinstance(first, RemoteFile):
+        return table_of(os.path.abspath(path) for path, _ in files)
+    if first.url.startswith("http"):
+        return None
+    remote, path = filesystem(first.url)
+
+    def matching(pattern: str) -> list[str]:
+        try:
+            return tried(first.url, lambda: remote.glob(pattern))
+        except (FileNotFoundError, PermissionError):
+            return []
+
+    return table_of([path], matching, levels=name.count("/") + 2)
 
 
 def _nothing_matches(pattern: str, key: str, is_folder: bool) -> DataError:
@@ -336,7 +367,7 @@ def _folders(
     begin = os.path.realpath(root)
 
     def refuse(error: OSError) -> None:
-        if not_text.place_of(os.path.realpath(error.filename), begin) is None:
+        if not_text.place_of(os.path.join(os.path.realpath(error.filename), ""), begin) is None:
             fault = f"{shown_path(error.filename)} cannot be read ({error.strerror})"
             raise DataError(f"{fault}; repair it, or remove it from {key}.")
 
@@ -350,7 +381,7 @@ def _folders(
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in OF_SYSTEMS
         )
-        yield folder, files, not_text.place_of(real, begin) is not None
+        yield folder, files, not_text.place_of(os.path.join(real, ""), begin) is not None
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -170,6 +170,23 @@ def test_a_pointer_elsewhere_is_refused(folder, web):
         survey(DataConfig(files=[f"{web.url}/text/deep/.pointer.jsonl"], on_bad_input="skip"))
 
 
+@pytest.mark.parametrize("content_type", ["text/html", "text/html; charset=utf-8"])
+def test_what_a_server_calls_a_page_is_one_if_it_begins_with_a_tag(folder, web, content_type):
+    web.content_type = content_type
+    place = folder.parent / "pages"
+    place.mkdir(exist_ok=True)
+    (place / "sign-in.txt").write_text("\n<div>You have to sign in.</div>\n")
+    (place / "plain.txt").write_text("Some servers say so of every file.\n")
+    (place / "page.html").write_text("<div>Text of its own.</div>\n")
+    with pytest.raises(DataError, match=r"sign-in\.txt is a web page"):
+        survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"]))
+    for name in ("pages/plain.txt", "pages/page.html", "text/deep/b.jsonl", "text/g.parquet"):
+        assert survey(DataConfig(files=[f"{web.url}/{name}"])).documents
+    assert survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"], format="txt")).documents
+    web.content_type = "text/plain"
+    assert survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"])).documents
+
+
 def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 10_000)
     here = survey(DataConfig(files=[str(folder / "deep" / "b.jsonl")])).identity
