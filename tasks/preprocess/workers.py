@@ -1,16 +1,8 @@
-"""Preparation of all parts of the text by several workers.
+"""Preparation of all parts of the text by threads, processes, or a Dask or Ray cluster.
 
-The workers are threads of this process, processes of this machine, or those of a Dask or Ray
-cluster.
-
-Threads need no second start of Python. They share the engine, which encodes outside of Python's
-lock, as hashing and the disk do. Parsing and what else Python does takes about a quarter of the
-time, so that more than MOST_THREADS would wait for each other. Where Python itself reads the text,
-and for more workers, there are processes.
-
-A cluster's workers see the home folder through a shared filesystem. A unit has a temporary name
-until it is complete and renamed, so a worker that was given up for lost cannot damage what its
-successor wrote: both write the same bytes.
+What a worker does with its part is in tokens/. A cluster's workers see the home folder through a
+shared filesystem; a unit is renamed when it is complete, so a worker that was given up for lost
+cannot damage what its successor wrote.
 """
 
 import multiprocessing
@@ -44,6 +36,8 @@ from infini_llama.tasks.preprocess.tokens.units import Recipe, write_unit
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
+# Threads share the engine, which encodes outside of Python's lock, as hashing and the disk do. What
+# Python itself does takes about a quarter of the time: more threads would wait for each other.
 MOST_THREADS = 4
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
 # Bytes: the text and tokens of a unit, and in a process the interpreter and an engine.
@@ -159,7 +153,7 @@ def _kind_of_worker(count: int, are_threads: bool) -> str:
 
 
 def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
-    """Whether so many workers are threads of this process; see the top of this file."""
+    """Whether so many workers are threads here: several only if Python does not read the text."""
     if data.engine != "local":
         return False
     return count == 1 or (count <= MOST_THREADS and not is_read_by_python)
