@@ -84,9 +84,11 @@ def groups(
 
 
 def distances() -> str:
-    """Whole answers by task, memory and number of segment boundaries; passkeys of the present recipe have a table of their own."""
+    """Whole answers by task, memory and number of segment boundaries; passkeys and recall have tables of their own."""
     stored = [
-        one for one in results("memory") if one["task"] != "passkey" and one["memory"] != "local"
+        one
+        for one in results("memory")
+        if one["task"] not in ("passkey", "recall") and one["memory"] != "local"
     ]
     rows = []
     for (task, memory), seeds in groups(stored, "task", "memory").items():
