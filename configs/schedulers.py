@@ -36,9 +36,10 @@ def with_scheduler(
     Raises:
         ConfigError: a variable is not a number, or contradicts the configuration.
     """
-    if environment.launcher == "srun":
-        # This process is the supervisor; srun numbers the nodes itself.
-        of_nodes = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES") if "SLURM_JOB_ID" in variables else ()
+    launcher = environment.started_by
+    if not launcher.has_local_workers:
+        # This process is the supervisor; the launcher numbers the nodes itself.
+        of_nodes = () if launcher.allocates_nodes(variables) else launcher.node_counts
         of_rank = ()
     elif variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
         # Srun has started one process per node.
@@ -62,7 +63,7 @@ def with_scheduler(
     changes: dict[str, Any] = {"nnodes": nnodes}
     if environment.node_rank == "auto" and rank is not None:
         changes["node_rank"] = rank
-    if environment.has_local_workers:
+    if launcher.has_local_workers:
         address = _first(variables, MASTER_ADDR)
         if environment.master_addr == "auto" and address:
             changes["master_addr"] = address

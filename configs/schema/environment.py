@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from infini_llama.configs.launchers import LAUNCHERS, Launcher, LauncherName
 from infini_llama.configs.schema.section import Section, free, inexact
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -98,11 +99,10 @@ class EnvironmentConfig(Section):
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run "
         "is executed.",
     )
-    launcher: Literal["local", "srun"] = free(
+    launcher: LauncherName = free(
         default="local",
-        description="How workers are started. local: torchrun on this machine. srun: torchrun by "
-        "Slurm's srun on every node of the allocation that this command runs in, or of one that "
-        "srun requests.",
+        description="How workers are started. "
+        + " ".join(f"{name}: {launcher.description}" for name, launcher in LAUNCHERS.items()),
     )
     srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
         default_factory=list,
@@ -111,12 +111,9 @@ class EnvironmentConfig(Section):
     )
 
     @property
-    def has_local_workers(self) -> bool:
-        """Whether torchrun runs on this machine.
-
-        With srun, the workers' machines are the nodes of an allocation.
-        """
-        return self.launcher == "local"
+    def started_by(self) -> Launcher:
+        """What is known of `launcher`."""
+        return LAUNCHERS[self.launcher]
 
     @field_validator("srun_options")
     @classmethod

@@ -1,4 +1,4 @@
-"""Collects the facts that a plan depends on: of this machine, or of a node that srun allocates."""
+"""Collects the facts that a plan depends on: of this machine, or of a node of a cluster."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
@@ -69,38 +69,34 @@ def probe(
     )
 
 
-def probe_by_srun(config: PipelineConfig) -> MachineFacts:
-    """The facts of a node that srun allocates with environment.srun_options.
+def probe_by_launcher(config: PipelineConfig) -> MachineFacts:
+    """The facts of a node that the launcher allocates with environment.srun_options.
 
     Raises:
-        ConfigError: srun is not installed.
-        PipelineError: srun, or the probe on the node, failed.
+        ConfigError: the launcher's program is not installed.
+        PipelineError: the program, or the probe on the node, failed.
     """
-    one_node = ["srun", "--nodes=1", "--ntasks=1", "--input=none", *config.environment.srun_options]
-    program = [
-        sys.executable,
-        "-m",
-        "infini_llama.tasks.patch_environment.probe",
-        str(config.runtime.home),
-    ]
-    log.info("probing a node of the cluster by srun")
+    launcher = config.environment.started_by
+    on_one_node = [launcher.program, *launcher.on_one_node, *config.environment.srun_options]
+    module = "infini_llama.tasks.patch_environment.probe"
+    log.info("probing a node of the cluster by %s", launcher.program)
     try:
         done = subprocess.run(
-            [*one_node, *program],
+            [*on_one_node, sys.executable, "-m", module, str(config.runtime.home)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
     except FileNotFoundError as missing:
-        raise ConfigError(
-            "environment.launcher=srun, but there is no srun on PATH; "
-            "run this on a machine of the Slurm cluster, or use environment.launcher=local."
-        ) from missing
+        raise launcher.not_installed() from missing
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         last = lines[-1] if lines else "no output"
-        raise PipelineError(f"probing a node by srun failed (see environment.srun_options): {last}")
+        raise PipelineError(
+            f"probing a node by {launcher.program} failed "
+            f"(see environment.{launcher.name}_options): {last}"
+        )
     answer = done.stdout.strip().splitlines()[-1]
     return MachineFacts.model_validate(json.loads(answer))
 

@@ -37,7 +37,7 @@ def check_requirements(config: PipelineConfig) -> None:
         ConfigError: one line per problem.
     """
     problems = unmet(config)
-    if config.environment.has_local_workers:
+    if config.environment.started_by.has_local_workers:
         tight = limits(limit_of(resource.RLIMIT_NOFILE), limit_of(resource.RLIMIT_AS))
         problems += [
             f"{each.name}: {each.value}. {each.sentence}"
@@ -56,7 +56,7 @@ def unmet(config: PipelineConfig) -> list[str]:
     """
     problems: list[str] = []
     # Else the workers' packages are another machine's.
-    if config.environment.has_local_workers:
+    if config.environment.started_by.has_local_workers:
         problems += _failing_imports(config)
     problems += _contradicting_deepspeed_json(config)
     return problems

@@ -18,7 +18,7 @@ from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import explicit, plan_environment
-from infini_llama.tasks.patch_environment.probe import probe, probe_by_srun
+from infini_llama.tasks.patch_environment.probe import probe, probe_by_launcher
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
     EnvironmentPlan,
@@ -61,9 +61,8 @@ def patch_environment(
     if vocab_size is not None:
         config = config.with_vocab_size(vocab_size)
     home = config.runtime.home
-    if config.environment.launcher == "srun" and "SLURM_JOB_ID" not in os.environ:
-        # The nodes are other machines than this one.
-        facts = probe_by_srun(config)
+    if config.environment.started_by.allocates_nodes(os.environ):
+        facts = probe_by_launcher(config)
     else:
         facts = probe(home, config, machine)
     require_usable(home, Path(facts.disk.path), facts.disk.fault)

@@ -23,7 +23,7 @@ from infini_llama.tasks.runs.status import read_statuses
 from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.attempt_folder import prepare, record_attempt
 from infini_llama.tasks.train.hangs import HangDetector, Hung
-from infini_llama.tasks.train.launch import TorchrunWorkers, start
+from infini_llama.tasks.train.launch import WORKERS, TorchrunWorkers
 from infini_llama.tasks.train.lineage_changes import (
     rolled_back,
     unchanged_after_progress,
@@ -78,7 +78,9 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
     with DeferredSignals() as signals:
         attempt_dir = prepare(attempt)
         try:
-            workers = start(attempt_dir, plan, settings, attempt.grace_period, lock_fds)
+            workers = WORKERS[settings.launcher].start(
+                attempt_dir, plan, settings, attempt.grace_period, lock_fds
+            )
         except Exception as fault:
             outcome = outcome_of_start(fault)
             record_attempt(attempt, attempt_dir, outcome)
@@ -152,8 +154,9 @@ def watch(
         config.train.logging_steps,
         environment.nproc_per_node,
     )
-    # Nodes, and the allocation of srun, may take any time before the first rank starts.
-    waits = environment.nnodes > 1 or not config.environment.has_local_workers
+    # Nodes, and their allocation, may take any time before the first rank starts.
+    is_here = config.environment.started_by.has_local_workers
+    waits = environment.nnodes > 1 or not is_here
     hangs = HangDetector(
         attempt_dir,
         environment.world_size,

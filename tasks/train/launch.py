@@ -1,6 +1,6 @@
 """Start of an attempt's workers, as children of this process.
 
-torchrun runs on this machine, or by srun on every node.
+torchrun runs on this machine, or on every node by a launcher.
 """
 
 import contextlib
@@ -14,13 +14,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.launchers import LauncherName
 from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint, RankStatus
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.runs.status import is_here, read_statuses
+from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.processes import is_rank, send
 from infini_llama.tasks.train.rendezvous import (
     JOIN_TIMEOUT,
@@ -36,39 +38,6 @@ SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 EXCEPTION = re.compile(r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE)
 # File in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous.
 SLURM_STEP = "slurm-step"
-
-
-def start(
-    attempt_dir: Path,
-    plan: EnvironmentPlan,
-    settings: EnvironmentConfig,
-    grace_period: float,
-    lock_fds: list[int],
-) -> "TorchrunWorkers":
-    """Start the workers of the attempt in `attempt_dir`.
-
-    Args:
-        settings: section `environment` of the configuration.
-        grace_period: seconds that ranks have to save after a stop signal.
-        lock_fds: the run's lock and those of its GPUs, which the workers keep as long as they live.
-
-    Raises:
-        ConfigError: srun is not installed, or this machine has no address that other nodes reach.
-    """
-    output = attempt_dir / "torchrun.log"
-    if settings.launcher == "srun":
-        command = srun_command(attempt_dir, plan, settings)
-        process = spawn(command, output, plan.env, grace_period, lock_fds)
-        return SrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
-    endpoint = host_rendezvous(attempt_dir, plan)
-    if plan.nnodes > 1:
-        run = attempt_dir.parents[1]
-        log.info(
-            "%d nodes train: start `infini-llama join %s` on each other machine", plan.nnodes, run
-        )
-    command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
-    process = spawn(command, output, gloo_interface(endpoint) | plan.env, grace_period, lock_fds)
-    return TorchrunWorkers(process, attempt_dir, plan.world_size, plan.nnodes)
 
 
 def torchrun_command(
@@ -99,31 +68,9 @@ def torchrun_command(
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def srun_command(
-    attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig
-) -> list[str]:
-    """The command that starts torchrun once on every node.
-
-    The nodes are of the allocation that this process is in, or of one that srun requests.
-    """
-    command = [
-        "srun",
-        f"--job-name={attempt_dir.parents[1].name}",
-        f"--nodes={plan.nnodes}",
-        f"--ntasks={plan.nnodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={plan.nproc_per_node * plan.threads}",
-        # The ranks of the other nodes end by themselves, and write their status.
-        "--kill-on-bad-exit=0",
-        "--input=none",
-        "--export=ALL",
-        f"--chdir={attempt_dir}",
-    ]
-    asks_for_gpus = any(option.startswith(("--gpus", "--gres")) for option in settings.srun_options)
-    if plan.device == "cuda" and "SLURM_JOB_ID" not in os.environ and not asks_for_gpus:
-        command.append(f"--gpus-per-node={plan.nproc_per_node}")
-    node = [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
-    return [*command, *settings.srun_options, *node]
+def node_command(attempt_dir: Path) -> list[str]:
+    """The command that a launcher starts once on each node, where it becomes torchrun."""
+    return [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
 
 
 def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
@@ -142,35 +89,22 @@ def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict
 
 
 def spawn(
-    command: list[str],
-    log_file: Path,
-    variables: dict[str, str],
-    grace_period: float,
-    lock_fds: list[int],
+    command: list[str], log_file: Path, variables: dict[str, str], lock_fds: list[int]
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, so that no terminal's Ctrl-C reaches it.
 
     When this process dies, the kernel sends it SIGTERM.
 
     Args:
-        variables: in addition to this process's environment.
+        variables: all of `torchrun_environment`.
         lock_fds: the first, the run's lock, becomes standard input, the one descriptor that
             torchrun hands on to its workers: while any of them lives, no other command can take the
             run. The others are torchrun's, which outlives its workers.
-
-    Raises:
-        ConfigError: the program is not installed.
     """
-    environment = torchrun_environment(variables, grace_period)
-    if shutil.which(command[0], path=environment.get("PATH", "")) is None:
-        raise ConfigError(
-            f"environment.launcher={command[0]}, but there is no {command[0]} on PATH; "
-            "run this on a machine of the Slurm cluster, or use environment.launcher=local."
-        )
     with log_file.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid()), *command],
-            env=environment,
+            env=variables,
             stdin=lock_fds[0] if lock_fds else subprocess.DEVNULL,
             pass_fds=lock_fds[1:],
             stdout=output,
@@ -181,7 +115,7 @@ def spawn(
 
 @dataclass(frozen=True)
 class TorchrunWorkers:
-    """torchrun and its ranks on this machine.
+    """torchrun and its ranks on this machine; for other launchers, a subclass in `WORKERS`.
 
     Attributes:
         process: torchrun.
@@ -193,6 +127,53 @@ class TorchrunWorkers:
     attempt_dir: Path
     world_size: int
     nnodes: int
+
+    @classmethod
+    def start(
+        cls,
+        attempt_dir: Path,
+        plan: EnvironmentPlan,
+        settings: EnvironmentConfig,
+        grace_period: float,
+        lock_fds: list[int],
+    ) -> Self:
+        """Start the workers of the attempt in `attempt_dir`.
+
+        Args:
+            settings: section `environment` of the configuration.
+            grace_period: seconds that ranks have to save after a stop signal.
+            lock_fds: the run's lock and those of its GPUs, which the workers keep as long as they
+                live.
+
+        Raises:
+            ConfigError: the launcher is not installed, or this machine has no address that other
+                nodes reach.
+        """
+        command, variables = cls.command(attempt_dir, plan, settings)
+        environment = torchrun_environment(variables | plan.env, grace_period)
+        if shutil.which(command[0], path=environment.get("PATH", "")) is None:
+            raise settings.started_by.not_installed()
+        process = spawn(command, attempt_dir / "torchrun.log", environment, lock_fds)
+        return cls(process, attempt_dir, plan.world_size, plan.nnodes)
+
+    @classmethod
+    def command(
+        cls, attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command that starts the workers, and variables that it needs besides the plan's."""
+        endpoint = host_rendezvous(attempt_dir, plan)
+        if plan.nnodes > 1:
+            log.info(
+                "%d nodes train: start `infini-llama join %s` on each other machine",
+                plan.nnodes,
+                attempt_dir.parents[1],
+            )
+        command = torchrun_command(attempt_dir, plan, endpoint, is_host=True)
+        return command, gloo_interface(endpoint)
+
+    @classmethod
+    def record_job(cls, attempt_dir: Path) -> None:
+        """On the node that hosts the rendezvous: record what `end` needs of the launcher."""
 
     def poll(self) -> int | None:
         """The exit code once torchrun has ended, negative for a signal; None while it runs."""
@@ -269,7 +250,39 @@ class TorchrunWorkers:
 
 @dataclass(frozen=True)
 class SrunWorkers(TorchrunWorkers):
-    """srun, with a torchrun and its ranks on every node."""
+    """srun, with a torchrun and its ranks on every node.
+
+    The nodes are of the allocation that this process is in, or of one that srun requests.
+    """
+
+    @classmethod
+    def command(
+        cls, attempt_dir: Path, plan: EnvironmentPlan, settings: EnvironmentConfig
+    ) -> tuple[list[str], dict[str, str]]:
+        options = settings.srun_options
+        command = [
+            "srun",
+            f"--job-name={attempt_dir.parents[1].name}",
+            f"--nodes={plan.nnodes}",
+            f"--ntasks={plan.nnodes}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={plan.nproc_per_node * plan.threads}",
+            # The ranks of the other nodes end by themselves, and write their status.
+            "--kill-on-bad-exit=0",
+            "--input=none",
+            "--export=ALL",
+            f"--chdir={attempt_dir}",
+        ]
+        asks_for_gpus = any(option.startswith(("--gpus", "--gres")) for option in options)
+        allocates_nodes = settings.started_by.allocates_nodes(os.environ)
+        if plan.device == "cuda" and allocates_nodes and not asks_for_gpus:
+            command.append(f"--gpus-per-node={plan.nproc_per_node}")
+        return [*command, *options, *node_command(attempt_dir)], {}
+
+    @classmethod
+    def record_job(cls, attempt_dir: Path) -> None:
+        step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}"
+        write_atomic(attempt_dir / SLURM_STEP, step)
 
     def request_stop(self) -> None:
         """Have srun pass SIGUSR1 to all processes of its step.
@@ -329,3 +342,7 @@ def _slurm(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
+
+
+# The class of each launcher of configs/launchers.py.
+WORKERS: dict[LauncherName, type[TorchrunWorkers]] = {"local": TorchrunWorkers, "srun": SrunWorkers}

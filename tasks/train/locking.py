@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.configs.errors import TrainFailed, disk_full_as
-from infini_llama.configs.schema import RuntimeConfig
+from infini_llama.configs.schema import EnvironmentConfig, RuntimeConfig
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -61,11 +61,14 @@ def hold_run(
         yield LockedRun((lock,), poll)
 
 
-def gpus_of(facts: MachineFacts, plan: EnvironmentPlan) -> list[str]:
-    """Identities of the GPUs that the plan names, in one order for all runs; [] on a CPU."""
-    if plan.device != "cuda":
-        return []
-    return sorted(facts.gpus[number].uuid or f"number-{number}" for number in plan.gpus)
+def local_gpus(environment: EnvironmentConfig, plan: EnvironmentPlan) -> tuple[int, ...]:
+    """Numbers of this machine's GPUs that the workers use."""
+    return plan.gpus if environment.started_by.has_local_workers else ()
+
+
+def identities(facts: MachineFacts, gpus: tuple[int, ...]) -> list[str]:
+    """Identities of the GPUs of these numbers, in one order for all runs."""
+    return sorted(facts.gpus[number].uuid or f"number-{number}" for number in gpus)
 
 
 @contextmanager
@@ -75,7 +78,8 @@ def hold_gpus(
     """Lock these GPUs against other runs of this user, and wait for one that computes on them.
 
     Args:
-        gpus: of `gpus_of`; the same order everywhere, so that two runs never wait for each other.
+        gpus: of `identities`; the same order everywhere, so that two runs never wait for each
+            other.
         each_wait: called every second of a wait; what it raises ends the wait.
         folder: of the locks, the same for all runs of the machine.
     """

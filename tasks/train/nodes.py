@@ -3,8 +3,8 @@
 The nodes share the run's folder. Node 0 writes rendezvous.json into the folder of each attempt; the
 others read it.
 
-Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what srun starts on each
-node, this becomes torchrun.
+Run as `python -m infini_llama.tasks.train.nodes ATTEMPT_DIR`, which is what a launcher starts on
+each node, this becomes torchrun.
 """
 
 import logging
@@ -30,10 +30,9 @@ from infini_llama.tasks.runs.run_folder import (
     read_attempt_plan,
     read_attempts,
 )
-from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.train.attempt import what_follows
 from infini_llama.tasks.train.launch import (
-    SLURM_STEP,
+    WORKERS,
     TorchrunWorkers,
     spawn,
     torchrun_command,
@@ -174,7 +173,8 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     command = torchrun_command(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
     variables = node_environment(attempt.plan, endpoint)
-    process = spawn(command, output, variables, attempt.grace_period, lock_fds=[])
+    environment = torchrun_environment(variables, attempt.grace_period)
+    process = spawn(command, output, environment, lock_fds=[])
     workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
@@ -193,19 +193,19 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
 
 
 def become_torchrun(attempt_dir: Path) -> None:
-    """Replace this process, a task of srun, by torchrun.
+    """Replace this process, which a launcher has started on a node, by torchrun.
 
-    The node of rank SLURM_NODEID 0 hosts the rendezvous.
+    The node of rank 0 hosts the rendezvous.
 
     Raises:
         PipelineError: the node that hosts does not start within JOIN_TIMEOUT.
     """
     attempt = read_attempt_plan(attempt_dir)
     plan = attempt.plan
-    is_host = os.environ.get("SLURM_NODEID", "0") == "0"
+    launcher = attempt.config.environment.started_by
+    is_host = os.environ.get(launcher.node_rank, "0") == "0"
     if is_host:
-        step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_STEP_ID')}"
-        write_atomic(attempt_dir / SLURM_STEP, step)
+        WORKERS[launcher.name].record_job(attempt_dir)
     endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
     environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)

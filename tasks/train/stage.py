@@ -20,7 +20,7 @@ from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.attempt import attempts_until_finished
 from infini_llama.tasks.train.binding import bind_run, goes_back
-from infini_llama.tasks.train.locking import LockedRun, gpus_of, hold_gpus, hold_run
+from infini_llama.tasks.train.locking import LockedRun, hold_gpus, hold_run, identities, local_gpus
 from infini_llama.tasks.train.planning import is_first_of_command, plan_attempt
 
 log = logging.getLogger("infini_llama.train")
@@ -73,8 +73,7 @@ def train(
             summary = write_summary(run)
             log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
             return changed(summary, already_finished=True)
-        is_local = config.environment.has_local_workers
-        gpus = gpus_of(environment.record.facts, plan) if is_local else []
+        gpus = identities(environment.record.facts, local_gpus(config.environment, plan))
         with hold_gpus(gpus, locked.poll) as gpu_locks:
             attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
             attempts_until_finished(attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll))

@@ -25,9 +25,10 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.plan import EnvironmentPlan, PlannedEnvironment
+from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.train import stage
+from infini_llama.tasks.train.locking import local_gpus
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
@@ -59,9 +60,8 @@ def train(
     suspended, not failed.
     """
     try:
-        is_local = config.environment.has_local_workers
-        slots = _gpu_slots(environment.plan) if is_local else contextlib.nullcontext()
-        with slots, _progress(page):
+        gpus = local_gpus(config.environment, environment.plan)
+        with _gpu_slots(len(gpus)), _progress(page):
             return stage.train(
                 config, dataset, environment, invocation, verify_on_read, _raise_if_suspended
             )
@@ -166,12 +166,11 @@ def _progress(page: RunPage) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _gpu_slots(plan: EnvironmentPlan) -> Generator[None]:
+def _gpu_slots(slots: int) -> Generator[None]:
     """Occupy a slot of the server's limit for each GPU, where it has one.
 
     The GPU's own lock decides whether it is free.
     """
-    slots = len(plan.gpus) if plan.device == "cuda" else 0
     limit = _gpu_limit() if slots else None
     if limit is None:
         yield

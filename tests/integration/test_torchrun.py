@@ -9,7 +9,12 @@ import pytest
 
 from infini_llama.configs.errors import PipelineError
 from infini_llama.tasks.records.status import Endpoint
-from infini_llama.tasks.train.launch import TorchrunWorkers, spawn, torchrun_command
+from infini_llama.tasks.train.launch import (
+    TorchrunWorkers,
+    spawn,
+    torchrun_command,
+    torchrun_environment,
+)
 from infini_llama.tasks.train.rendezvous import LOOPBACK, host_rendezvous
 from support.hosts import can_make_hosts, on_nameless_host
 from support.records import make_plan
@@ -55,8 +60,7 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         process = spawn(
             torchrun_command(tmp_path, plan, endpoint, is_host=True),
             tmp_path / "torchrun.log",
-            {},
-            1.0,
+            torchrun_environment({}, 1.0),
             [],
         )
         process.wait(100)

@@ -38,12 +38,13 @@ def failing(*arguments):
     raise TrainFailed("the workers failed", exit_code=70)
 
 task.stage.train = failing
-config = SimpleNamespace(environment=SimpleNamespace(has_local_workers=False))
+launcher = SimpleNamespace(has_local_workers=False)
+config = SimpleNamespace(environment=SimpleNamespace(started_by=launcher))
 
 @flow
 def training():
     policy = Retries(2, 1.5, lambda: 0 if len(calls) < 3 else 1)  # a checkpoint between the second and the third failure
-    task.with_retries(policy)(config, None, None, "", False, RunPage("a", "a"))
+    task.with_retries(policy)(config, None, SimpleNamespace(plan=None), "", False, RunPage("a", "a"))
 
 state = training(return_state=True)
 print(json.dumps({"gaps": [b - a for a, b in zip(calls, calls[1:])], "state": state.name}))

@@ -28,6 +28,7 @@ from infini_llama.tasks.train.attempt_folder import (
     record_attempt,
     record_killed_attempts,
 )
+from infini_llama.tasks.train.launch import TorchrunWorkers
 from infini_llama.tasks.train.locking import LockedRun
 from infini_llama.tasks.train.outcome import Outcome, error_of
 from infini_llama.tasks.train.processes import is_rank
@@ -201,19 +202,22 @@ def test_a_repeated_request_is_one(run, train):
     )
 
 
-@pytest.mark.parametrize("place", ["prepare", "start", "record_attempt"])
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [(attempt, "prepare"), (TorchrunWorkers, "start"), (attempt, "record_attempt")],
+)
 def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(
-    run, train, monkeypatch, place
+    run, train, monkeypatch, where, place
 ):
     """While the folder is made, after the workers were started, and while the end is recorded."""
-    real = getattr(attempt, place)
+    real = getattr(where, place)
 
     def interrupted(*arguments):
         result = real(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
         return result
 
-    monkeypatch.setattr(attempt, place, interrupted)
+    monkeypatch.setattr(where, place, interrupted)
     monkeypatch.setattr(
         sys.modules[__name__], "WORKER", DONE if place == "record_attempt" else WORKER
     )
@@ -228,7 +232,7 @@ def test_workers_that_cannot_be_started_leave_a_record(run, train, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(attempt, "start", refuse)
+    monkeypatch.setattr(TorchrunWorkers, "start", refuse)
     with pytest.raises(BlockingIOError):
         train()
     (record,) = read_attempts(run)

@@ -7,8 +7,7 @@ import pytest
 
 from infini_llama.tasks.records.machine import Cpu, Gpu, MachineFacts
 from infini_llama.tasks.storage.locks import Busy, Lock
-from infini_llama.tasks.train.locking import gpus_of, hold_gpus
-from support.records import make_plan
+from infini_llama.tasks.train.locking import hold_gpus, identities
 
 
 def test_a_gpu_in_use_is_waited_for(tmp_path, caplog):
@@ -22,12 +21,12 @@ def test_a_gpu_in_use_is_waited_for(tmp_path, caplog):
     assert f"process {os.getpid()}" in caplog.text
 
 
-def test_the_gpus_of_a_plan_by_identity_in_one_order():
+def test_gpus_by_identity_in_one_order():
     gpus = tuple(Gpu(name="one", uuid=uuid) for uuid in ("b", "a", ""))
     facts = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=gpus)
-    assert gpus_of(facts, make_plan(device="cuda", gpus=[0, 1])) == ["a", "b"]
-    assert gpus_of(facts, make_plan(device="cuda", gpus=[2])) == ["number-2"]
-    assert gpus_of(facts, make_plan()) == []
+    assert identities(facts, (0, 1)) == ["a", "b"]
+    assert identities(facts, (2,)) == ["number-2"]
+    assert identities(facts, ()) == []
 
 
 def test_a_wait_ends_on_a_stop_request(tmp_path):
