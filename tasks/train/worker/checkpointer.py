@@ -26,13 +26,12 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_path
-from infini_llama.tasks.runs.heartbeat import Heartbeat
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import commit, staged
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval
+from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, Training
 from infini_llama.tasks.train.worker.strategies.native import replica_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 Tensors = dict[str, torch.Tensor]
 # Fields of a train state that follow from the losses of its run.
@@ -51,9 +50,7 @@ class Checkpointer:
     """The checkpoints of one training. Loading, `advance` and `save` are collective calls.
 
     Args:
-        folder: of the run's checkpoints.
         callbacks: whose state is saved and loaded with the train state.
-        heartbeat: reports the wait for the last save.
         before_commit: called before a checkpoint is visible: flushes what led to it to disk.
 
     Attributes:
@@ -62,39 +59,32 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: Path,
-        train: TrainingConfig,
-        strategy: Strategy,
-        ranks: Ranks,
+        training: Training,
         callbacks: Sequence[Callback],
-        heartbeat: Heartbeat,
         before_commit: Callable[[], None],
     ) -> None:
-        self.folder = folder
-        self.strategy = strategy
-        self.ranks = ranks
+        train = training.attempt.config.train
+        self.folder = RunFolder(training.attempt.run_dir).checkpoints
+        self.training = training
+        self.ranks = training.ranks
         self.callbacks = callbacks
-        self.heartbeat = heartbeat
-        self.writer = BackgroundSave(folder, train, ranks, before_commit)
-        self.interval = Interval(train.save_steps, ranks)
+        self.writer = BackgroundSave(self.folder, train, self.ranks, before_commit)
+        self.interval = Interval(train.save_steps, self.ranks)
         self.lowest_loss = 0.0
         self.permanent_every = train.save_permanent_every
         self.save_time = 0.0
 
-    def load_into(self, state: TrainState, source: Path | None, since_save: float) -> None:
-        """Fill model, optimizer, train state and callbacks from a verified checkpoint.
+    def load_into(self, state: TrainState) -> None:
+        """Fill model, optimizer, train state and callbacks from the attempt's verified checkpoint.
 
         The losses of another run's checkpoint are not compared with those of this run, which may be
-        of other text.
-
-        Args:
-            source: None: leave them as they are.
-            since_save: seconds of training since the last save, in earlier attempts.
+        of other text. Without a checkpoint, they stay as they are.
         """
+        source = self.training.attempt.resume_from
         if source is not None:
             loaded = checkpoints.read_state(source)
             has_own_optimizer = loaded.optimizer in (None, state.optimizer)
-            anew = self.strategy.load_tensors(source, has_own_optimizer)
+            anew = self.training.strategy.load_tensors(source, has_own_optimizer)
             if anew and self.ranks.is_rank0:
                 log.warning(
                     "%s has no state of train.optimizer=%s for %d tensor(s), such as %s; "
@@ -114,7 +104,7 @@ class Checkpointer:
             for callback in self.callbacks:
                 callback.load_state(state)
             log.info("resumed from %s at step %d", source.name, state.step)
-        self.interval.start(state, since_save)
+        self.interval.start(state, self.training.attempt.since_save)
         # Over the existing checkpoints, not the run so far: if the best one was lost, the best of
         # the rest is kept.
         lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0
@@ -146,7 +136,7 @@ class Checkpointer:
             Diverged: a weight is not finite; no checkpoint is written.
         """
         started = time.perf_counter()
-        tensors = self.strategy.tensors()
+        tensors = self.training.strategy.tensors()
         self._refuse_non_finite(tensors, state)
         for callback in self.callbacks:
             callback.save_state(state)
@@ -189,7 +179,7 @@ class Checkpointer:
         if error is not None:
             # First: the wait may be cut off.
             log.error("training failed; waiting for the pending save", exc_info=error)
-        with self.heartbeat.during("save"):
+        with self.training.heartbeat.during("save"):
             self.writer.__exit__(kind, error, traceback)
 
 

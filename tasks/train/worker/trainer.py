@@ -30,6 +30,7 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
     StepResult,
     StepTimes,
+    Training,
     Update,
 )
 from infini_llama.tasks.train.worker.callbacks.evaluation import (
@@ -126,34 +127,23 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        validation = _validation_set(attempt)
+        self.training = Training(attempt, self.strategy, self.batches, ranks, heartbeat, stop)
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
-        self.metrics = StepMetrics(attempt, self.strategy, self.batches, ranks, heartbeat)
-        self.evaluation = Evaluation(
-            attempt, self.strategy, validation, ranks, self.metrics, heartbeat, self._is_stopping
-        )
-        self.samples = Samples(attempt, self.strategy, ranks, self.metrics, heartbeat, stop)
+        self.metrics = StepMetrics(self.training)
+        self.evaluation = Evaluation(self.training, _validation_set(attempt), self.metrics)
+        self.samples = Samples(self.training, self.metrics)
         self.callbacks: list[Callback] = [
             self.policy,
             Profiler(run.profile, train.profile_steps, ranks.rank),
             self.metrics,
             self.evaluation,
         ]
-        self.checkpointer = Checkpointer(
-            run.checkpoints,
-            train,
-            self.strategy,
-            ranks,
-            self.callbacks,
-            heartbeat,
-            self.metrics.sync,
-        )
+        self.checkpointer = Checkpointer(self.training, self.callbacks, self.metrics.sync)
 
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
         self._run_discarded_pass()
-        attempt = self.attempt
-        self.checkpointer.load_into(self.state, attempt.resume_from, attempt.since_save)
+        self.checkpointer.load_into(self.state)
         for callback in self.callbacks:
             callback.on_train_start(self.state)
         with self.checkpointer, self.data:
@@ -196,7 +186,7 @@ class Trainer:
         if self.finished or self.evaluation.last_step != self.state.step:
             return stop_requested
         self.samples.write(self.state.step, stop_requested)
-        stop_requested = stop_requested or self._is_stopping()
+        stop_requested = stop_requested or self.training.is_stopping()
         if stop_requested and not is_saved:
             self._save()
         return stop_requested
@@ -204,10 +194,6 @@ class Trainer:
     def _save(self) -> None:
         self.heartbeat.beat("save", self.state.step)
         self.checkpointer.save(self.state)
-
-    def _is_stopping(self) -> bool:
-        """Whether a stop is requested on any rank. A collective call."""
-        return self.ranks.sum(float(self.stop.requested))[0] > 0
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
@@ -321,7 +307,7 @@ class Trainer:
             run.write(run.result, result)
             self.heartbeat.beat("samples")
             with best_effort(WHAT, ADVICE, repeated=True):
-                texts = samples_in_time(model, attempt, self.ranks.device, self.stop)
+                texts = samples_in_time(model, self.training)
                 samples = tuple(sample.text for sample in texts or ())
                 run.write(run.result, changed(result, samples=samples))
             self.heartbeat.beat("finish", step)

@@ -1,14 +1,46 @@
-"""The interface of callbacks, the result of a step that they are given, and intervals."""
+"""The interface of callbacks, what they share and are given, and intervals."""
 
 import math
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from infini_llama.configs.durations import duration
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.heartbeat import UNKNOWN
+from infini_llama.tasks.runs.heartbeat import UNKNOWN, Heartbeat
+from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+
+class StopFlag(Protocol):
+    """Whether this rank was asked to stop."""
+
+    @property
+    def requested(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the parts of one rank's training share.
+
+    Attributes:
+        strategy: model and optimizer, spread over the ranks.
+        batches: the global batches of the run.
+        heartbeat: on the first rank, its ledger has the goodput.
+    """
+
+    attempt: AttemptPlan
+    strategy: Strategy
+    batches: TrainBatches
+    ranks: Ranks
+    heartbeat: Heartbeat
+    stop: StopFlag
+
+    def is_stopping(self) -> bool:
+        """Whether a stop is requested on any rank. A collective call."""
+        return self.ranks.sum(float(self.stop.requested))[0] > 0
 
 
 @dataclass(frozen=True)

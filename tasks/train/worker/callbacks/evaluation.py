@@ -15,16 +15,18 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.heartbeat import Heartbeat
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, StepResult
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    Interval,
+    StepResult,
+    Training,
+)
 from infini_llama.tasks.train.worker.callbacks.gates import MemoryNorms
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens is not set
 
@@ -140,52 +142,36 @@ class Evaluation(Callback):
     evaluation of the run has been measured yet, it is given up, and `TrainState.evaluation_due`
     has the next attempt begin with it.
 
-    Args:
-        is_stopping: whether a stop is requested on any rank; a collective call.
-
     Attributes:
         last_step: the last one after which was evaluated.
         is_time_known: an evaluation of this run has been measured.
     """
 
-    def __init__(
-        self,
-        attempt: AttemptPlan,
-        strategy: Strategy,
-        validation: ValidationSet,
-        ranks: Ranks,
-        metrics: StepMetrics,
-        heartbeat: Heartbeat,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        self.strategy = strategy
+    def __init__(self, training: Training, validation: ValidationSet, metrics: StepMetrics) -> None:
+        self.training = training
         self.validation = validation
-        self.train = attempt.config.train
-        self.max_steps = attempt.max_steps
-        self.ranks = ranks
         self.metrics = metrics
-        self.heartbeat = heartbeat
-        self.is_stopping = is_stopping
-        self.interval = Interval(self.train.eval_steps, ranks)
+        self.interval = Interval(training.attempt.config.train.eval_steps, training.ranks)
         self.last_step = -1
-        self.is_time_known = attempt.evaluation_time > 0
-        self.since_evaluation = attempt.since_evaluation
+        self.is_time_known = training.attempt.evaluation_time > 0
 
     def on_train_start(self, state: TrainState) -> None:
-        starts_from_model = self.train.init_from and state.step == 0
-        patience = self.train.early_stopping_patience
-        if starts_from_model or state.is_finished(self.max_steps, patience):
+        attempt = self.training.attempt
+        train = attempt.config.train
+        starts_from_model = train.init_from and state.step == 0
+        is_finished = state.is_finished(attempt.max_steps, train.early_stopping_patience)
+        if starts_from_model or is_finished:
             # An earlier attempt may have measured it.
             writer = self.metrics.writer
             is_measured = writer is not None and writer.has_validation(state.step)
-            is_measured_on_rank0 = self.ranks.sum(float(is_measured))[0]
+            is_measured_on_rank0 = self.training.ranks.sum(float(is_measured))[0]
             if not is_measured_on_rank0:
                 self._measure(state.step)
-        self.interval.start(state, self.since_evaluation)
+        self.interval.start(state, attempt.since_evaluation)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         interval_ends = self.interval.advance(state)
-        if interval_ends or state.step >= self.max_steps:
+        if interval_ends or state.step >= self.training.attempt.max_steps:
             state.evaluation_due = True
             self.evaluate(state)
 
@@ -203,7 +189,7 @@ class Evaluation(Callback):
         self.last_step = state.step
 
     def _is_given_up(self) -> bool:
-        return not self.is_time_known and self.is_stopping()
+        return not self.is_time_known and self.training.is_stopping()
 
     def _measure(
         self,
@@ -214,13 +200,14 @@ class Evaluation(Callback):
 
         A collective call.
         """
-        self.heartbeat.beat("evaluate", step)
+        strategy = self.training.strategy
+        self.training.heartbeat.beat("evaluate", step)
         started = time.perf_counter()
-        norms = MemoryNorms(self.strategy.model.config.num_hidden_layers)
+        norms = MemoryNorms(strategy.model.config.num_hidden_layers)
         # Its shapes are others than those of training, and it is too rare to pay for compiled code
         # of its own.
-        with torch.compiler.set_stance("force_eager"), norms.observed(self.strategy.model):
-            line = self.validation.measure(self.strategy.module, self.ranks, step, is_given_up)
+        with torch.compiler.set_stance("force_eager"), norms.observed(strategy.model):
+            line = self.validation.measure(strategy.module, self.training.ranks, step, is_given_up)
         if line is None:
             return None
         self.is_time_known = True

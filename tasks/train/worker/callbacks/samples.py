@@ -3,36 +3,22 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
-
-import torch
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
-from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.runs.generation import Writer
-from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.dataset_files import verified_manifest
 from infini_llama.tasks.tokenizers.encoder import encoder_of_dataset
-from infini_llama.tasks.train.worker.callbacks.callback import longest_silence
+from infini_llama.tasks.train.worker.callbacks.callback import Training, longest_silence
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import Sample
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
-from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 WHAT = "sampling from the model"
 ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples."
-
-
-class StopFlag(Protocol):
-    """Whether this rank was asked to stop."""
-
-    @property
-    def requested(self) -> bool: ...
 
 
 class Samples:
@@ -42,21 +28,9 @@ class Samples:
     saved; those of the finished run are in result.json.
     """
 
-    def __init__(
-        self,
-        attempt: AttemptPlan,
-        strategy: Strategy,
-        ranks: Ranks,
-        metrics: StepMetrics,
-        heartbeat: Heartbeat,
-        stop: StopFlag,
-    ) -> None:
-        self.attempt = attempt
-        self.strategy = strategy
-        self.ranks = ranks
+    def __init__(self, training: Training, metrics: StepMetrics) -> None:
+        self.training = training
         self.metrics = metrics
-        self.heartbeat = heartbeat
-        self.stop = stop
 
     def write(self, step: int, stop_requested: bool) -> None:
         """Write the texts after `step`, or that a request to stop left none.
@@ -66,39 +40,37 @@ class Samples:
         Args:
             stop_requested: on any rank, before.
         """
-        if self.attempt.config.train.sample_prompts == []:
+        training = self.training
+        if training.attempt.config.train.sample_prompts == []:
             return
-        self.heartbeat.beat("samples", step)
+        training.heartbeat.beat("samples", step)
         if stop_requested:
             if self.metrics.writer:
                 self.metrics.writer.give_up_samples(step)
             return
-        model = self.strategy.to_plain_model()
+        model = training.strategy.to_plain_model()
         if model is not None and self.metrics.writer:
             with best_effort(WHAT, ADVICE, repeated=True):
-                samples = samples_in_time(model, self.attempt, self.ranks.device, self.stop)
+                samples = samples_in_time(model, training)
                 if samples is None:
                     self.metrics.writer.give_up_samples(step)
                 else:
                     self.metrics.writer.samples(step, samples)
-        self.strategy.model.train()
-        self.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
+        training.strategy.model.train()
+        training.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
-def samples_in_time(
-    model: Llama,
-    attempt: AttemptPlan,
-    device: torch.device,
-    stop: StopFlag,
-) -> list[Sample] | None:
+def samples_in_time(model: Llama, training: Training) -> list[Sample] | None:
     """`sample_texts`, in less time than the other ranks wait, and than a rank may be silent.
 
     Returns:
         None: they were given up for a request to stop.
     """
+    attempt = training.attempt
+    stop = training.stop
     until = time.monotonic() + longest_silence(attempt)
     samples = sample_texts(
-        model.to(device),
+        model.to(training.ranks.device),
         attempt.dataset_path,
         attempt.config.train,
         attempt.lineage.conversation,

@@ -23,23 +23,19 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import flops_per_token, head_flops_per_token
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.formatting import best_effort
-from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.storage.tensors import full_tensor
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
     StepResult,
+    Training,
     longest_silence,
 )
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, reporters
 from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
-from infini_llama.tasks.train.worker.data.loader import TrainBatches
-from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 SIZE = {"cpu": 1024, "cuda": 8192}
 SECONDS = 0.1
@@ -53,37 +49,25 @@ class StepMetrics(Callback):
 
     Every rank computes what needs all of them.
 
-    Args:
-        heartbeat: its ledger has the goodput, on the first rank.
-
     Attributes:
         writer: of metrics.jsonl, on the first rank while training.
     """
 
-    def __init__(
-        self,
-        attempt: AttemptPlan,
-        strategy: Strategy,
-        batches: TrainBatches,
-        ranks: Ranks,
-        heartbeat: Heartbeat,
-    ) -> None:
-        self.attempt = attempt
-        self.strategy = strategy
-        self.batches = batches
-        self.ranks = ranks
-        self.heartbeat = heartbeat
-        self.hook = load_hook(attempt.config.train.metrics_hook)
+    def __init__(self, training: Training) -> None:
+        train = training.attempt.config.train
+        self.training = training
+        self.hook = load_hook(train.metrics_hook)
         self.writer: MetricsWriter | None = None
-        self.gate_warnings = GateWarnings(attempt.config.train, attempt.max_steps)
+        self.gate_warnings = GateWarnings(train, training.attempt.max_steps)
         self.peak_flops = 0.0
         self.report_time = 0.0
         self.is_first_step = True
 
     def on_train_start(self, state: TrainState) -> None:
-        attempt = self.attempt
+        training = self.training
+        attempt = training.attempt
         train = attempt.config.train
-        if self.ranks.is_rank0:
+        if training.ranks.is_rank0:
             active = reporters(
                 train.report_to,
                 attempt.run_dir,
@@ -96,8 +80,8 @@ class StepMetrics(Callback):
                 longest = read_dataset(attempt.dataset_path).content.train.longest_document
                 self.gate_warnings.at_start(attempt.model.segment_length, longest)
         if attempt.model.attention == "infini":
-            with self.strategy.full_parameters():
-                self.gate_warnings.ignore(gate_shares(self.strategy.model))
+            with training.strategy.full_parameters():
+                self.gate_warnings.ignore(gate_shares(training.strategy.model))
         if attempt.plan.precision == "fp16":
             dtype = torch.float16
         elif attempt.plan.precision == "fp32":
@@ -106,19 +90,20 @@ class StepMetrics(Callback):
             dtype = torch.bfloat16
         peak = math.nan  # without a measurement on every rank there is no MFU
         with best_effort("the measurement of the peak of this processor, for MFU"):
-            peak = peak_flops(self.ranks.device, dtype)
-        self.peak_flops = self.ranks.sum(peak)[0]
+            peak = peak_flops(training.ranks.device, dtype)
+        self.peak_flops = training.ranks.sum(peak)[0]
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         started = time.perf_counter()
+        train = self.training.attempt.config.train
         if self.is_first_step and self.writer:
-            tokens = self.batches.input_tokens(result.samples)
-            warn_of_few_targets(self.attempt.config.train, result.targets, tokens)
+            tokens = self.training.batches.input_tokens(result.samples)
+            warn_of_few_targets(train, result.targets, tokens)
         self.is_first_step = False
         line = None
-        if state.step % self.attempt.config.train.logging_steps == 0:
-            with self.strategy.full_parameters():
-                model = self.strategy.model
+        if state.step % train.logging_steps == 0:
+            with self.training.strategy.full_parameters():
+                model = self.training.strategy.model
                 norm = parameter_norm(model)
                 gates = gate_shares(model)
                 line = self._with_custom(self._line(state, result, norm, gates))
@@ -151,13 +136,15 @@ class StepMetrics(Callback):
         norm: float | None,
         gates: tuple[tuple[float, ...], ...],
     ) -> TrainLine:
-        ledger = self.heartbeat.ledger
+        attempt = self.training.attempt
+        batches = self.training.batches
+        ledger = self.training.heartbeat.ledger
         update = result.update
         times = result.times
-        length = self.batches.stage(result.samples).reader.sequence_length
-        input_tokens = self.batches.input_tokens(result.samples) if result.targets else 0
-        model = self.strategy.model.config
-        frozen = self.attempt.config.train.frozen_layers
+        length = batches.stage(result.samples).reader.sequence_length
+        input_tokens = batches.input_tokens(result.samples) if result.targets else 0
+        model = self.training.strategy.model.config
+        frozen = attempt.config.train.frozen_layers
         flops = flops_per_token(model, length, frozen) * input_tokens
         flops -= head_flops_per_token(model, frozen) * update.tokens_without_logits
         flops_per_second = flops / times.step
@@ -170,10 +157,10 @@ class StepMetrics(Callback):
             tokens=state.tokens,
             targets=result.targets,
             input_tokens=input_tokens,
-            loss_scale=result.loss_scale if self.attempt.plan.precision == "fp16" else None,
+            loss_scale=result.loss_scale if attempt.plan.precision == "fp16" else None,
             param_norm=norm,
             gates=gates,
-            sequence_length=length if len(self.batches.stages) > 1 else None,
+            sequence_length=length if len(batches.stages) > 1 else None,
             step_time=times.step,
             data_time=times.data,
             save_time=times.save,
@@ -187,13 +174,13 @@ class StepMetrics(Callback):
         )
 
     def _with_custom(self, line: TrainLine) -> TrainLine:
-        name = self.attempt.config.train.metrics_hook
+        name = self.training.attempt.config.train.metrics_hook
         if self.hook and name:
             with (
-                self.heartbeat.during("metrics_hook"),
+                self.training.heartbeat.during("metrics_hook"),
                 best_effort(f"train.metrics_hook={name}", HOOK, repeated=True),
             ):
-                numbers = call_hook(self.hook, name, self.strategy.model, line)
+                numbers = call_hook(self.hook, name, self.training.strategy.model, line)
                 return changed(line, custom=numbers)
         return line
 

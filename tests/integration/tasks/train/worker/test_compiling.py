@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import ValidationLine
+from infini_llama.tasks.train.worker.callbacks.callback import Training
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.native import LossModule
@@ -52,15 +53,8 @@ def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch, tm
 
     validation, metrics = SimpleNamespace(measure=step), SimpleNamespace(writer=None)
     heartbeat = SimpleNamespace(beat=lambda *_: None)
-    evaluation = Evaluation(
-        make_attempt(tmp_path),
-        strategy,
-        validation,
-        strategy.ranks,
-        metrics,
-        heartbeat,
-        is_stopping=lambda: False,
-    )
+    training = Training(make_attempt(tmp_path), strategy, None, strategy.ranks, heartbeat, None)
+    evaluation = Evaluation(training, validation, metrics)
     loss = step(strategy.module).loss
     assert len(calls) == 2
     assert abs(evaluation._measure(1).loss - loss) < 1e-4

@@ -8,6 +8,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.train.worker.callbacks.callback import Training
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from support.one_rank import single_rank
 from support.records import make_attempt
@@ -21,12 +22,10 @@ def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(tmp_path, mea
         measure=lambda module, ranks, step, _: ValidationLine(step=step, loss=2.0, tokens=24)
     )
     heartbeat = SimpleNamespace(beat=lambda *_: None)
-    metrics = SimpleNamespace(writer=writer)
     attempt = make_attempt(tmp_path)
     assert attempt.max_steps <= 30
-    evaluation = Evaluation(
-        attempt, strategy, validation, strategy.ranks, metrics, heartbeat, lambda: False
-    )
+    training = Training(attempt, strategy, None, strategy.ranks, heartbeat, None)
+    evaluation = Evaluation(training, validation, SimpleNamespace(writer=writer))
     evaluation.on_train_start(TrainState(step=30))
     assert [line.step for line in lines] == steps
     evaluation.on_train_start(TrainState(step=10))
