@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,99 +42,37 @@ AnyStep = TypeVar("AnyStep", bound=StepLine)
 log = logging.getLogger("infini_llama.train")
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; its properties are the paths of what is in it."""
+    """The folder of a run, and the paths of what is in it.
 
-    path: Path
+    Attributes:
+        records: files beside the checkpoints without which a run cannot go on or be reported on;
+            the lineage is last.
+    """
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def lineage(self) -> Path:
-        return self.path / "lineage.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def compile(self) -> Path:
-        return self.path / "compile.json"
-
-    @property
-    def wandb(self) -> Path:
-        return self.path / "wandb.json"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def loss_curve(self) -> Path:
-        return self.path / "loss.png"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def lease(self) -> Path:
-        return self.path / "lease"
-
-    @property
-    def records(self) -> tuple[Path, ...]:
-        """Files beside the checkpoints without which a run cannot go on or be reported on.
-
-        The lineage is last.
-        """
-        return (
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.export = path / "export"
+        self.logs = path / "logs"
+        self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile"
+        self.config = path / "config.yaml"
+        self.lineage = path / "lineage.json"
+        self.environment = path / "environment.json"
+        self.compile = path / "compile.json"
+        self.wandb = path / "wandb.json"
+        self.attempts = path / "attempts.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.result = path / "result.json"
+        self.summary = path / "summary.json"
+        self.loss_curve = path / "loss.png"
+        self.report = path / "report.html"
+        self.lock = path / "lock"
+        self.lease = path / "lease"
+        self.records = (
             self.config,
             self.environment,
             self.compile,
