@@ -7,7 +7,7 @@ import errno
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -137,19 +137,27 @@ def newest_with_damaged_moved_aside(
         OtherVersion: a newer one was written by another version of this program; it is left as it
             is.
     """
+
+    def newest(damaged: set[Path]) -> Path | None:
+        paths = (path for path in named(folder) if path not in damaged)
+        return next((path for path in paths if until is None or step_of(path) <= until), None)
+
+    return _first_whole(newest)
+
+
+def _first_whole(choose: Callable[[set[Path]], Path | None]) -> Path | None:
+    """The first chosen checkpoint whose every checksum holds; damaged ones are moved aside.
+
+    Args:
+        choose: the best checkpoint but for damaged ones. It lists them anew each time: where one
+            was pruned while it was read, there is a newer one.
+    """
     damaged = set[Path]()
-    while True:
-        # Listed anew each time: where one was pruned while it was read, there is a newer one.
-        paths = [
-            path
-            for path in named(folder)
-            if path not in damaged and (until is None or step_of(path) <= until)
-        ]
-        if not paths:
-            return None
-        if _verify_or_move_aside(paths[0]):
-            return paths[0]
-        damaged.add(paths[0])
+    chosen = choose(damaged)
+    while chosen is not None and not _verify_or_move_aside(chosen):
+        damaged.add(chosen)
+        chosen = choose(damaged)
+    return chosen
 
 
 def _verify_or_move_aside(path: Path) -> bool:
@@ -302,7 +310,11 @@ def choose_and_abandon_newer(
                 return carried_on
         return _explicit(folder, Path(resume))
     if resume == "best":
-        chosen = _best_whole(folder)
+        chosen = _first_whole(
+            lambda damaged: best_of(
+                [checkpoint for checkpoint in committed(folder) if checkpoint.path not in damaged]
+            )
+        )
         if chosen is not None:
             abandon_newer(folder, step_of(chosen))
             return chosen
@@ -313,16 +325,6 @@ def choose_and_abandon_newer(
             "to start from step 0."
         )
     return chosen
-
-
-def _best_whole(folder: Path) -> Path | None:
-    """The best checkpoint whose every checksum holds; damaged ones are moved aside."""
-    damaged = set[Path]()
-    while True:
-        chosen = best_of([each for each in committed(folder) if each.path not in damaged])
-        if chosen is None or _verify_or_move_aside(chosen):
-            return chosen
-        damaged.add(chosen)
 
 
 def refuse_any(folder: Path) -> None:

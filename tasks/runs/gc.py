@@ -140,12 +140,10 @@ def _of_units(home: Path) -> Iterator[Leftover]:
             yield Leftover(path, "temporary", lock)
         elif path.is_file() and path.parent.name in ("parts", "tokenizers"):
             yield Leftover(path, "note on text", lock)
-        elif path.is_dir() and not (_is_linked(path) or of_datasets & _streams(path, "unit")):
-            yield Leftover(path, "unit of no dataset", lock)
-
-
-def _is_linked(unit: Path) -> bool:
-    return any(file.stat().st_nlink > 1 for file in unit.glob("*.arrow"))
+        elif path.is_dir():
+            is_linked = any(file.stat().st_nlink > 1 for file in path.glob("*.arrow"))
+            if not is_linked and not of_datasets & _streams(path, "unit"):
+                yield Leftover(path, "unit of no dataset", lock)
 
 
 def _streams(folder: Path, kind: str) -> set[str]:

@@ -39,16 +39,7 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
         named = default_home() / "runs" / run_dir
         if named.is_dir():
             run_dir = named
-    model, chosen = _load(run_dir, checkpoint)
-    return TrainedRun(model.eval(), read_tokenizer(dataset_of(run_dir)), chosen)
-
-
-def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
-    """Load the model of a checkpoint, and return it with the checkpoint's folder.
-
-    Where the training beside this process prunes the checkpoint meanwhile, it is that of the one
-    that is now meant.
-    """
+    tokenizer = read_tokenizer(dataset_of(run_dir))
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)
         try:
@@ -56,8 +47,9 @@ def _load(run_dir: Path, checkpoint: str) -> tuple[Llama, Path]:
                 checkpoints.verify(chosen, checksums=True)
             model = Llama(RunFolder(run_dir).require_lineage().model)
             load_tensors(chosen, model_tensors(model))
-            return model, chosen
+            return TrainedRun(model.eval(), tokenizer, chosen)
         except (DataError, OSError):
+            # Where the training beside this process has pruned it, another one is meant now.
             if chosen.is_dir():
                 raise
 

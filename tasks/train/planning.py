@@ -5,17 +5,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from infini_llama.configs.durations import duration
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.records.metrics import StartTime
+from infini_llama.tasks.records.metrics import MetricsLine, StartTime, TrainLine, ValidationLine
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.goodput import goodput
+from infini_llama.tasks.runs.goodput import goodput, seconds_after
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
@@ -26,7 +27,6 @@ from infini_llama.tasks.runs.run_folder import (
 )
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
-from infini_llama.tasks.train.intervals import since_evaluation, since_save
 from infini_llama.tasks.train.stopping import longest_evaluation, stop_seconds
 
 log = logging.getLogger("infini_llama.train")
@@ -70,6 +70,8 @@ def plan_attempt(
     if chosen is not None and from_step >= lineage.max_steps:
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
         _warn_beyond_end(from_step, lineage.max_steps)
+    # By steps and tokens, an interval follows from the train state.
+    is_saved_by_time = duration(config.train.save_steps).unit == "seconds"
     now = time.time()
     lines = read_metrics(run)
     return AttemptPlan(
@@ -87,7 +89,23 @@ def plan_attempt(
         grace_period=max(config.runtime.grace_period, stop_seconds(lines)),
         evaluation_time=longest_evaluation(lines),
         since_evaluation=since_evaluation(lines, from_step),
-        since_save=since_save(run, config.train, from_step),
+        # Lost attempts count: a run whose attempts all end before the interval is saved at last.
+        since_save=seconds_after(run, from_step) if is_saved_by_time else 0.0,
+    )
+
+
+def since_evaluation(lines: list[MetricsLine], step: int) -> float:
+    """Seconds of training between the last evaluation and the checkpoint of `step`.
+
+    Args:
+        lines: of metrics.jsonl; those of later steps are of work that is lost.
+    """
+    kept = [line for line in lines if line.step <= step]
+    last = max((line.step for line in kept if isinstance(line, ValidationLine)), default=0)
+    return sum(
+        line.step_time + line.save_time + (line.report_time or 0.0)
+        for line in kept
+        if isinstance(line, TrainLine) and line.step > last
     )
 
 

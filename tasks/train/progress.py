@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infini_llama.tasks.formatting import in_time
 from infini_llama.tasks.progress import Reached
-from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, TrainLine
+from infini_llama.tasks.records.metrics import METRICS_LINE, TrainLine
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.record_files import parse_line
@@ -65,7 +65,10 @@ class Progress:
                 if match and match[1] not in self.warnings:
                     self.warnings.add(match[1])
                     log.warning("%s", match[1].decode(errors="replace"))
-        for line in self._new_lines():
+        for text in self.metrics.read():
+            line = parse_line(text, METRICS_LINE, self.run_id)
+            if line is None:
+                continue
             if isinstance(line, TrainLine):
                 self._report(line)
             elif line.tokens == 0:
@@ -110,10 +113,6 @@ class Progress:
         left = (self.max_steps - line.step) * line.step_time
         if self.steps_seen == 2 and left >= SHORT:
             log.info("%s remaining at the speed of step %d", in_time(left), line.step)
-
-    def _new_lines(self) -> list[MetricsLine]:
-        lines = (parse_line(line, METRICS_LINE, self.run_id) for line in self.metrics.read())
-        return [line for line in lines if line is not None]
 
     def _new_checkpoint(self) -> None:
         newest = next(iter(checkpoints.named(self.run.checkpoints)), None)

@@ -91,6 +91,7 @@ def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(tmp
         "data.answer_after=' =>'",
         "data.tokenizer.vocab_size=300",
         "train.save_steps=1k tokens",
+        "train.eval_steps=100",
         "train.max_steps=24",
         "train.micro_batch_size=8",
         "environment.nproc_per_node=2",
@@ -99,3 +100,6 @@ def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(tmp
     assert started.wait() == 0, started.log.read_text()
     text = started.log.read_text()
     assert text.count("train.save_steps=1k tokens: tokens are targets, and only") == 1, text
+    reader = RunReader(lab.run_dir("answers"))
+    assert reader.results.tokens < 1000 < reader.results.input_tokens
+    assert [found.step for found in reader.committed] == [24], "targets are counted"

@@ -65,6 +65,8 @@ def test_a_run_is_finished_whatever_wandb_waits_for(lab, tmp_path, stuck):
     text = started.log.read_text()
     assert text.count("reporting to Weights & Biases") == (stuck != "exit"), text
     assert "reporting to TensorBoard" not in text
+    logged = (lab.run_dir(name) / "logs/attempt-01/rank-0.log").read_text()
+    assert "most recent call first" not in logged, "the supervisor ended a rank that hung"
     events = list((lab.run_dir(name) / "tensorboard").glob("events*"))
     assert events and events[0].stat().st_size > 1000
 

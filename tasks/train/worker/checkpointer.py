@@ -135,6 +135,7 @@ class Checkpointer:
         Raises:
             Diverged: a weight is not finite; no checkpoint is written.
         """
+        self.training.heartbeat.beat("save", state.step)
         started = time.perf_counter()
         tensors = self.training.strategy.tensors()
         self._refuse_non_finite(tensors, state)

@@ -17,7 +17,6 @@ from infini_llama.model.llama import Llama
 from infini_llama.model.loss import tokens_with_logits
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.order import next_sample
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
@@ -35,7 +34,6 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
 )
 from infini_llama.tasks.train.worker.callbacks.evaluation import (
     Evaluation,
-    ValidationSet,
     validation_set,
 )
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
@@ -98,10 +96,8 @@ class Trainer:
     ) -> None:
         train = attempt.config.train
         plan = attempt.plan
-        run = RunFolder(attempt.run_dir)
         self.attempt = attempt
         self.ranks = ranks
-        self.stop = stop
         self.heartbeat = heartbeat
         self.state = TrainState(
             world_size=ranks.world_size,
@@ -127,14 +123,16 @@ class Trainer:
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
-        self.training = Training(attempt, self.strategy, self.batches, ranks, heartbeat, stop)
+        self.training = Training(
+            attempt, self.strategy, self.batches, ranks, heartbeat, lambda: stop.requested
+        )
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(self.training)
-        self.evaluation = Evaluation(self.training, _validation_set(attempt), self.metrics)
+        self.evaluation = Evaluation(self.training, validation_set(attempt), self.metrics)
         self.samples = Samples(self.training, self.metrics)
         self.callbacks: list[Callback] = [
             self.policy,
-            Profiler(run.profile, train.profile_steps, ranks.rank),
+            Profiler(RunFolder(attempt.run_dir).profile, train.profile_steps, ranks.rank),
             self.metrics,
             self.evaluation,
         ]
@@ -182,18 +180,14 @@ class Trainer:
         """
         is_saved = is_save_due or self.finished or stop_requested
         if is_saved:
-            self._save()
+            self.checkpointer.save(self.state)
         if self.finished or self.evaluation.last_step != self.state.step:
             return stop_requested
         self.samples.write(self.state.step, stop_requested)
         stop_requested = stop_requested or self.training.is_stopping()
         if stop_requested and not is_saved:
-            self._save()
+            self.checkpointer.save(self.state)
         return stop_requested
-
-    def _save(self) -> None:
-        self.heartbeat.beat("save", self.state.step)
-        self.checkpointer.save(self.state)
 
     def step(self) -> StepResult:
         """One optimizer step: data, seed, learning rate, forward and backward, update, advance."""
@@ -227,7 +221,7 @@ class Trainer:
             batch,
             scale,
             self.policy.spikes.is_spike,
-            lambda: self.stop.requested,
+            self.training.stop_requested,
             self.ranks,
         )
         state.advance(train.global_batch_size, batch.targets)
@@ -340,18 +334,6 @@ def _train_batches(attempt: AttemptPlan, ranks: Ranks) -> TrainBatches:
             attempt.lineage.skipped_samples,
         ),
     )
-
-
-def _validation_set(attempt: AttemptPlan) -> ValidationSet:
-    """The held-out rows of a run's dataset that its evaluations measure."""
-    held_out = TokenReader(
-        attempt.dataset_path,
-        attempt.dataset.row_table,
-        "validation",
-        verify_on_read=attempt.verify_on_read,
-    )
-    train = attempt.config.train
-    return validation_set(held_out, train, attempt.micro_batch_size)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

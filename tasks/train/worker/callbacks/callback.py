@@ -2,8 +2,8 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from infini_llama.configs.durations import duration
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
@@ -14,13 +14,6 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 
-class StopFlag(Protocol):
-    """Whether this rank was asked to stop."""
-
-    @property
-    def requested(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Training:
     """What the parts of one rank's training share.
@@ -29,6 +22,7 @@ class Training:
         strategy: model and optimizer, spread over the ranks.
         batches: the global batches of the run.
         heartbeat: on the first rank, its ledger has the goodput.
+        stop_requested: whether this rank was asked to stop.
     """
 
     attempt: AttemptPlan
@@ -36,11 +30,11 @@ class Training:
     batches: TrainBatches
     ranks: Ranks
     heartbeat: Heartbeat
-    stop: StopFlag
+    stop_requested: Callable[[], bool]
 
     def is_stopping(self) -> bool:
         """Whether a stop is requested on any rank. A collective call."""
-        return self.ranks.sum(float(self.stop.requested))[0] > 0
+        return self.ranks.sum(float(self.stop_requested()))[0] > 0
 
 
 @dataclass(frozen=True)

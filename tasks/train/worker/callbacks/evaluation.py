@@ -12,9 +12,9 @@ from torch import nn
 
 from infini_llama.configs.durations import count
 from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import (
@@ -118,16 +118,19 @@ def rows_with(reader: TokenReader, tokens: int) -> int:
     return len(rows)
 
 
-def validation_set(
-    reader: TokenReader,
-    train: TrainingConfig,
-    micro_batch: int,
-) -> ValidationSet:
-    """The rows that `train.eval_tokens` names."""
+def validation_set(attempt: AttemptPlan) -> ValidationSet:
+    """The held-out rows of the run's dataset that `train.eval_tokens` names."""
+    train = attempt.config.train
+    reader = TokenReader(
+        attempt.dataset_path,
+        attempt.dataset.row_table,
+        "validation",
+        verify_on_read=attempt.verify_on_read,
+    )
     sequences = SEQUENCES
     if train.eval_tokens is not None:
         sequences = rows_with(reader, count(train.eval_tokens))
-    return ValidationSet(reader, sequences, micro_batch, train.document_masking)
+    return ValidationSet(reader, sequences, attempt.micro_batch_size, train.document_masking)
 
 
 class Evaluation(Callback):
@@ -180,16 +183,15 @@ class Evaluation(Callback):
 
         A collective call.
         """
-        line = self._measure(state.step, self._is_given_up)
+        line = self._measure(
+            state.step, lambda: not self.is_time_known and self.training.is_stopping()
+        )
         if line is None:
             return
         state.evaluation_due = False
         if line.loss is not None:
             state.record_validation(line.loss)
         self.last_step = state.step
-
-    def _is_given_up(self) -> bool:
-        return not self.is_time_known and self.training.is_stopping()
 
     def _measure(
         self,

@@ -67,16 +67,15 @@ def samples_in_time(model: Llama, training: Training) -> list[Sample] | None:
         None: they were given up for a request to stop.
     """
     attempt = training.attempt
-    stop = training.stop
     until = time.monotonic() + longest_silence(attempt)
     samples = sample_texts(
         model.to(training.ranks.device),
         attempt.dataset_path,
         attempt.config.train,
         attempt.lineage.conversation,
-        lambda: stop.requested or time.monotonic() > until,
+        lambda: training.stop_requested() or time.monotonic() > until,
     )
-    return None if stop.requested else samples
+    return None if training.stop_requested() else samples
 
 
 def sample_texts(

@@ -3,7 +3,7 @@
 import pytest
 
 from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
-from infini_llama.tasks.train.intervals import since_evaluation
+from infini_llama.tasks.train.planning import since_evaluation
 
 
 @pytest.mark.parametrize(
