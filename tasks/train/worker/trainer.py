@@ -131,8 +131,11 @@ class Trainer:
         self.evaluation = Evaluation(self.training, validation_set(attempt), self.metrics)
         self.samples = Samples(self.training, self.metrics)
         self.callbacks: list[Callback] = [
+            # First, since a run that diverges ends with the step.
             self.policy,
+            # Before what is no part of a step.
             Profiler(RunFolder(attempt.run_dir).profile, train.profile_steps, ranks.rank),
+            # Before the evaluation, so that metrics.jsonl has the step before its validation.
             self.metrics,
             self.evaluation,
         ]

@@ -37,6 +37,7 @@ from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_s
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, reporters
 from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZE = {"cpu": 1024, "cuda": 8192}
 SECONDS = 0.1
 FEW = 0.1  # share of a step's tokens that are targets
@@ -82,12 +83,7 @@ class StepMetrics(Callback):
         if attempt.model.attention == "infini":
             with training.strategy.full_parameters():
                 self.gate_warnings.ignore(gate_shares(training.strategy.model))
-        if attempt.plan.precision == "fp16":
-            dtype = torch.float16
-        elif attempt.plan.precision == "fp32":
-            dtype = torch.float32
-        else:
-            dtype = torch.bfloat16
+        dtype = DTYPES[attempt.plan.precision]
         peak = math.nan  # without a measurement on every rank there is no MFU
         with best_effort("the measurement of the peak of this processor, for MFU"):
             peak = peak_flops(training.ranks.device, dtype)

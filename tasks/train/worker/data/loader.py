@@ -266,15 +266,11 @@ class Prefetch:
         if self.threads is None:
             micro_batches = list(self.batches.micro_batches(samples, self.device))
             return GlobalBatch(micro_batches, self.batches.targets(samples))
-        needed = [samples]
-        while len(needed) <= self.workers:
-            needed.append(self.following(needed[-1]))
         ahead: dict[int, Future[GlobalBatch]] = {}
-        for first in needed:
-            future = self.ahead.get(first)
-            if future is None:
-                future = self.threads.submit(self._build, first)
-            ahead[first] = future
+        first = samples
+        for _ in range(self.workers + 1):
+            ahead[first] = self.ahead.get(first) or self.threads.submit(self._build, first)
+            first = self.following(first)
         # A batch built for a position that is never reached is dropped.
         self.ahead = ahead
         built = self.ahead.pop(samples).result()
