@@ -86,7 +86,8 @@ def test_a_stop_while_texts_are_written_keeps_the_step(lab, calm, tmp_path):
     settings = (*TWO_RANKS, "train.sample_tokens=200")
     started = lab.start("texts", *settings, slow)
     wait_until(lambda: "validation loss" in started.log.read_text(), 120)
-    time.sleep(2)
+    wait_for_phase(lab, "texts", "samples", 8, started)
+    wait_until(lambda: checkpoint_steps(lab, "texts") == [8], 3, "texts were written before")
     text = stop(started, 10)
     assert "the newest checkpoint is at step 8" in text
     assert checkpoint_steps(lab, "texts") == [8], "no other step was begun"

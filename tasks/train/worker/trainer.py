@@ -37,7 +37,12 @@ from infini_llama.tasks.train.worker.callbacks.evaluation import (
     validation_set,
 )
 from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.samples import ADVICE, WHAT, Samples, samples_in_time
+from infini_llama.tasks.train.worker.callbacks.samples import (
+    ADVICE,
+    WHAT,
+    samples_in_time,
+    write_samples,
+)
 from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.callbacks.update_policy import UpdatePolicy
 from infini_llama.tasks.train.worker.checkpointer import Checkpointer
@@ -129,7 +134,6 @@ class Trainer:
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(self.training)
         self.evaluation = Evaluation(self.training, validation_set(attempt), self.metrics)
-        self.samples = Samples(self.training, self.metrics)
         self.callbacks: list[Callback] = [
             # First, since a run that diverges ends with the step.
             self.policy,
@@ -186,7 +190,7 @@ class Trainer:
             self.checkpointer.save(self.state)
         if self.finished or self.evaluation.last_step != self.state.step:
             return stop_requested
-        self.samples.write(self.state.step, stop_requested)
+        write_samples(self.training, self.metrics.writer, self.state.step, stop_requested)
         stop_requested = stop_requested or self.training.is_stopping()
         if stop_requested and not is_saved:
             self.checkpointer.save(self.state)

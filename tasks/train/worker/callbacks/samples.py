@@ -14,50 +14,42 @@ from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.storage.dataset_files import verified_manifest
 from infini_llama.tasks.tokenizers.encoder import encoder_of_dataset
 from infini_llama.tasks.train.worker.callbacks.callback import Training, longest_silence
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import Sample
-from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Sample
 
 WHAT = "sampling from the model"
 ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples."
 
 
-class Samples:
-    """Continuations of train.sample_prompts, into samples.jsonl and the reporters.
+def write_samples(
+    training: Training, writer: MetricsWriter | None, step: int, stop_requested: bool
+) -> None:
+    """Write continuations of train.sample_prompts into samples.jsonl and to the reporters.
 
-    They are written after each evaluation but the last one, once what the step needs saved is
-    saved; those of the finished run are in result.json.
+    That is done after each evaluation but the last one, once what the step needs saved is saved;
+    the texts of the finished run are in result.json. After a request to stop, it is recorded that
+    there are none. A collective call.
+
+    Args:
+        writer: on the first rank.
+        stop_requested: on any rank, before.
     """
-
-    def __init__(self, training: Training, metrics: StepMetrics) -> None:
-        self.training = training
-        self.metrics = metrics
-
-    def write(self, step: int, stop_requested: bool) -> None:
-        """Write the texts after `step`, or that a request to stop left none.
-
-        A collective call.
-
-        Args:
-            stop_requested: on any rank, before.
-        """
-        training = self.training
-        if training.attempt.config.train.sample_prompts == []:
-            return
-        training.heartbeat.beat("samples", step)
-        if stop_requested:
-            if self.metrics.writer:
-                self.metrics.writer.give_up_samples(step)
-            return
-        model = training.strategy.to_plain_model()
-        if model is not None and self.metrics.writer:
-            with best_effort(WHAT, ADVICE, repeated=True):
-                samples = samples_in_time(model, training)
-                if samples is None:
-                    self.metrics.writer.give_up_samples(step)
-                else:
-                    self.metrics.writer.samples(step, samples)
-        training.strategy.model.train()
-        training.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
+    if training.attempt.config.train.sample_prompts == []:
+        return
+    training.heartbeat.beat("samples", step)
+    if stop_requested:
+        if writer:
+            writer.give_up_samples(step)
+        return
+    model = training.strategy.to_plain_model()
+    if model is not None and writer:
+        with best_effort(WHAT, ADVICE, repeated=True):
+            samples = samples_in_time(model, training)
+            if samples is None:
+                writer.give_up_samples(step)
+            else:
+                writer.samples(step, samples)
+    training.strategy.model.train()
+    training.ranks.barrier()  # which the other ranks wait at, whether there are samples or not
 
 
 def samples_in_time(model: Llama, training: Training) -> list[Sample] | None:
