@@ -86,27 +86,18 @@ class Mirror:
             path: where the artifact is committed.
             of: where it has been moved to since.
         """
-        place = f"{self.place(path)}/{MANIFEST}"
-        if not self._exists(place):
-            return False
-        return self.files.cat_file(place) == ((of or path) / MANIFEST).read_bytes()
+        return self.read(path / MANIFEST) == ((of or path) / MANIFEST).read_bytes()
 
     def keep(self, path: Path, kind: str) -> int:
-        """Copy the artifact at `path`, manifest last.
-
-        Returns:
-            the bytes that were sent; 0 where it was kept before.
+        """Copy the artifact at `path`, manifest last; return its bytes.
 
         Raises:
             Damaged: its files do not have the sizes of its manifest; a copy of it would be
                 worthless.
             OSError: the mirror does not take it.
         """
-        if self.has(path):
-            return 0
         manifest = check(path, kind, checksums=False)
         place = self.place(path)
-        sent = 0
         self._remove_file(f"{place}/{MANIFEST}")  # of an artifact of this name that was built anew
         for name, expected in manifest.files.items():
             self.keep_file(path / name)
@@ -115,9 +106,8 @@ class Mirror:
                 raise OSError(
                     f"{place}/{name} has {size} bytes after it was copied, not {expected.size}"
                 )
-            sent += expected.size
         self.keep_file(path / MANIFEST)
-        return sent
+        return sum(file.size for file in manifest.files.values())
 
     def keep_file(self, path: Path) -> None:
         """Copy one file."""
@@ -470,8 +460,7 @@ def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
     if kind == KIND:
         _records(mirror, run)
     sent = mirror.keep(path, kind)
-    if sent:
-        log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
+    log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
 
 
 def _records(mirror: Mirror, run: RunFolder) -> None:
