@@ -94,8 +94,8 @@ def _require_disk_space(attempt: AttemptPlan) -> None:
 def record_killed_attempts(run: RunFolder) -> int:
     """Record attempts that have a folder but no record.
 
-    They were killed together with the command that watched them. A record without a folder is one
-    whose logs were removed, or not brought along to this machine.
+    They were killed together with the command, or flow run, that watched them. A record without a
+    folder is one whose logs were removed, or not brought along to this machine.
 
     Returns:
         number of the newest attempt.

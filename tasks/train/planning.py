@@ -2,7 +2,6 @@
 
 import logging
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from infini_llama.configs.durations import duration
@@ -17,15 +16,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput, seconds_after
-from infini_llama.tasks.runs.run_folder import (
-    RunFolder,
-    attempt_folders,
-    number_of,
-    read_attempt_plan,
-    read_attempts,
-    read_metrics,
-)
-from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts, read_metrics
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.train.stopping import longest_evaluation, stop_seconds
 
@@ -128,16 +119,8 @@ def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> At
 
 
 def is_first_of_command(run: RunFolder, invocation: str) -> bool:
-    """Whether this command has made no attempt before.
-
-    An attempt that was killed with its command, or flow run, has no record yet.
-    """
-    made = {record.attempt: record.invocation for record in read_attempts(run)}
-    for folder in attempt_folders(run):
-        if number_of(folder) not in made:
-            with suppress(Damaged):
-                made[number_of(folder)] = read_attempt_plan(folder).invocation
-    return invocation not in made.values()
+    """Whether this command, or flow run, has made no attempt before, once all are recorded."""
+    return invocation not in {record.invocation for record in read_attempts(run)}
 
 
 def _refuse_other_model(chosen: Path, state: TrainState, lineage: Lineage) -> None:

@@ -19,6 +19,7 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.attempt import attempts_until_finished
+from infini_llama.tasks.train.attempt_folder import record_killed_attempts
 from infini_llama.tasks.train.binding import bind_run, goes_back
 from infini_llama.tasks.train.locking import LockedRun, hold_gpus, hold_run, identities, local_gpus
 from infini_llama.tasks.train.planning import is_first_of_command, plan_attempt
@@ -62,6 +63,7 @@ def train(
     with hold_run(run, config.runtime, each_poll) as locked, _bound_by_an_attempt(run):
         plan = environment.plan
         lineage = bind_run(config, dataset, plan)
+        record_killed_attempts(run)
         reader = RunReader(run.path)
         is_finished = reader.result is not None and not goes_back(config.runtime.resume, lineage)
         # A finished run keeps the record of the environment that it was trained in.

@@ -18,6 +18,7 @@ from infini_llama.tasks.records.plan import EnvironmentRecord, PlannedEnvironmen
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, write_attempt_plan
 from infini_llama.tasks.train import stage
+from infini_llama.tasks.train.attempt_folder import record_killed_attempts
 from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.made_up_runs import add_checkpoint, make_run
@@ -199,6 +200,7 @@ def test_retry_of_a_killed_flow_run_does_not_go_back_again(tmp_path):
     folder.mkdir(parents=True)
     write_attempt_plan(folder, first)
     own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
+    record_killed_attempts(run)
     assert planned(tmp_path, "flow-run-a", "never").resume_from == own, (
         "the attempt was killed with its process"
     )
