@@ -123,6 +123,21 @@ def test_a_model_learns_the_same_with_chunks(attention, tied):
     assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
 
 
+def gradients(model: Llama, ids: torch.Tensor, checkpointing: str) -> list[torch.Tensor | None]:
+    """The loss and the gradient of each parameter, from the same random numbers."""
+    model.checkpoint_activations(checkpointing)
+    model.zero_grad()
+    torch.manual_seed(3)
+    total, _ = model.loss(ids[:, :-1], ids[:, 1:])
+    total.backward()
+    return [total.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def assert_equal(values: list[torch.Tensor | None], others: list[torch.Tensor | None]) -> None:
+    for value, other in zip(values, others, strict=True):
+        assert value is not None and other is not None and torch.equal(value, other)
+
+
 @pytest.mark.parametrize("kind", ["selective", "full"])
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -131,19 +146,13 @@ def test_recomputed_activations_change_no_bit(attention, dropout, kind):
     ids = torch.randint(0, 97, (2, 30))
     results, kept = [], []
     for checkpointing in ("none", kind):
-        model.checkpoint_activations(checkpointing)
-        model.zero_grad()
-        torch.manual_seed(3)
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x
         ):
-            total, _ = model.loss(ids[:, :-1], ids[:, 1:])
-        total.backward()
-        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+            results.append(gradients(model, ids, checkpointing))
         kept.append(sum(sizes))
-    for gradient, other in zip(*results, strict=True):
-        assert gradient is not None and other is not None and torch.equal(gradient, other)
+    assert_equal(*results)
     assert kept[1] < kept[0]
 
 
@@ -173,15 +182,7 @@ def test_selective_checkpointing_draws_the_same_numbers_after_attention_with_dro
     )
     monkeypatch.setattr(layers, "EXPENSIVE", layers.EXPENSIVE | {fused_dropout._opoverload})
     ids = torch.randint(0, 97, (2, 30))
-    gradients: list[list[torch.Tensor | None]] = []
-    for checkpointing in ("none", "selective"):
-        model.checkpoint_activations(checkpointing)
-        model.zero_grad()
-        torch.manual_seed(3)
-        model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for gradient, other in zip(*gradients, strict=True):
-        assert gradient is not None and other is not None and torch.equal(gradient, other)
+    assert_equal(gradients(model, ids, "none"), gradients(model, ids, "selective"))
 
 
 @pytest.mark.parametrize(("kind", "passes"), [("selective", 2), ("full", 3)])
@@ -190,14 +191,8 @@ def test_selective_checkpointing_keeps_the_result_of_blocked_attention(kind, pas
     model, ids = Llama(small(), "blocked"), torch.randint(0, 97, (2, 30))
     calls, real = [], blocked._blocks
     monkeypatch.setattr(blocked, "_blocks", lambda *given: calls.append(1) or real(*given))
-    gradients: list[list[torch.Tensor | None]] = []
-    for checkpointing in ("none", kind):
-        model.checkpoint_activations(checkpointing)
-        model.keep_attention_weights(checkpointing == "none")
-        model.zero_grad()
-        calls.clear()
-        model.loss(ids[:, :-1], ids[:, 1:])[0].backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
+    expected = gradients(model, ids, "none")
+    calls.clear()
+    model.keep_attention_weights(False)
+    assert_equal(expected, gradients(model, ids, kind))
     assert len(calls) == passes * len(model.model.layers)
-    for gradient, other in zip(*gradients, strict=True):
-        assert gradient is not None and other is not None and torch.equal(gradient, other)

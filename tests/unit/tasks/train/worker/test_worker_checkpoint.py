@@ -60,17 +60,26 @@ def test_weights_and_moments_are_restored_bitwise(saved):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path, optimizer):
-    """As after steps whose gradients overflowed."""
-    config = LlamaConfig(61, 16, 32, 2, 2, 1, 16)
-    strategy = single_rank(Llama(config), TrainingConfig(optimizer=optimizer))
+def strategy_of(optimizer: str):
+    return single_rank(
+        Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)), TrainingConfig(optimizer=optimizer)
+    )
+
+
+def take_step(strategy, apply: bool) -> None:
     ids = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(1))
     strategy.accumulate([(ids[:, :-1], ids[:, 1:], None)], 32)
     strategy.clip_gradients()
-    strategy.update(apply=False)
+    strategy.update(apply=apply)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path, optimizer):
+    """As after steps whose gradients overflowed."""
+    strategy = strategy_of(optimizer)
+    take_step(strategy, apply=False)
     path = save_checkpoint(tmp_path, 1, strategy.tensors(), {"step": 1})
-    other = single_rank(Llama(config), TrainingConfig(optimizer=optimizer))
+    other = strategy_of(optimizer)
     other.load_tensors(path)
     assert state_hash(other.tensors(), "") == state_hash(strategy.tensors(), "")
 
@@ -82,14 +91,10 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
 )
 def test_another_optimizer_begins_without_state(ranks, tmp_path, before, now, is_recorded):
     """A checkpoint that does not record its optimizer has the state of the names that are the same."""
-    config = LlamaConfig(61, 16, 32, 2, 2, 1, 16)
-    strategy = single_rank(Llama(config), TrainingConfig(optimizer=before))
-    ids = torch.randint(0, 61, (2, 17), generator=torch.Generator().manual_seed(1))
-    strategy.accumulate([(ids[:, :-1], ids[:, 1:], None)], 32)
-    strategy.clip_gradients()
-    strategy.update(apply=True)
+    strategy = strategy_of(before)
+    take_step(strategy, apply=True)
     path = save_checkpoint(tmp_path, 1, saved := strategy.tensors(), {"step": 1})
-    other = single_rank(Llama(config), TrainingConfig(optimizer=now))
+    other = strategy_of(now)
     anew = other.load_tensors(path, has_own_optimizer=not is_recorded)
     loaded = other.tensors()
     assert state_hash(loaded, "model.") == state_hash(saved, "model.")
