@@ -122,6 +122,9 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if origin is dict:
         return "a mapping of keys to values"
     if allowed is str:
+        names = _rule(rules, "names")
+        if names:
+            return "one of " + ", ".join(names)
         pattern = _rule(rules, "pattern")
         if pattern:
             return PATTERNS[pattern]

@@ -1,56 +1,91 @@
-"""Facts of each optimizer, without torch.
+"""The optimizers that `train.optimizer` names, without torch.
 
-The function of its name in tasks/train/worker/strategies/optimizer.py builds it.
+tasks/train/worker/strategies/optimizer.py makes them.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
-Strategy = Literal["ddp", "fsdp", "hsdp", "deepspeed"]
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infini_llama.configs.choices import Choice
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import TrainingConfig
+
+MOMENTUM = 0.95  # of sgd and muon
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """The facts of one optimizer.
+class Update:
+    """A class of optimizers, and what it is given beside parameters and learning rate.
 
     Attributes:
-        moments: values in fp32 that it keeps for each parameter.
-        matrix_moments: the same for the matrices of the layers.
-        deepspeed: its name in a DeepSpeed JSON file; "" where DeepSpeed cannot use it.
-        strategies: values of train.parallel that it works with.
+        maker: the class, as "module:name". Its state is tensors that begin at zero.
+        moments: names of the tensors in fp32 that it keeps for each parameter, in its shape.
+        arguments: of the class, by name.
     """
 
-    moments: int
-    matrix_moments: int
-    deepspeed: str
-    strategies: tuple[Strategy, ...]
+    maker: str
+    moments: tuple[str, ...]
+    arguments: Callable[[TrainingConfig], dict[str, Any]]
 
 
-OPTIMIZERS: dict[OptimizerName, Optimizer] = {
+@dataclass(frozen=True)
+class Optimizer(Choice):
+    """A value of `train.optimizer`.
+
+    Attributes:
+        update: of all parameters, or of those that `matrices` leaves.
+        matrices: update of the matrices of the layers, each of which it needs whole; None: `update`
+            is theirs too.
+        deepspeed: its name in a DeepSpeed JSON file; "" where DeepSpeed cannot use it.
+    """
+
+    update: Update
+    matrices: Update | None = None
+    deepspeed: str = ""
+
+
+def _adam(train: TrainingConfig) -> dict[str, Any]:
+    return {
+        "betas": (train.adam_beta1, train.adam_beta2),
+        "eps": train.adam_epsilon,
+        "fused": True,
+    }
+
+
+ADAMW = Update("torch.optim:AdamW", ("exp_avg", "exp_avg_sq"), _adam)
+OPTIMIZERS = {
     "adamw": Optimizer(
-        moments=2,
-        matrix_moments=2,
+        description="Adam with decoupled weight decay.",
+        update=ADAMW,
         deepspeed="AdamW",
-        strategies=("ddp", "fsdp", "hsdp", "deepspeed"),
     ),
     "adam": Optimizer(
-        moments=2,
-        matrix_moments=2,
+        description="weight decay is added to the gradient.",
+        update=Update("torch.optim:Adam", ("exp_avg", "exp_avg_sq"), _adam),
         deepspeed="Adam",
-        strategies=("ddp", "fsdp", "hsdp", "deepspeed"),
     ),
     "sgd": Optimizer(
-        moments=1,
-        matrix_moments=1,
-        deepspeed="",
-        strategies=("ddp", "fsdp", "hsdp"),
+        description=f"a momentum of {MOMENTUM}; weight decay is added to the gradient.",
+        update=Update(
+            "torch.optim:SGD",
+            ("momentum_buffer",),
+            lambda train: {"momentum": MOMENTUM, "fused": True},
+        ),
     ),
-    # An update needs the whole matrix; all other parameters are AdamW's.
     "muon": Optimizer(
-        moments=2,
-        matrix_moments=1,
-        deepspeed="",
-        strategies=("ddp",),
+        description=f"used for the matrices of the layers, with a momentum of {MOMENTUM}, and adamw "
+        "for all other parameters.",
+        update=ADAMW,
+        # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025,
+        # arXiv 2502.16982, section 2.2).
+        matrices=Update(
+            "torch.optim:Muon",
+            ("momentum_buffer",),
+            lambda train: {"momentum": MOMENTUM, "adjust_lr_fn": "match_rms_adamw"},
+        ),
     ),
 }

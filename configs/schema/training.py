@@ -9,8 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from infini_llama.configs.choices import OneOf, descriptions
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
-from infini_llama.configs.optimizers import OPTIMIZERS, OptimizerName, Strategy
+from infini_llama.configs.optimizers import OPTIMIZERS
+from infini_llama.configs.parallel import STRATEGIES, optimizers_of, strategies_of
+from infini_llama.configs.schedules import SCHEDULES
 from infini_llama.configs.schema.section import Section, fixed, free, inexact
 
 Count = Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=COUNT)]
@@ -118,12 +121,9 @@ class TrainingConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = inexact(
         default=1e-3, description="Peak learning rate, after the warm-up."
     )
-    lr_schedule: Literal["cosine", "linear", "constant", "polynomial", "inverse_sqrt", "wsd"] = (
-        inexact(
-            default="cosine",
-            description="Learning-rate schedule after the warm-up. polynomial has the exponent 2. "
-            "wsd (warmup-stable-decay) stays at the peak until the last fifth of the run.",
-        )
+    lr_schedule: Annotated[str, OneOf(tuple(SCHEDULES))] = inexact(
+        default="cosine",
+        description="Learning-rate schedule after the warm-up. " + descriptions(SCHEDULES),
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.1, description="Final learning rate as a fraction of the peak."
@@ -131,11 +131,8 @@ class TrainingConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = inexact(
         default=100, description="Steps of linear warm-up from zero. Must be fewer than max_steps."
     )
-    optimizer: OptimizerName = inexact(
-        default="adamw",
-        description="Optimizer. muon is used for the matrices of the layers, with adamw for all "
-        "other parameters. In adam and sgd, weight decay is added to the gradient. sgd and muon "
-        "have a momentum of 0.95.",
+    optimizer: Annotated[str, OneOf(tuple(OPTIMIZERS))] = inexact(
+        default="adamw", description=descriptions(OPTIMIZERS)
     )
     weight_decay: Annotated[float, Field(ge=0)] = inexact(
         default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
@@ -206,12 +203,8 @@ class TrainingConfig(Section):
         description="Copy checkpoints to memory and write them in the background. false: training "
         "waits, and no copy is needed.",
     )
-    parallel: Strategy = inexact(
-        default="ddp",
-        description="ddp: the model is replicated on every worker. fsdp: parameters, gradients and "
-        "optimizer state are sharded over all workers (FSDP2). hsdp: sharded in groups of "
-        "train.shard_size workers and replicated between groups. deepspeed: sharded by DeepSpeed's "
-        "ZeRO (extra `deepspeed`).",
+    parallel: Annotated[str, OneOf(tuple(STRATEGIES))] = inexact(
+        default="ddp", description=descriptions(STRATEGIES)
     )
     zero_stage: Literal[1, 2, 3] | None = inexact(
         default=None,
@@ -285,11 +278,8 @@ class TrainingConfig(Section):
 
     def shards(self, workers: int, workers_per_node: int) -> int:
         """Workers that share one copy of the model; 1 where each has its own."""
-        if self.parallel in ("ddp", "deepspeed"):  # of ZeRO, what every stage fits into
-            return 1
-        if self.parallel == "fsdp":
-            return workers
-        return workers_per_node if self.shard_size == "auto" else self.shard_size
+        shard_size = workers_per_node if self.shard_size == "auto" else self.shard_size
+        return STRATEGIES[self.parallel].shards(workers, shard_size)
 
     @field_validator("eval_tokens")
     @classmethod
@@ -328,11 +318,9 @@ class TrainingConfig(Section):
                 f"eval_steps={self.eval_steps}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
-        strategies = OPTIMIZERS[self.optimizer].strategies
+        strategies = strategies_of(OPTIMIZERS[self.optimizer])
         if self.parallel not in strategies:
-            others = [
-                name for name, other in OPTIMIZERS.items() if self.parallel in other.strategies
-            ]
+            others = optimizers_of(self.parallel)
             raise ValueError(
                 f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use "
                 f"parallel={' or '.join(strategies)}, or optimizer={' or '.join(others)}"
@@ -356,14 +344,16 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed"
             )
-        if self.parallel == "ddp" and self.zero_stage is not None:
+        stages = STRATEGIES[self.parallel].zero_stages
+        if self.zero_stage is not None and not stages:
             raise ValueError(
-                f"zero_stage={self.zero_stage} is given, but parallel=ddp shards nothing; use "
-                "parallel=fsdp"
+                f"zero_stage={self.zero_stage} is given, but parallel={self.parallel} shards "
+                "nothing; use parallel=fsdp"
             )
-        if self.parallel in ("fsdp", "hsdp") and self.zero_stage == 1:
+        if self.zero_stage is not None and self.zero_stage not in stages:
             raise ValueError(
-                f"parallel={self.parallel} has no zero_stage=1; use 2, or parallel=deepspeed"
+                f"parallel={self.parallel} has no zero_stage={self.zero_stage}; use {stages[0]}, "
+                "or parallel=deepspeed"
             )
         return self
 
@@ -374,7 +364,7 @@ class TrainingConfig(Section):
                 f"compile={self.compile} cannot be combined with parallel=deepspeed; use "
                 "compile=off, or parallel=fsdp"
             )
-        if self.compile == "whole" and self.parallel != "ddp":
+        if self.compile == "whole" and STRATEGIES[self.parallel].zero_stages:
             raise ValueError(
                 f"compile=whole cannot be combined with parallel={self.parallel}, which gathers "
                 "parameters layer by layer; use compile=block"

@@ -35,7 +35,8 @@ def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
     optimizer = OPTIMIZERS[train.optimizer]
     matrices = trained_layer_matrices(model, train.frozen_layers)
     others = trained_parameters(model, train.frozen_layers) - matrices
-    return 4 * (optimizer.matrix_moments * matrices + optimizer.moments * others)
+    of_matrices = optimizer.matrices or optimizer.update
+    return 4 * (len(of_matrices.moments) * matrices + len(optimizer.update.moments) * others)
 
 
 def checkpoint_bytes(model: LlamaConfig, train: TrainingConfig) -> int:

@@ -24,7 +24,7 @@ def learned(attention="softmax", half=False, padding=1, compiled="off"):
     config = LlamaConfig(**(config.to_dict() | {"pad_vocab_to_multiple_of": padding}))
     model = Llama(config).to(ranks.device)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
-    strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast)
+    strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast, 4)
     if compiled != "off":
         Compiled(strategy.module, model, compiled).switch_on()
     rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).cuda()

@@ -20,8 +20,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from infini_llama.configs.deepspeed import engine_settings
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.reading import JsonObject
+from infini_llama.configs.optimizers import OPTIMIZERS
+from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
 from infini_llama.tasks.train.worker.data.loader import Batch
@@ -31,9 +33,8 @@ from infini_llama.tasks.train.worker.strategies.native import (
     load_but_for_new_state,
     plain_model,
 )
+from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def load_deepspeed(device: torch.device) -> Any:
@@ -65,29 +66,25 @@ def load_deepspeed(device: torch.device) -> Any:
 class DeepSpeed:
     """The engine around a model and its optimizer, which it makes its own.
 
-    See `Strategy` for the methods.
-
-    Args:
-        optimizer: AdamW or Adam over the parameters of `model`; its groups hold this rank's flat
-            partitions afterwards.
-        settings: of `configs.deepspeed.engine_settings`.
+    The optimizer's groups hold this rank's flat partitions. See `Strategy` for the methods.
     """
 
     def __init__(
         self,
         model: Llama,
-        optimizer: torch.optim.Optimizer,
-        settings: JsonObject,
+        train: TrainingConfig,
         ranks: Ranks,
         autocast: torch.autocast,
+        micro_batch_size: int,
     ) -> None:
         self.deepspeed = load_deepspeed(ranks.device)
         self.model = model
         self.ranks = ranks
-        self.optimizer = optimizer
+        self.optimizer = build_optimizer(model, train)
+        self.moments = OPTIMIZERS[train.optimizer].update.moments
         self.parameters_by_name = dict(model.named_parameters())
         self.apply = True
-        update = optimizer.step
+        update = self.optimizer.step
 
         def step(*_: Any) -> Any:
             """Update if `apply`.
@@ -96,16 +93,16 @@ class DeepSpeed:
             """
             return update() if self.apply else None
 
-        optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.step = step  # pyright: ignore[reportAttributeAccessIssue]
         self.engine = self.deepspeed.initialize(
             model=LossModule(model, ranks.context, autocast),
-            optimizer=optimizer,
-            config=settings,
+            optimizer=self.optimizer,
+            config=engine_settings(train, micro_batch_size, ranks.world_size),
             dist_init_required=False,
         )[0]
         self.module: nn.Module = self.engine
         # The engine finds the moments of all groups when it has updated the first one.
-        init_optimizer_state(optimizer)
+        init_optimizer_state(self.optimizer)
         self.stage: int = self.engine.zero_optimization_stage()
         self.mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
@@ -159,7 +156,7 @@ class DeepSpeed:
         state: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters_by_name.items():
             state[f"model.{name}"] = self._rows(utils.safe_get_full_fp32_param(parameter))
-            for moment in MOMENTS:
+            for moment in self.moments:
                 state[f"optimizer.{name}.{moment}"] = self._rows(
                     utils.safe_get_full_optimizer_state(parameter, moment)
                 )
@@ -176,7 +173,8 @@ class DeepSpeed:
             with self._gathered([parameter], modified=True):
                 parameter.copy_(weights)
             moments = {
-                moment: full_tensor(tensors[f"optimizer.{name}.{moment}"]) for moment in MOMENTS
+                moment: full_tensor(tensors[f"optimizer.{name}.{moment}"])
+                for moment in self.moments
             }
             if self.stage < 3:
                 utils.safe_set_full_fp32_param(parameter, weights)

@@ -78,6 +78,7 @@ class NativeStrategy:
         train: TrainingConfig,
         ranks: Ranks,
         autocast: torch.autocast,
+        micro_batch_size: int,
     ) -> None:
         self.model = model
         self.train = train

@@ -1,15 +1,16 @@
 """The optimizers that `train.optimizer` names (configs/optimizers.py), and their groups."""
 
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from infini_llama.configs.optimizers import OPTIMIZERS, Update
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 Group = dict[str, Any]  # as torch's optimizers take them, with a "name" and the "peak_lr"
-MOMENTUM = 0.95  # of sgd and muon
 
 
 def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimizer:
@@ -22,32 +23,17 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     for group in groups:
         is_of_gates = group["name"] == "gates"
         group["peak_lr"] = train.gate_learning_rate if is_of_gates else train.learning_rate
-    rate = train.learning_rate
-    adam: dict[str, Any] = {
-        "lr": rate,
-        "betas": (train.adam_beta1, train.adam_beta2),
-        "eps": train.adam_epsilon,
-        "fused": True,
-    }
-    match train.optimizer:
-        case "adamw":
-            return torch.optim.AdamW(groups, **adam)
-        case "adam":
-            return torch.optim.Adam(groups, **adam)
-        case "sgd":
-            return torch.optim.SGD(groups, lr=rate, momentum=MOMENTUM, fused=True)
-        case "muon":
-            matrices, others = _split_matrices(model, groups)
-            # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al.
-            # 2025, arXiv 2502.16982, section 2.2).
-            muon = torch.optim.Muon(
-                [matrices],
-                lr=rate,
-                momentum=MOMENTUM,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            adamw = torch.optim.AdamW(others, **adam)
-            return Both(muon, adamw)
+    optimizer = OPTIMIZERS[train.optimizer]
+    if optimizer.matrices is None:
+        return _made(optimizer.update, groups, train)
+    matrices, others = _split_matrices(model, groups)
+    of_matrices = _made(optimizer.matrices, [matrices], train)
+    return Both(of_matrices, _made(optimizer.update, others, train))
+
+
+def _made(update: Update, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
+    make: Any = resolve_name(update.maker)
+    return make(groups, lr=train.learning_rate, **update.arguments(train))
 
 
 class Both(torch.optim.Optimizer):

@@ -3,54 +3,28 @@
 Both are pure functions of the step, so that resuming needs no state.
 """
 
-import math
-
+from infini_llama.configs.schedules import SCHEDULES, Position
 from infini_llama.configs.schema import TrainingConfig
 
-EXPONENT = 2  # of the polynomial schedule
-DECAY = 0.2  # share of all steps in which wsd decays
 SAMPLED_STEPS = 10_000
 
 
 def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     """The share of the peak rate that the step after `step` completed ones uses.
 
-    Linear warm-up, then `train.lr_schedule`. With p the progress from the end of the warm-up to
-    `max_steps`, r = `min_learning_rate_ratio`:
-
-    cosine: r + (1 - r) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5,
-        one period).
-    linear: 1 - (1 - r) p.
-    polynomial: r + (1 - r) (1 - p)^2.
-    constant: 1.
-    inverse_sqrt: sqrt(w / (step + 1)), w the warm-up, at least r (Vaswani et al. 2017, section
-        5.3).
-    wsd: 1, and over the last fifth of all steps, or what the warm-up leaves of it, down to r,
-        linearly (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395, section 4; linear as in
-        Haegele et al. 2024, arXiv 2405.18392).
+    Linear warm-up, then `train.lr_schedule`.
     """
     warmup = train.warmup_steps
-    total = max_steps
-    low = train.min_learning_rate_ratio
     if step < warmup:
         return (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    match train.lr_schedule:
-        case "cosine":
-            return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
-        case "linear":
-            return 1 - (1 - low) * progress
-        case "polynomial":
-            return low + (1 - low) * (1 - progress) ** EXPONENT
-        case "inverse_sqrt":
-            return max(low, math.sqrt(max(1, warmup) / (step + 1)))
-        case "wsd":
-            decay_steps = max(1, round(DECAY * total))
-            start = max(warmup, total - decay_steps)
-            decayed = min(1.0, max(0, step - start) / max(1, total - start))
-            return 1 - (1 - low) * decayed
-        case "constant":
-            return 1.0
+    position = Position(
+        step=step,
+        warmup=warmup,
+        total=max_steps,
+        low=train.min_learning_rate_ratio,
+        progress=min(1.0, (step - warmup) / max(1, max_steps - warmup)),
+    )
+    return SCHEDULES[train.lr_schedule].factor(position)
 
 
 def write_jitter(most: float, max_steps: int, step: int, learned: bool = False) -> float:

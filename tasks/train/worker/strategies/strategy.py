@@ -6,19 +6,18 @@ A strategy spreads model and optimizer over the ranks.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from infini_llama.configs.deepspeed import engine_settings
+from infini_llama.configs.parallel import STRATEGIES
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import Precision
 from infini_llama.tasks.train.worker.data.loader import Batch
-from infini_llama.tasks.train.worker.strategies.deepspeed import DeepSpeed
-from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP, NativeStrategy
-from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
+from infini_llama.tasks.train.worker.strategies.native import NativeStrategy
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
 
@@ -122,12 +121,7 @@ def build_strategy(
     """
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")
-    if train.parallel == "deepspeed":
-        settings = engine_settings(train, micro_batch_size, ranks.world_size)
-        optimizer = build_optimizer(model, train)
-        return DeepSpeed(model, optimizer, settings, ranks, autocast)
-    if ranks.world_size == 1:
-        return NativeStrategy(model, train, ranks, autocast)
-    if train.parallel == "ddp":
-        return DDP(model, train, ranks, autocast)
-    return FSDP(model, train, ranks, autocast)
+    make: Any = resolve_name(STRATEGIES[train.parallel].maker)
+    if ranks.world_size == 1 and issubclass(make, NativeStrategy):
+        make = NativeStrategy  # there is nothing to spread
+    return make(model, train, ranks, autocast, micro_batch_size)

@@ -2,16 +2,14 @@
 
 import math
 from itertools import pairwise
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_llama.configs.schedules import SCHEDULES
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.train.worker.strategies.schedule import factor
-
-SCHEDULES = get_args(TrainingConfig.model_fields["lr_schedule"].annotation)
 
 
 def settings(schedule, warmup=10, total=110, low=0.1):
@@ -46,7 +44,7 @@ def test_wsd_decays_from_the_peak_after_a_warm_up_that_reaches_into_the_last_fif
 
 
 @given(
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from([*SCHEDULES]),
     warmup=st.integers(0, 50),
     steps=st.integers(1, 200),
     low=st.floats(0, 1),

@@ -1,0 +1,69 @@
+"""The strategies that `train.parallel` names, without torch.
+
+Each is a class in tasks/train/worker/strategies with the methods of `Strategy` there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infini_llama.configs.choices import Choice
+from infini_llama.configs.optimizers import OPTIMIZERS, Optimizer
+
+FOLDER = "infini_llama.tasks.train.worker.strategies"
+
+
+@dataclass(frozen=True)
+class Parallel(Choice):
+    """A value of `train.parallel`.
+
+    Attributes:
+        maker: the class, as "module:name".
+        zero_stages: the values of train.zero_stage that it has; none: it shards nothing.
+        shards: workers that share one copy of the model, of all workers and train.shard_size.
+    """
+
+    maker: str
+    zero_stages: tuple[int, ...] = ()
+    shards: Callable[[int, int], int] = lambda workers, shard_size: 1
+
+
+STRATEGIES = {
+    "ddp": Parallel(
+        description="the model is replicated on every worker.",
+        maker=f"{FOLDER}.native:DDP",
+    ),
+    "fsdp": Parallel(
+        description="parameters, gradients and optimizer state are sharded over all workers "
+        "(FSDP2).",
+        maker=f"{FOLDER}.native:FSDP",
+        zero_stages=(2, 3),
+        shards=lambda workers, shard_size: workers,
+    ),
+    "hsdp": Parallel(
+        description="sharded in groups of train.shard_size workers and replicated between groups.",
+        maker=f"{FOLDER}.native:FSDP",
+        zero_stages=(2, 3),
+        shards=lambda workers, shard_size: shard_size,
+    ),
+    # Its workers count as one shard each: what every stage fits into.
+    "deepspeed": Parallel(
+        description="sharded by DeepSpeed's ZeRO (extra `deepspeed`).",
+        maker=f"{FOLDER}.deepspeed:DeepSpeed",
+        zero_stages=(1, 2, 3),
+    ),
+}
+
+
+def strategies_of(optimizer: Optimizer) -> list[str]:
+    """The strategies that an optimizer works with."""
+    return [
+        name
+        for name, strategy in STRATEGIES.items()
+        if (optimizer.matrices is None or not strategy.zero_stages)
+        and (optimizer.deepspeed or name != "deepspeed")
+    ]
+
+
+def optimizers_of(parallel: str) -> list[str]:
+    """The optimizers that a strategy works with."""
+    return [name for name, entry in OPTIMIZERS.items() if parallel in strategies_of(entry)]

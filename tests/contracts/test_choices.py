@@ -1,0 +1,24 @@
+"""What computes is there for each entry of a table in configs, and the other way round."""
+
+from pkgutil import resolve_name
+
+import pytest
+
+from infini_llama.configs.keys import words
+from infini_llama.configs.parallel import STRATEGIES
+from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.train.worker.strategies.strategy import Strategy
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_the_methods_of_one(name):
+    strategy = resolve_name(STRATEGIES[name].maker)
+    methods = {method for method in vars(Strategy) if not method.startswith("_")}
+    assert len(methods) > 5 and all(hasattr(strategy, method) for method in methods)
+
+
+def test_a_key_names_the_entries_of_its_table():
+    field = TrainingConfig.model_fields["parallel"]
+    assert words(field.annotation or str, tuple(field.metadata)) == (
+        f"one of {', '.join(STRATEGIES)}"
+    )
