@@ -77,8 +77,8 @@ OPTIMIZERS = {
         ),
     ),
     "muon": Optimizer(
-        description=f"used for the matrices of the layers, with a momentum of {MOMENTUM}, and adamw "
-        "for all other parameters.",
+        description=f"used for the matrices of the layers, with a momentum of {MOMENTUM}; adamw is "
+        "used for all other parameters.",
         update=ADAMW,
         # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025,
         # arXiv 2502.16982, section 2.2).

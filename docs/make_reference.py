@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md, the reference of every key, from the schema, and the tables of exit codes in docs/resume.md and of
-text formats in docs/data.md.
+"""Writes docs/configuration.md, the reference of every key, from the schema, and the tables of exit codes in docs/resume.md, of text
+formats in docs/data.md and of metrics in docs/metrics.md.
 
 `python docs/make_reference.py`; a test compares them.
 """
@@ -16,10 +16,12 @@ from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.keys import section_of, words
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.text_formats import DOCUMENT_ENDINGS, RECORD_ENDINGS
+from infini_llama.tasks.records.metrics import StepLine, TrainLine, ValidationLine, metrics_of
 
 TARGET = Path(__file__).with_name("configuration.md")
 RESUME = Path(__file__).with_name("resume.md")
 DATA = Path(__file__).with_name("data.md")
+METRICS = Path(__file__).with_name("metrics.md")
 TABLE = "(<!-- table: {} -->).*?(<!-- end -->)"
 HEAD = """# Configuration
 
@@ -95,6 +97,12 @@ def with_formats(page: str) -> str:
         f"| {', '.join(RECORD_ENDINGS)} | one per record, from the field `data.text_column` |\n"
     )
     return with_table(page, "formats", table)
+
+
+def with_metrics(page: str, name: str, line: type[StepLine]) -> str:
+    """The page with the table of a line's metrics between its marks."""
+    rows = [f"| `{name}` | {metric.meaning} |\n" for name, metric in metrics_of(line).items()]
+    return with_table(page, name, "| field | meaning |\n|---|---|\n" + "".join(rows))
 
 
 def with_table(page: str, name: str, table: str) -> str:
@@ -187,3 +195,6 @@ if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
     RESUME.write_text(with_exit_codes(RESUME.read_text(encoding="utf-8")), encoding="utf-8")
     DATA.write_text(with_formats(DATA.read_text(encoding="utf-8")), encoding="utf-8")
+    metrics_page = with_metrics(METRICS.read_text(encoding="utf-8"), "steps", TrainLine)
+    metrics_page = with_metrics(metrics_page, "validations", ValidationLine)
+    METRICS.write_text(metrics_page, encoding="utf-8")

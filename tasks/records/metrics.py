@@ -4,6 +4,7 @@ The files are metrics.jsonl, samples.jsonl and evaluations.jsonl.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -73,59 +74,162 @@ def when_measured(default: Any) -> Any:
     return Field(default=default, exclude_if=lambda value: value == default)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """What is said of a field of metrics.jsonl; the annotation of the field has it.
+
+    Attributes:
+        meaning: for the tables in docs/metrics.md.
+        group: of its curve in TensorBoard and Weights & Biases; "": it has none by itself.
+        chart: title in the report, and in the comparison of runs; "": it has none by itself.
+        curve: its label where a chart has several metrics, which comparisons leave out.
+        factor: of the values in the chart.
+        is_log: the chart is logarithmic.
+    """
+
+    meaning: str
+    group: str = ""
+    chart: str = ""
+    curve: str = ""
+    factor: float = 1.0
+    is_log: bool = False
+
+
 class TrainLine(StepLine):
     """One step.
 
     A field is None if it was not measured in this step or was not finite; a `when_measured` one is
-    then left out.
-
-    Attributes:
-        loss: mean over the global batch, nats per token; None: the update was skipped, or the step
-            has no targets.
-        tokens: targets trained on so far, over all ranks.
-        targets: of them, those of this step; 0: nothing was computed, and the weights did not
-            change.
-        input_tokens: that the model read in this step, over all ranks: also prompts and padding,
-            which are no targets.
-        loss_scale: with fp16.
-        gates: share of memory in the output of each head, by layer; of a layer without a memory
-            empty.
-        custom: of train.metrics_hook.
-        sequence_length: with data.curriculum.
-        step_time, data_time, save_time, save_write_time: see `StepTimes`.
-        report_time: seconds that the metrics of the step before took.
-        tokens_per_second: of `input_tokens`, all ranks together.
-        flops_per_second: of what is computed for them, all ranks together: the head is counted for
-            tokens that have logits alone.
-        mfu: `flops_per_second` as a share of the processors' peak.
-        memory_peak: bytes.
+    then left out. For the times, see also `StepTimes`.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
 
     kind: Literal["train"] = "train"
-    loss: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    tokens: int = 0
-    targets: int | None = None
-    input_tokens: int = 0
-    loss_scale: float | None = when_measured(None)
-    param_norm: float | None = when_measured(None)
-    gates: tuple[tuple[float | None, ...], ...] = when_measured(())
-    custom: dict[str, float | None] = when_measured({})
-    sequence_length: int | None = when_measured(None)
-    step_time: float = 0.0
-    data_time: float | None = None
-    save_time: float = 0.0
-    save_write_time: float = 0.0
-    report_time: float | None = None
-    tokens_per_second: float | None = None
-    flops_per_second: float | None = None
-    mfu: float | None = None
-    memory_peak: int | None = None
-    goodput: Goodput | None = when_measured(None)
-    step_time_spread: StepTimeSpread | None = when_measured(None)
+    loss: Annotated[
+        float | None,
+        Metric(
+            "mean over all targets of the global batch, nats per token; null if the update was "
+            "skipped or the step has no targets",
+            group="train",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        Metric("that of the first optimizer group", group="train", chart="Learning rate"),
+    ] = None
+    grad_norm: Annotated[
+        float | None, Metric("before clipping", group="train", chart="Gradient norm")
+    ] = None
+    tokens: Annotated[int, Metric("targets so far, all workers together")] = 0
+    targets: Annotated[
+        int | None,
+        Metric(
+            "targets of this step; a step without any computes nothing and changes no weight",
+            group="train",
+        ),
+    ] = None
+    input_tokens: Annotated[
+        int,
+        Metric(
+            "tokens that the model reads in this step: also those that are no targets, such as "
+            "prompts and padding"
+        ),
+    ] = 0
+    loss_scale: Annotated[
+        float | None,
+        Metric(
+            "with fp16: the gradient scaler's scale",
+            group="train",
+            chart="Loss scale",
+            is_log=True,
+        ),
+    ] = when_measured(None)
+    param_norm: Annotated[
+        float | None,
+        Metric("at logged steps: 2-norm of all parameters", group="train", chart="Parameter norm"),
+    ] = when_measured(None)
+    gates: Annotated[
+        tuple[tuple[float | None, ...], ...],
+        Metric(
+            "at logged steps: gates of Infini-attention, the share of memory in the output, by "
+            "layer and head"
+        ),
+    ] = when_measured(())
+    custom: Annotated[
+        dict[str, float | None], Metric("at logged steps: values of the metrics hook")
+    ] = when_measured({})
+    sequence_length: Annotated[
+        int | None, Metric("with `data.curriculum`: tokens per sequence")
+    ] = when_measured(None)
+    step_time: Annotated[
+        float,
+        Metric("seconds of the step", group="system", chart="Seconds per step", curve="step"),
+    ] = 0.0
+    data_time: Annotated[
+        float | None,
+        Metric(
+            "seconds of the step spent waiting for its batches",
+            group="system",
+            chart="Seconds per step",
+            curve="waiting for data",
+        ),
+    ] = None
+    save_time: Annotated[
+        float,
+        Metric(
+            "seconds that the last save blocked training",
+            group="system",
+            chart="Seconds per step",
+            curve="saving",
+        ),
+    ] = 0.0
+    save_write_time: Annotated[float, Metric("seconds of a background save that ended")] = 0.0
+    report_time: Annotated[
+        float | None, Metric("seconds spent on metrics and curves of the previous step")
+    ] = None
+    tokens_per_second: Annotated[
+        float | None,
+        Metric(
+            "`input_tokens` per second, all workers together",
+            group="system",
+            chart="Tokens per second",
+        ),
+    ] = None
+    flops_per_second: Annotated[
+        float | None,
+        Metric(
+            "FLOPs of a step per second, all workers together. Layers count for all "
+            "`input_tokens`, the head for tokens that have logits: on a GPU all, on a CPU also "
+            "[fewer](data.md#loss-on-answers-alone)"
+        ),
+    ] = None
+    mfu: Annotated[
+        float | None,
+        Metric(
+            "model FLOPs utilization: `flops_per_second` divided by the peak, the "
+            "matrix-multiplication speed measured when an attempt starts",
+            group="system",
+            chart="Model FLOPs utilization, %",
+            factor=100.0,
+        ),
+    ] = None
+    memory_peak: Annotated[
+        int | None,
+        Metric(
+            "peak bytes of the first worker: torch's allocator on a GPU, resident set size on a "
+            "CPU",
+            group="system",
+            chart="Memory, GB",
+            factor=1e-9,
+        ),
+    ] = None
+    goodput: Annotated[
+        Goodput | None, Metric("[time accounting](resume.md#time-accounting), seconds")
+    ] = when_measured(None)
+    step_time_spread: Annotated[
+        StepTimeSpread | None,
+        Metric("at logged steps: p50, p90 and p99 of the step time over the last 200 steps"),
+    ] = when_measured(None)
 
     @property
     def layer_gates(self) -> list[float | None]:
@@ -139,26 +243,51 @@ class TrainLine(StepLine):
 
 
 class ValidationLine(StepLine):
-    """One validation.
-
-    Attributes:
-        loss: nats per token; None: it was not finite, or with 0 `tokens` not measured.
-        bits_per_byte: over the UTF-8 bytes of the same targets, comparable between tokenizers; None
-            also without text in them.
-        tokens: targets.
-        evaluation_time: seconds.
-        memory_reads, memory_norms: by layer, see `MemoryNorms`; of the first rank's rows.
-    """
+    """One validation."""
 
     model_config = ConfigDict(allow_inf_nan=True)
 
     kind: Literal["validation"] = "validation"
-    loss: float | None = None
-    bits_per_byte: float | None = None
-    tokens: int | None = None
-    evaluation_time: float = 0.0
-    memory_reads: tuple[float | None, ...] = ()
-    memory_norms: tuple[float | None, ...] = ()
+    loss: Annotated[
+        float | None,
+        Metric(
+            "nats per token, over validation sequences with `train.eval_tokens` targets in all "
+            "(default: 64 sequences). They are drawn from the whole split, the same ones each "
+            "time; each of several sources has its share. Without targets the loss is null: not "
+            "measured, never the best checkpoint, and no reason to stop early",
+            group="validation",
+        ),
+    ] = None
+    bits_per_byte: Annotated[
+        float | None,
+        Metric(
+            "over the UTF-8 bytes of the same targets, comparable between tokenizers",
+            group="validation",
+        ),
+    ] = None
+    tokens: Annotated[int | None, Metric("targets")] = None
+    evaluation_time: Annotated[float, Metric("seconds")] = 0.0
+    memory_reads: Annotated[
+        tuple[float | None, ...],
+        Metric(
+            "per layer: root mean square of what is read from memory, divided by that of local "
+            "attention's output; of the first worker's sequences"
+        ),
+    ] = ()
+    memory_norms: Annotated[
+        tuple[float | None, ...],
+        Metric("per layer: mean Frobenius norm of the memory that a sequence's last segment reads"),
+    ] = ()
+
+
+def metrics_of(line: type[StepLine]) -> dict[str, Metric]:
+    """The metrics that are fields of a line, by their names."""
+    return {
+        name: metric
+        for name, field in line.model_fields.items()
+        for metric in field.metadata
+        if isinstance(metric, Metric)
+    }
 
 
 MetricsLine = TrainLine | ValidationLine

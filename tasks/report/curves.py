@@ -2,23 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Literal, TypeVar
 
 from infini_llama.tasks.document import Chart, Curve
 from infini_llama.tasks.formatting import NATS_PER_BIT
 from infini_llama.tasks.records.evaluation import PasskeyResult
-from infini_llama.tasks.records.metrics import PasskeyLine, TrainLine, ValidationLine
+from infini_llama.tasks.records.metrics import (
+    PasskeyLine,
+    TrainLine,
+    ValidationLine,
+    metrics_of,
+)
 from infini_llama.tasks.runs.run_reader import RunReader
 
 Line = TypeVar("Line", TrainLine, ValidationLine)
 Value = Callable[[Line], float | None]
-# Title, value and factor of what is drawn for one run and for several.
-OF_STEPS: tuple[tuple[str, Value[TrainLine], float], ...] = (
-    ("Learning rate", lambda line: line.learning_rate, 1.0),
-    ("Gradient norm", lambda line: line.grad_norm, 1.0),
-    ("Tokens per second", lambda line: line.tokens_per_second, 1.0),
-    ("Model FLOPs utilization, %", lambda line: line.mfu, 100.0),
-)
 
 
 def loss_chart(run: RunReader) -> Chart:
@@ -36,37 +35,13 @@ def loss_chart(run: RunReader) -> Chart:
 
 def charts_of_run(run: RunReader) -> list[Chart]:
     """Every chart of a run; what it has not recorded is left out where it is drawn."""
-    trained = run.trained
     marks = _starts(run)
-
-    def chart(
-        title: str,
-        value: Value[TrainLine],
-        factor: float = 1.0,
-        log: bool = False,
-    ) -> Chart:
-        return Chart(
-            title,
-            [_curve("", trained, value, factor)],
-            marks=marks,
-            log=log,
-        )
-
-    gates = _by_layer(trained, lambda line: line.layer_gates, "line")
+    gates = _by_layer(run.trained, lambda line: line.layer_gates, "line")
     bits = _curve("", run.validated, lambda line: line.bits_per_byte, points=True)
-    spent = [
-        _curve("step", trained, lambda line: line.step_time),
-        _curve("waiting for data", trained, lambda line: line.data_time),
-        _curve("saving", trained, lambda line: line.save_time),
-    ]
     return [
         loss_chart(run),
         Chart("Validation, bits per byte", [bits], marks=marks),
-        *(chart(*spec) for spec in OF_STEPS),
-        chart("Parameter norm", lambda line: line.param_norm),
-        Chart("Seconds per step", spent, marks=marks),
-        chart("Memory, GB", lambda line: line.memory_peak, 1e-9),
-        chart("Loss scale", lambda line: line.loss_scale, log=True),
+        *_charts_of_metrics([run], marks),
         Chart("Mean gate: fraction of memory in Infini-attention's output", gates, marks=marks),
         Chart(
             "What is read from memory, relative to local attention",
@@ -119,11 +94,8 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
     ) -> Chart:
         return Chart(title, [curve(run) for run in runs], x_label)
 
-    def trained(
-        value: Value[TrainLine],
-        factor: float = 1.0,
-    ) -> Callable[[RunReader], Curve]:
-        return lambda run: _curve(run.name, run.trained, value, factor)
+    def trained(value: Value[TrainLine]) -> Callable[[RunReader], Curve]:
+        return lambda run: _curve(run.name, run.trained, value)
 
     def validated(
         value: Value[ValidationLine],
@@ -148,9 +120,24 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
             "seconds of steps",
             validated(lambda line: line.loss, seconds_at),
         ),
-        *(chart(title, "step", trained(value, factor)) for title, value, factor in OF_STEPS),
+        *_charts_of_metrics(runs, ()),
         chart("Mean share of memory in the output", "step", trained(lambda line: line.mean_gate)),
     ]
+
+
+def _charts_of_metrics(runs: Sequence[RunReader], marks: Sequence[float]) -> list[Chart]:
+    """The charts that fields of `TrainLine` name; of several runs, each has a curve per run."""
+    is_comparison = len(runs) > 1
+    charts: dict[str, Chart] = {}
+    for name, metric in metrics_of(TrainLine).items():
+        if not metric.chart or (is_comparison and metric.curve):
+            continue
+        new = Chart(metric.chart, [], log=metric.is_log, marks=marks)
+        chart = charts.setdefault(metric.chart, new)
+        for run in runs:
+            label = run.name if is_comparison else metric.curve
+            chart.curves.append(_curve(label, run.trained, attrgetter(name), metric.factor))
+    return [*charts.values()]
 
 
 def tokens_at(run: RunReader) -> Callable[[int], float]:

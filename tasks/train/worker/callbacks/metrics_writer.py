@@ -27,6 +27,7 @@ from infini_llama.tasks.records.metrics import (
     StepTimeSpread,
     TrainLine,
     ValidationLine,
+    metrics_of,
 )
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
@@ -44,10 +45,6 @@ from infini_llama.tasks.train.worker.callbacks.reporting import (
 Curves = list[tuple[str, float | None]]
 MOST_HEADS = 64  # of a model whose gates are curves of their own
 RECENT = 200  # steps over whose times the percentiles are computed
-# Groups of curves; a field in none of them is in metrics.jsonl alone.
-TRAIN = ("loss", "learning_rate", "grad_norm", "param_norm", "loss_scale", "targets")
-SYSTEM = ("tokens_per_second", "mfu", "step_time", "data_time", "save_time", "memory_peak")
-VALIDATION = ("loss", "bits_per_byte")
 
 
 class WandbRecord(Record):
@@ -253,7 +250,7 @@ class MetricsWriter:
         p50, p90, p99 = np.percentile(self.times, (50, 90, 99)).tolist()
         spread = StepTimeSpread(p50=p50, p90=p90, p99=p99)
         self._append(self.metrics, changed(line, step_time_spread=spread))
-        curves = _group("train", line, TRAIN) + _group("system", line, SYSTEM)
+        curves = _curves(line)
         curves += [(f"system/step_time_{name}", value) for name, value in spread]
         curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
         curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
@@ -266,8 +263,7 @@ class MetricsWriter:
 
     def validation(self, line: ValidationLine) -> None:
         self._append(self.metrics, line)
-        curves = _group("validation", line, VALIDATION)
-        self.last_validation = self._report(curves, line.step)
+        self.last_validation = self._report(_curves(line), line.step)
         reads = enumerate(line.memory_reads)
         norms = enumerate(line.memory_norms)
         memory = [(f"memory-reads/layer-{layer}", size) for layer, size in reads]
@@ -322,5 +318,10 @@ class MetricsWriter:
         file.flush()
 
 
-def _group(group: str, line: StepLine, names: tuple[str, ...]) -> Curves:
-    return [(f"{group}/{name}", getattr(line, name)) for name in names]
+def _curves(line: StepLine) -> Curves:
+    """The metrics of a line that are a curve each; the others are in metrics.jsonl alone."""
+    return [
+        (f"{metric.group}/{name}", getattr(line, name))
+        for name, metric in metrics_of(type(line)).items()
+        if metric.group
+    ]
