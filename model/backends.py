@@ -27,7 +27,6 @@ from infini_llama.model.layout import boundaries
 # Rows of more tokens are attended to document by document on a CPU: a mask costs it the pairs that
 # it hides.
 LONG = 256
-BACKENDS = ("sdpa", "blocked", "flash2")
 
 
 @cache
@@ -76,18 +75,9 @@ def causal_attention(
         ValueError: the backend has no such name, or cannot drop weights.
         RuntimeError: its package is not there.
     """
-    if backend == "sdpa":
-        return _sdpa(q, k, v, documents, dropout)
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    if backend == "flash2":
-        return _flash(q, k, v, documents, dropout, ends)
-    if dropout:
-        raise ValueError(
-            "attention backend blocked does not support dropout; "
-            "set attention_dropout to 0 or use sdpa"
-        )
-    return blocked_attention(q, k, v, documents, keep_weights)
+    return BACKENDS[backend](q, k, v, documents, dropout, ends, keep_weights)
 
 
 def _flash(
@@ -97,6 +87,7 @@ def _flash(
     documents: torch.Tensor | None,
     dropout: float,
     ends: torch.Tensor | None,
+    keep_weights: bool,
 ) -> torch.Tensor:
     batch, _, length, _ = q.shape
     # [B, h, T, d] to [B T, h, d]
@@ -117,6 +108,8 @@ def _sdpa(
     v: torch.Tensor,
     documents: torch.Tensor | None,
     dropout: float,
+    ends: torch.Tensor | None = None,
+    keep_weights: bool = True,
 ) -> torch.Tensor:
     gqa = q.shape[1] != k.shape[1]
     if documents is None:
@@ -162,3 +155,29 @@ def _one_by_one(
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
         outputs.append(_sdpa(one_q, one_k, one_v, None, dropout)[0].transpose(0, 1))
     return torch.cat(outputs).unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _blocked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: torch.Tensor | None,
+    dropout: float,
+    ends: torch.Tensor | None,
+    keep_weights: bool,
+) -> torch.Tensor:
+    if dropout:
+        raise ValueError(
+            "attention backend blocked does not support dropout; "
+            "set attention_dropout to 0 or use sdpa"
+        )
+    return blocked_attention(q, k, v, documents, keep_weights)
+
+
+# Each takes what `causal_attention` does, without the backend.
+BACKENDS: dict[str, Callable[..., torch.Tensor]] = {
+    "sdpa": _sdpa,
+    "blocked": _blocked,
+    "flash2": _flash,
+}
+BY_BOUNDARIES = ("flash2",)  # these look at the documents' `ends`

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from infini_llama.model.attention import Attention, KeyValues
+from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.config import BY_TOKEN, FrozenLayers, LlamaConfig
 from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import InfiniAttention, SegmentAttention
@@ -253,7 +254,7 @@ class Llama(nn.Module):
 
         Each layer's output is appended to `layer_outputs`.
         """
-        by_boundaries = self.attention_backend == "flash2"
+        by_boundaries = self.attention_backend in BY_BOUNDARIES
         most = self.most_documents if self.training else None
         if self.config.attention != "softmax":
             layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context, most)

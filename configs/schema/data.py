@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from infini_llama.configs.choices import OneOf, descriptions
+from infini_llama.configs.packing import ON_A_GPU, PACKED, PACKING
 from infini_llama.configs.schema.section import Section, fixed, free
 from infini_llama.configs.schema.sources import SourceConfig, TextConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
@@ -56,12 +58,10 @@ class DataConfig(TextConfig):
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
         default=256, description="Tokens per training sequence (context length, block size)."
     )
-    packing: Literal["concat", "window", "greedy", "first_fit", "best_fit", "padded"] = fixed(
+    packing: Annotated[str, OneOf(tuple(PACKING))] = fixed(
         default="concat",
-        description="concat: documents joined by the end-of-text token and cut. window: the same, "
-        "overlapping by data.stride. greedy, first_fit, best_fit: packed sequences of whole "
-        "documents; the rest is padding (best_fit needs the least). padded: one document per "
-        "sequence. These four cut a document only if it is longer than a sequence.",
+        description=f"{descriptions(PACKING)} {', '.join(PACKED)}: the rest of a sequence is "
+        "padding, and a document is cut only if it is longer than a sequence.",
     )
     stride: Annotated[int, Field(ge=1)] | None = fixed(
         default=None,
@@ -92,8 +92,8 @@ class DataConfig(TextConfig):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = free(
         default="auto",
         description="Device that computes the row table: cpu, cuda or cuda:K. auto: the CPU. "
-        "first_fit and best_fit are computed on the CPU with any setting. The dataset does not "
-        "depend on it.",
+        f"{' and '.join(name for name in PACKING if name not in ON_A_GPU)} are computed on the "
+        "CPU with any setting. The dataset does not depend on it.",
     )
 
     _not_text: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -119,7 +119,7 @@ class DataConfig(TextConfig):
 
         Rows then have no padding, and no source has prompts.
         """
-        return self.packing in ("concat", "window") and all(
+        return self.packing not in PACKED and all(
             text.loss_on == "all" for text in (self, *self.sources)
         )
 

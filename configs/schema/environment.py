@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
+from infini_llama.configs.choices import OneOf, descriptions
 from infini_llama.configs.launchers import LAUNCHERS, Launcher, LauncherName
 from infini_llama.configs.schema.section import Section, free, inexact
 
@@ -50,11 +52,11 @@ class EnvironmentConfig(Section):
         "auto: bf16 on GPUs that support it and on CPUs that multiply it (AVX512-BF16, AMX, Arm), "
         "otherwise fp32.",
     )
-    attention_backend: Literal["auto", "sdpa", "blocked", "flash2"] = inexact(
+    attention_backend: Annotated[str, OneOf(("auto", *ATTENTION_BACKENDS))] = inexact(
         default="auto",
-        description="Implementation of softmax attention. auto: on GPUs in bf16 flash-attn 2 "
-        "(flash2) if it agrees with sdpa in a trial; on a CPU blocked where it is measured to be "
-        "faster; otherwise sdpa.",
+        description="Implementation of softmax attention. auto: on GPUs in bf16 flash2 if it "
+        "agrees with sdpa in a trial; on a CPU blocked where it is measured to be faster; "
+        f"otherwise sdpa. {descriptions(ATTENTION_BACKENDS)}",
     )
     allocator: Literal["auto", "system", "glibc"] = inexact(
         default="auto",

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from infini_llama.configs.errors import ConfigError, DataError, disk_full_as, portable
+from infini_llama.configs.packing import PACKED
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
-from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
+from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import PipelineConfig
@@ -457,19 +458,19 @@ class Planner:
 
         def fault(backend: str) -> str:
             key = f"environment.attention_backend={backend}"
-            if backend == "flash2" and device != "cuda":
+            if ATTENTION_BACKENDS[backend].is_for_gpus and device != "cuda":
                 return (
                     f"{key}, but it needs a GPU and training runs on the CPU; "
                     "use auto, sdpa or blocked."
                 )
-            if backend == "flash2" and precision == "fp32":
+            if ATTENTION_BACKENDS[backend].is_for_gpus and precision == "fp32":
                 return (
                     f"{key}, but it computes in half precision only; "
                     "set environment.precision=bf16 or use sdpa."
                 )
             if backend == "flash2" and flash_fault:
                 return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
-            if backend == "blocked" and model.attention_dropout:
+            if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
                 return (
                     f"{key}, but it does not support attention dropout; "
                     "set model.attention_dropout=0 or use sdpa."

@@ -4,9 +4,11 @@ from pkgutil import resolve_name
 
 import pytest
 
+from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
 from infini_llama.configs.keys import words
 from infini_llama.configs.parallel import STRATEGIES
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.model.backends import BACKENDS
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy
 
 
@@ -22,3 +24,7 @@ def test_a_key_names_the_entries_of_its_table():
     assert words(field.annotation or str, tuple(field.metadata)) == (
         f"one of {', '.join(STRATEGIES)}"
     )
+
+
+def test_every_attention_backend_is_a_function_of_the_model():
+    assert [*ATTENTION_BACKENDS] == [*BACKENDS]

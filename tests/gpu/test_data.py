@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from infini_llama.configs.packing import ON_A_GPU
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.layout import boundaries, positions, rows, segments
 from infini_llama.tasks.preprocess.rows.packing import compute_rows
-from infini_llama.tasks.preprocess.rows.tables import ON_A_GPU, rows_on
+from infini_llama.tasks.preprocess.rows.tables import rows_on
 
 pytestmark = pytest.mark.gpu
 

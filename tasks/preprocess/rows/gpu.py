@@ -7,7 +7,8 @@ at that time, one piece after another.
 import numpy as np
 import torch
 
-from infini_llama.tasks.preprocess.rows.packing import PACKED, RowArrays, row_count
+from infini_llama.configs.packing import PACKED
+from infini_llama.tasks.preprocess.rows.packing import RowArrays, row_count
 
 
 def compute_rows(
@@ -17,7 +18,7 @@ def compute_rows(
     stride: int | None,
     device: str,
 ) -> RowArrays:
-    """The rows of documents of these `lengths`, int64 [documents], by one of `tables.ON_A_GPU`."""
+    """The rows of documents of these `lengths`, int64 [documents], by one of `ON_A_GPU`."""
     if strategy not in PACKED:
         count = row_count(int(lengths.sum()), sequence_length, stride)
         starts = torch.arange(count, dtype=torch.int64, device=device)

@@ -10,10 +10,16 @@ one row. No target is lost.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 import numpy as np
 
+from infini_llama.configs.packing import PACKED, PACKING
 from infini_llama.tasks.records.manifest import RowCosts
+
+# Sizes of pieces, int64 [pieces], and tokens of a row to the row of each piece, and the order in
+# which the pieces were placed.
+Fit = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +66,10 @@ def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> RowArrays:
 
     Args:
         lengths: int64 [documents], tokens of each.
-        strategy:
-            greedy (next fit: into the last row, else a new one),
-            first_fit (into the first row with room),
-            best_fit (longest first, into the fullest row with room: best-fit decreasing),
-            padded (a row for each piece).
+        strategy: one of `PACKED`.
     """
     pieces = pieces_of(lengths, sequence_length)
-    fit = FITS[strategy]
+    fit: Fit = resolve_name(PACKING[strategy].fit)
     row_of, order = fit(pieces[:, 1], sequence_length + 1)
     taken = order[np.argsort(row_of[order], kind="stable")]
     pieces_in_row = np.bincount(row_of)
@@ -75,11 +77,13 @@ def pack(lengths: np.ndarray, sequence_length: int, strategy: str) -> RowArrays:
     return RowArrays(bounds, pieces[taken])
 
 
-def _padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """A row for each piece."""
     return np.arange(len(sizes)), np.arange(len(sizes))
 
 
-def _greedy(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def greedy(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Next fit: each piece into the last row, else a new one."""
     row_of = np.empty(len(sizes), dtype=np.int64)
     row = -1
     free = 0
@@ -92,7 +96,7 @@ def _greedy(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     return row_of, np.arange(len(sizes))
 
 
-def _first_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def first_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Each piece into the first row with room.
 
     A tree over the rows, each node the most room below it, finds that row in log(rows) steps.
@@ -114,8 +118,8 @@ def _first_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     return row_of, np.arange(len(sizes))
 
 
-def _best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """The longest piece first, into the fullest row with room.
+def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The longest piece first, into the fullest row with room (best-fit decreasing).
 
     Bit r of `available` says that some row has r tokens free: the fullest row that fits is the
     lowest bit from the size on.
@@ -143,15 +147,6 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]
             rows_with[left].append(row)
             available |= 1 << left
     return row_of, order
-
-
-FITS: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]] = {
-    "padded": _padded,
-    "greedy": _greedy,
-    "first_fit": _first_fit,
-    "best_fit": _best_fit,
-}
-PACKED = tuple(FITS)  # the other strategies cut the stream wherever a row ends
 
 
 def costs_of(

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.packing import ON_A_GPU, PACKED
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.packing import (
-    PACKED,
     ComputeRows,
     RowArrays,
     compute_rows,
@@ -47,7 +47,6 @@ from infini_llama.tasks.storage.dataset_files import repairable
 
 log = logging.getLogger("infini_llama.preprocess")
 DEVICES = Path("/dev")
-ON_A_GPU = ("concat", "window", "padded", "greedy")  # the strategies that `gpu` computes
 
 
 def row_table_key(settings: DataConfig | RowTableContent, tokens_key: str) -> str:

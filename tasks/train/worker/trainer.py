@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from infini_llama.configs.reading import changed
+from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import tokens_with_logits
@@ -123,7 +124,7 @@ class Trainer:
         self.data = Prefetch(
             self.batches, ranks.device, self._following, train.dataloader_num_workers
         )
-        if train.document_masking and model.attention_backend == "flash2":
+        if train.document_masking and model.attention_backend in BY_BOUNDARIES:
             model.most_documents = self.batches.most_documents()
         self.step_samples = 0  # the first sample of the step that runs, or ran last
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.packing import PACKED
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.learning import training_texts
-from infini_llama.tasks.preprocess.rows.packing import PACKED
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.packing import ON_A_GPU, PACKED
 from infini_llama.tasks.preprocess.rows import tables
-from infini_llama.tasks.preprocess.rows.packing import PACKED, compute_rows
+from infini_llama.tasks.preprocess.rows.packing import compute_rows
 from infini_llama.tasks.preprocess.rows.tables import (
-    ON_A_GPU,
     require_device,
     rows_by_torch,
     rows_on,

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infini_llama.configs.packing import PACKED
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.rows.packing import (
-    PACKED,
     RowArrays,
     compute_rows,
     costs_of,
