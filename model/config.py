@@ -182,6 +182,10 @@ class LlamaConfig:
         """Width of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    def attended_tokens(self, length: int) -> int:
+        """Tokens inside which softmax attention is computed, in rows of `length` tokens."""
+        return length if self.attention == "softmax" else min(length, self.segment_length)
+
     @property
     def layers_with_memory(self) -> tuple[int, ...]:
         """Numbers of the layers that have a memory and gates; empty without Infini-attention."""
@@ -291,9 +295,7 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     update adds 2 d (d + 1) per written token and 2 d^3 per segment and key-value head.
     """
     size = config.head_size
-    window = sequence_length
-    if config.attention != "softmax":
-        window = min(window, config.segment_length)
+    window = config.attended_tokens(sequence_length)
     layers = config.num_hidden_layers - first_layer
     memories = sum(layer >= first_layer for layer in config.layers_with_memory)
     full, tail = divmod(sequence_length, window)
@@ -307,6 +309,21 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
         taken_out = window * (size + 1) + size * size
         write += 2.0 * size * config.num_key_value_heads * (writing - 1) * taken_out
     return layers * local + memories * (read + write)
+
+
+def memory_activation_bytes(config: LlamaConfig, number_bytes: int) -> int:
+    """Bytes per token that a layer with a memory keeps more than another for the backward pass.
+
+    These are features, reads and memories, which are fp32.
+
+    Args:
+        number_bytes: of a number in the type computed in.
+    """
+    q_width = config.num_attention_heads * config.head_size
+    kv_width = config.num_key_value_heads * config.head_size
+    copies = 0 if number_bytes == 4 else 2
+    per_token = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
+    return per_token + 3 * 4 * kv_width * (config.head_size + 1) // config.segment_length
 
 
 def attention_flops_per_token(

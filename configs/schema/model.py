@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed
+from infini_llama.model.config import Activation, Attention, MemoryUpdate
 
 LARGEST = 2**31 - 1  # as in `model.config`
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -117,7 +118,7 @@ class ModelConfig(Section):
         "vocabulary stay zero: they are never sampled, are not part of the loss, and are not "
         "exported. 1: no padding.",
     )
-    hidden_act: Literal["silu", "gelu", "gelu_pytorch_tanh"] = fixed(
+    hidden_act: Activation = fixed(
         default="silu",
         description="Activation of the gated feed-forward block: silu is SwiGLU, gelu is GeGLU.",
     )
@@ -136,7 +137,7 @@ class ModelConfig(Section):
     hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = fixed(
         default=0.0, description="Dropout of the output of each block in training."
     )
-    attention: Literal["softmax", "local", "infini"] = fixed(
+    attention: Attention = fixed(
         default="softmax",
         description="softmax: causal attention over the sequence. local: inside segments only. "
         "infini: inside segments plus a compressive memory of earlier ones (Munkhdalai et al. "
@@ -152,7 +153,7 @@ class ModelConfig(Section):
         "layers.",
         min_length=1,
     )
-    memory_update: Literal["linear", "delta", "delta_bounded"] = fixed(
+    memory_update: MemoryUpdate = fixed(
         default="linear",
         description="linear: add each segment's keys and values (equation 8 of the paper). delta: "
         "first subtract what the memory already returns for these keys (equation 9). "

@@ -7,6 +7,7 @@ from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.model.config import (
     LlamaConfig,
     first_trained_layer,
+    memory_activation_bytes,
     parameters,
     trained_layer_matrices,
     trained_parameters,
@@ -48,14 +49,6 @@ def model_of(config: PipelineConfig) -> LlamaConfig:
     """The run's model, with the vocabulary size of the configuration."""
     data = config.data
     return LlamaConfig(**config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
-
-
-def attended_tokens(config: PipelineConfig) -> int:
-    """Tokens of a row or segment, inside which softmax attention is computed."""
-    length = config.data.sequence_length
-    if config.model.attention == "softmax":
-        return length
-    return min(length, config.model.segment_length)
 
 
 def chunk_of(config: PipelineConfig, device: Device, tokens: int) -> int:
@@ -105,7 +98,9 @@ def bytes_needed(
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights, gradients = _weight_and_gradient_bytes(model, train, shards)
     logits = _logit_bytes(model, chunk_of(config, device, tokens), tokens, number_bytes)
-    attended = attended_tokens(config) if keeps_attention_weights else None
+    attended = None
+    if keeps_attention_weights:
+        attended = model.attended_tokens(config.data.sequence_length)
     return {
         "weights": weights,
         "gradients": gradients,
@@ -168,26 +163,23 @@ def _activation_bytes(
 
     A layer keeps per token its two inputs and norms in fp32, and queries, keys, values and the
     products inside the MLP in the type computed in (after Korthikanti et al. 2022, arXiv
-    2205.05198, eq. 1); of Infini-attention also features, reads and memories, which are fp32.
-    Layers below the first trained one keep none.
+    2205.05198, eq. 1). Layers below the first trained one keep none.
 
     Args:
         tokens: of a micro-batch.
         number_bytes: of a number in the type computed in.
-        attended: of `attended_tokens`, where the softmax weights are kept; None: they are not.
+        attended: of `LlamaConfig.attended_tokens`, where softmax weights are kept; None: they are
+            not.
         logits: bytes, which are freed before a layer is computed again.
     """
     width = model.hidden_size
     q_width = model.num_attention_heads * model.head_size
-    kv_width = model.num_key_value_heads * model.head_size
     in_fp32 = 4 * 4 * width
     kept = in_fp32 + number_bytes * (4 * width + 4 * q_width + 4 * model.intermediate_size)
     if attended is not None:
         # Weights of half of the pairs, and of half a block of queries.
         kept += number_bytes * model.num_attention_heads * (attended // 2 + 32)
-    copies = 0 if number_bytes == 4 else 2
-    kept_of_memory = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
-    kept_of_memory += 3 * 4 * kv_width * (model.head_size + 1) // model.segment_length
+    kept_of_memory = memory_activation_bytes(model, number_bytes)
     # The backward pass is computed from this layer on, also where a layer's own weights are frozen.
     first = first_trained_layer(model, train.frozen_layers)
     layers = model.num_hidden_layers - first

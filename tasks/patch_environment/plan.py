@@ -489,7 +489,8 @@ class Planner:
         """
         if self.config.model.attention_dropout:
             return "sdpa", "blocked does not support model.attention_dropout"
-        tokens = footprint.attended_tokens(self.config)
+        model = footprint.model_of(self.config)
+        tokens = model.attended_tokens(self.config.data.sequence_length)
         documents = self.train.document_masking
         where = (
             f"at {tokens:,} tokens{' with documents' if documents else ''} in {precision} "

@@ -72,7 +72,7 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("configs", {"flows", "tasks", "model"}),
+        ("configs", {"flows", "tasks"}),
         ("model", {"flows", "tasks", "configs"}),
         ("tasks", {"flows"}),
     ],
@@ -80,6 +80,14 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
 def test_imports_run_one_way(package, forbidden):
     wrong = [path for path in files_of(package) if packages(imported(path)) & forbidden]
     assert not wrong
+
+
+def test_configs_import_of_the_model_its_architecture_alone():
+    """Which has no torch."""
+    names = {name for path in files_of("configs") for name in imported(path)}
+    of_model = {name for name in names if name.split(".")[0] == "model"}
+    assert of_model and all(name.startswith("model.config") for name in of_model)
+    assert "torch" not in packages(imported(ROOT / "model/config.py"))
 
 
 def test_every_module_can_be_the_first_that_is_imported():
