@@ -111,10 +111,10 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
         return words(arguments[0], tuple(rule for group in groups for rule in group))
     if origin in (Union, types.UnionType):
         return " or ".join(words(argument) for argument in arguments)
-    if origin is Literal:
-        if len(arguments) == 1:
-            return str(arguments[0])
-        return "one of " + ", ".join(map(str, arguments))
+    choices = arguments if origin is Literal else _rule(rules, "names")
+    if choices:
+        is_one = len(choices) == 1
+        return str(choices[0]) if is_one else "one of " + ", ".join(map(str, choices))
     if origin is list:
         return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
     if section_of(allowed):
@@ -122,9 +122,6 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     if origin is dict:
         return "a mapping of keys to values"
     if allowed is str:
-        names = _rule(rules, "names")
-        if names:
-            return "one of " + ", ".join(names)
         pattern = _rule(rules, "pattern")
         if pattern:
             return PATTERNS[pattern]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infini_llama.configs.choices import Choice
-from infini_llama.configs.optimizers import OPTIMIZERS, Optimizer
+from infini_llama.configs.optimizers import OPTIMIZERS
 
 FOLDER = "infini_llama.tasks.train.worker.strategies"
 
@@ -54,16 +54,9 @@ STRATEGIES = {
 }
 
 
-def strategies_of(optimizer: Optimizer) -> list[str]:
-    """The strategies that an optimizer works with."""
-    return [
-        name
-        for name, strategy in STRATEGIES.items()
-        if (optimizer.matrices is None or not strategy.zero_stages)
-        and (optimizer.deepspeed or name != "deepspeed")
-    ]
-
-
-def optimizers_of(parallel: str) -> list[str]:
-    """The optimizers that a strategy works with."""
-    return [name for name, entry in OPTIMIZERS.items() if parallel in strategies_of(entry)]
+def fits(optimizer: str, parallel: str) -> bool:
+    """Whether an optimizer works with a strategy."""
+    entry = OPTIMIZERS[optimizer]
+    if parallel == "deepspeed":
+        return entry.deepspeed != ""
+    return entry.matrices is None or not STRATEGIES[parallel].zero_stages

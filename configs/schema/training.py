@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from infini_llama.configs.choices import OneOf, descriptions
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
 from infini_llama.configs.optimizers import OPTIMIZERS
-from infini_llama.configs.parallel import STRATEGIES, optimizers_of, strategies_of
+from infini_llama.configs.parallel import STRATEGIES, fits
 from infini_llama.configs.schedules import SCHEDULES
 from infini_llama.configs.schema.section import Section, fixed, free, inexact
 
@@ -318,9 +318,9 @@ class TrainingConfig(Section):
                 f"eval_steps={self.eval_steps}: when a run "
                 "ends would depend on the clock; give steps or tokens"
             )
-        strategies = strategies_of(OPTIMIZERS[self.optimizer])
+        strategies = [name for name in STRATEGIES if fits(self.optimizer, name)]
         if self.parallel not in strategies:
-            others = optimizers_of(self.parallel)
+            others = [name for name in OPTIMIZERS if fits(name, self.parallel)]
             raise ValueError(
                 f"optimizer={self.optimizer} cannot be combined with parallel={self.parallel}; use "
                 f"parallel={' or '.join(strategies)}, or optimizer={' or '.join(others)}"

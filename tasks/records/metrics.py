@@ -99,7 +99,7 @@ class TrainLine(StepLine):
     """One step.
 
     A field is None if it was not measured in this step or was not finite; a `when_measured` one is
-    then left out. For the times, see also `StepTimes`.
+    then left out.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)

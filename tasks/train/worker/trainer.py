@@ -19,6 +19,7 @@ from infini_llama.model.loss import tokens_with_logits
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
@@ -29,7 +30,6 @@ from infini_llama.tasks.storage.tensors import state_hash
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,
     StepResult,
-    StepTimes,
     Training,
     Update,
 )
@@ -235,8 +235,21 @@ class Trainer:
         state.advance(train.global_batch_size, batch.targets)
         step_time = time.perf_counter() - started
         written = self.checkpointer.poll()  # raises what a background save failed with
-        times = StepTimes(step_time, data_time, self.checkpointer.save_time, written)
-        return StepResult(update, samples, batch.targets, rate, scale, times)
+        line = TrainLine(
+            kind="train",
+            step=state.step,
+            loss=None if update.skipped else update.loss,
+            learning_rate=rate,
+            grad_norm=None if update.skipped else update.grad_norm,
+            tokens=state.tokens,
+            targets=batch.targets,
+            loss_scale=scale if self.attempt.plan.precision == "fp16" else None,
+            step_time=step_time,
+            data_time=data_time,
+            save_time=self.checkpointer.save_time,
+            save_write_time=written,
+        )
+        return StepResult(update, samples, line)
 
     @property
     def finished(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from infini_llama.configs.durations import duration
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.heartbeat import UNKNOWN, Heartbeat
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
@@ -61,36 +62,17 @@ class Update:
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one step.
-
-    Attributes:
-        data: part of `step`.
-        save: that the step before waited for its save.
-        save_write: of a background save that has ended.
-    """
-
-    step: float
-    data: float
-    save: float
-    save_write: float
-
-
-@dataclass(frozen=True)
 class StepResult:
     """One completed step.
 
     Attributes:
         samples: consumed before it.
-        targets: trained on in it, over all ranks.
+        line: what the step itself measures; `StepMetrics` adds the rest.
     """
 
     update: Update
     samples: int
-    targets: int
-    learning_rate: float
-    loss_scale: float
-    times: StepTimes
+    line: TrainLine
 
 
 class Callback:

@@ -94,7 +94,7 @@ class StepMetrics(Callback):
         train = self.training.attempt.config.train
         if self.is_first_step and self.writer:
             tokens = self.training.batches.input_tokens(result.samples)
-            warn_of_few_targets(train, result.targets, tokens)
+            warn_of_few_targets(train, result.line.targets or 0, tokens)
         self.is_first_step = False
         line = None
         if state.step % train.logging_steps == 0:
@@ -102,11 +102,11 @@ class StepMetrics(Callback):
                 model = self.training.strategy.model
                 norm = parameter_norm(model)
                 gates = gate_shares(model)
-                line = self._with_custom(self._line(state, result, norm, gates))
+                line = self._with_custom(self._line(result, norm, gates))
             if self.writer and gates:
                 self.gate_warnings.observe(state.step, gates)
         elif self.writer:
-            line = self._line(state, result, None, ())
+            line = self._line(result, None, ())
         if self.writer and line:
             self.writer.train(line)
         self.report_time = time.perf_counter() - started
@@ -127,42 +127,28 @@ class StepMetrics(Callback):
 
     def _line(
         self,
-        state: TrainState,
         result: StepResult,
         norm: float | None,
         gates: tuple[tuple[float, ...], ...],
     ) -> TrainLine:
-        attempt = self.training.attempt
         batches = self.training.batches
         ledger = self.training.heartbeat.ledger
-        update = result.update
-        times = result.times
+        measured = result.line
         length = batches.stage(result.samples).reader.sequence_length
-        input_tokens = batches.input_tokens(result.samples) if result.targets else 0
+        input_tokens = batches.input_tokens(result.samples) if measured.targets else 0
         model = self.training.strategy.model.config
-        frozen = attempt.config.train.frozen_layers
+        frozen = self.training.attempt.config.train.frozen_layers
         flops = flops_per_token(model, length, frozen) * input_tokens
-        flops -= head_flops_per_token(model, frozen) * update.tokens_without_logits
-        flops_per_second = flops / times.step
-        return TrainLine(
-            kind="train",
-            step=state.step,
-            loss=None if update.skipped else update.loss,
-            learning_rate=result.learning_rate,
-            grad_norm=None if update.skipped else update.grad_norm,
-            tokens=state.tokens,
-            targets=result.targets,
+        flops -= head_flops_per_token(model, frozen) * result.update.tokens_without_logits
+        flops_per_second = flops / measured.step_time
+        return changed(
+            measured,
             input_tokens=input_tokens,
-            loss_scale=result.loss_scale if attempt.plan.precision == "fp16" else None,
             param_norm=norm,
             gates=gates,
             sequence_length=length if len(batches.stages) > 1 else None,
-            step_time=times.step,
-            data_time=times.data,
-            save_time=times.save,
-            save_write_time=times.save_write,
             report_time=self.report_time,  # of the step before, as save_time is
-            tokens_per_second=input_tokens / times.step,
+            tokens_per_second=input_tokens / measured.step_time,
             flops_per_second=flops_per_second,
             mfu=utilization(flops_per_second, self.peak_flops),
             memory_peak=memory_peak(),

@@ -142,7 +142,7 @@ class UpdatePolicy(Callback):
             Diverged: more than `train.max_skips` in the window.
         """
         update = result.update
-        if not result.targets:  # nothing was computed
+        if not result.line.targets:  # nothing was computed
             if not self.saw_no_targets:
                 self.saw_no_targets = True
                 log.warning(

@@ -15,7 +15,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
-from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.callback import StepResult, Update
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,
@@ -170,9 +170,7 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
 
 def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
     profiler = Profiler(tmp_path / "profile", [2, 9], 0)
-    result = StepResult(
-        Update(2.0, 1.0, False, False), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
-    )
+    result = StepResult(Update(2.0, 1.0, False, False), 0, TrainLine(step=1, targets=8))
     for number in (1, 2, 3):
         profiler.on_step_start(TrainState(step=number - 1))
         assert (profiler.running is not None) == (number >= 2)

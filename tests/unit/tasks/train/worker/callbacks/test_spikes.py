@@ -8,8 +8,9 @@ import pytest
 
 from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
+from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.train.worker.callbacks.callback import StepResult, StepTimes, Update
+from infini_llama.tasks.train.worker.callbacks.callback import StepResult, Update
 from infini_llama.tasks.train.worker.callbacks.update_policy import (
     ENOUGH,
     HISTORY,
@@ -36,9 +37,7 @@ def policy(fp16: bool = False, **changes) -> UpdatePolicy:
 
 
 def end_step(policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False) -> None:
-    result = StepResult(
-        Update(loss, 1.0, False, skipped), 0, 8, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
-    )
+    result = StepResult(Update(loss, 1.0, False, skipped), 0, TrainLine(step=1, targets=8))
     policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
 
@@ -86,7 +85,7 @@ def test_steps_without_targets_are_no_losses_and_no_skips(caplog):
     fp16 = policy(fp16=True)
     for step in (1, 2, 3):
         result = StepResult(
-            Update(math.nan, math.nan, False, True), 0, 0, 1e-3, 1.0, StepTimes(0.1, 0.0, 0.0, 0.0)
+            Update(math.nan, math.nan, False, True), 0, TrainLine(step=1, targets=0)
         )
         fp16.on_step_end(TrainState(step=step), result)
     assert (fp16.spikes.losses, fp16.skips, fp16.scaler.scale) == ([], [], None)
