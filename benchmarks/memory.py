@@ -37,10 +37,10 @@ from memory_rows import (
     recall_rows,
 )
 
+from infini_llama.configs.schedules import write_jitter
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 from infini_llama.model.loss import IGNORE_INDEX
-from infini_llama.tasks.train.worker.strategies.schedule import write_jitter
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 256)  # segment ends crossed
 LONGEST = 1_000_000 // SEGMENT

@@ -1,10 +1,19 @@
-"""The schedules that `train.lr_schedule` names."""
+"""Schedules of the learning rate, and that of the memory's write jitter.
+
+All are pure functions of the step, so that resuming needs no state.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from infini_llama.configs.choices import Choice
+
+if TYPE_CHECKING:
+    from infini_llama.configs.schema import TrainingConfig
 
 EXPONENT = 2  # of the polynomial schedule
 DECAY = 0.2  # share of all steps in which wsd decays
@@ -78,3 +87,38 @@ SCHEDULES = {
         factor=_wsd,
     ),
 }
+
+
+def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
+    """The share of the peak rate that the step after `step` completed ones uses.
+
+    Linear warm-up, then `train.lr_schedule`.
+    """
+    warmup = train.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    position = Position(
+        step=step,
+        warmup=warmup,
+        total=max_steps,
+        low=train.min_learning_rate_ratio,
+        progress=min(1.0, (step - warmup) / max(1, max_steps - warmup)),
+    )
+    return SCHEDULES[train.lr_schedule].factor(position)
+
+
+def write_jitter(most: float, max_steps: int, step: int, learned: bool = False) -> float:
+    """The largest factor on the memory's writes in the step after `step` completed ones.
+
+    1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over
+    half of them; then `most`. Weights that have `learned` to use a memory need no such beginning:
+    for them it is `most` throughout.
+
+    Args:
+        most: `model.memory_write_jitter`.
+    """
+    if learned:
+        return most
+    progress = (step / max_steps - 0.2) / 0.5
+    exponent = min(1.0, max(0.0, progress))
+    return most**exponent

@@ -9,6 +9,7 @@ from functools import cached_property
 from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, JsonValue
+from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.secrets import without_secrets
@@ -21,7 +22,6 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.length import steps_of
-from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schedules import write_jitter
 from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
@@ -59,7 +60,6 @@ from infini_llama.tasks.train.worker.initial_model import build_model, load_pret
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_rate
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
-from infini_llama.tasks.train.worker.strategies.schedule import write_jitter
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
 FitEnd = Literal["done", "preempted"]

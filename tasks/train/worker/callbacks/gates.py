@@ -12,17 +12,29 @@ from contextlib import contextmanager
 
 import torch
 
+from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
-from infini_llama.tasks.train.worker.strategies.schedule import gate_reach
 
 # Shares of memory below and above which a gate is saturated.
 LOWEST = 1e-3
 HIGHEST = 0.999
 # Distance that a gate, before the sigmoid, should be able to move: from 0.5 to 0.27 or 0.73.
 REACH = 1.0
+SAMPLED_STEPS = 10_000
 log = logging.getLogger("infini_llama.worker")
+
+
+def gate_reach(train: TrainingConfig, max_steps: int) -> float:
+    """How far Adam can move a gate, before the sigmoid, in a run.
+
+    The sum of the gates' learning rates over its steps; in a long run it is estimated from
+    SAMPLED_STEPS or a few more of them.
+    """
+    every = max(1, max_steps // SAMPLED_STEPS)
+    factors = [factor(train, max_steps, step) for step in range(every // 2, max_steps, every)]
+    return train.gate_learning_rate * max_steps * sum(factors) / len(factors)
 
 
 def gate_shares(model: Llama) -> tuple[tuple[float, ...], ...]:

@@ -191,7 +191,10 @@ class FSDP(NativeStrategy):
     """
 
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
-        shape = mesh_shape(self.train, self.ranks)
+        # The plan refuses ranks that are not a multiple of the ranks per copy.
+        world_size = self.ranks.world_size
+        size = self.train.shards(world_size, self.ranks.local_world_size)
+        shape = (size,) if self.train.parallel == "fsdp" else (world_size // size, size)
         names = ("replicas", "shards")[-len(shape) :]
         mesh = init_device_mesh(self.ranks.device.type, shape, mesh_dim_names=names)
         reshard = self.train.zero_stage != 2
@@ -221,16 +224,6 @@ class FSDP(NativeStrategy):
         for module in self.wrapped.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def mesh_shape(train: TrainingConfig, ranks: Ranks) -> tuple[int, ...]:
-    """The shape of the device mesh.
-
-    For fsdp it is (ranks,), for hsdp (copies of the model, ranks per copy). The plan refuses ranks
-    that are not a multiple of the ranks per copy.
-    """
-    size = train.shards(ranks.world_size, ranks.local_world_size)
-    return (size,) if train.parallel == "fsdp" else (ranks.world_size // size, size)
 
 
 def replica_of(value: torch.Tensor, ranks: Ranks) -> tuple[int, int]:

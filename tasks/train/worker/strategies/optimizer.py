@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from infini_llama.configs.optimizers import OPTIMIZERS, Update
+from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
-from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 Group = dict[str, Any]  # as torch's optimizers take them, with a "name" and the "peak_lr"
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.configs.schedules import SCHEDULES
+from infini_llama.configs.schedules import SCHEDULES, factor
 from infini_llama.configs.schema import TrainingConfig
-from infini_llama.tasks.train.worker.strategies.schedule import factor
 
 
 def settings(schedule, warmup=10, total=110, low=0.1):

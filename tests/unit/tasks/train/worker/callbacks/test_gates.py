@@ -9,8 +9,7 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve
-from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, MemoryNorms
-from infini_llama.tasks.train.worker.strategies.schedule import gate_reach
+from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, MemoryNorms, gate_reach
 
 
 def warnings(caplog) -> list[str]:
