@@ -41,7 +41,7 @@ def charts_of_run(run: RunReader) -> list[Chart]:
     return [
         loss_chart(run),
         Chart("Validation, bits per byte", [bits], marks=marks),
-        *_charts_of_metrics([run], marks),
+        *charts_of_metrics([run], marks),
         Chart("Mean gate: fraction of memory in Infini-attention's output", gates, marks=marks),
         Chart(
             "What is read from memory, relative to local attention",
@@ -120,12 +120,12 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
             "seconds of steps",
             validated(lambda line: line.loss, seconds_at),
         ),
-        *_charts_of_metrics(runs, ()),
+        *charts_of_metrics(runs, ()),
         chart("Mean share of memory in the output", "step", trained(lambda line: line.mean_gate)),
     ]
 
 
-def _charts_of_metrics(runs: Sequence[RunReader], marks: Sequence[float]) -> list[Chart]:
+def charts_of_metrics(runs: Sequence[RunReader], marks: Sequence[float]) -> list[Chart]:
     """The charts that fields of `TrainLine` name; of several runs, each has a curve per run."""
     is_comparison = len(runs) > 1
     charts: dict[str, Chart] = {}

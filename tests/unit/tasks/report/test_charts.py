@@ -1,12 +1,15 @@
 """Curves as drawn: where their points lie, what is left out, and colours that are the page's own."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from infini_llama.tasks.document import Chart, Curve
+from infini_llama.tasks.records.metrics import TrainLine, metrics_of
 from infini_llama.tasks.report.charts import MOST_POINTS, figure, svg, thinned
+from infini_llama.tasks.report.curves import charts_of_metrics
 
 
 def points_of(drawn: str, colour: str) -> list[tuple[float, float]]:
@@ -74,3 +77,21 @@ def test_a_long_curve_keeps_its_mean_and_its_extremes():
 def test_the_same_values_give_the_same_bytes():
     chart = Chart("loss", [Curve("a", [1, 2], [1, 2], "points")])
     assert svg(chart) == svg(chart)
+
+
+def test_every_metric_that_names_a_chart_is_in_it_and_alone_there_it_is_compared():
+    metrics = {name: metric for name, metric in metrics_of(TrainLine).items() if metric.chart}
+    line = TrainLine.model_validate({"step": 1, **dict.fromkeys(metrics, 1)})
+    runs = [SimpleNamespace(name=name, trained=[line]) for name in ("one", "two")]
+    of_run = {chart.title: chart for chart in charts_of_metrics(runs[:1], [7])}
+    of_both = {chart.title: chart for chart in charts_of_metrics(runs, [])}
+    assert len(metrics) > 8
+    for metric in metrics.values():
+        chart = of_run[metric.chart]
+        values = {curve.label: [*curve.y] for curve in chart.curves}
+        assert values[metric.curve] == [metric.factor]
+        assert chart.log == metric.is_log and chart.marks == [7]
+        if metric.curve:
+            assert metric.chart not in of_both
+        else:
+            assert [curve.label for curve in of_both[metric.chart].curves] == ["one", "two"]
