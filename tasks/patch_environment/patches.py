@@ -120,39 +120,48 @@ REBUILD = (
 )
 
 
+# Patterns of the linker's messages, and their causes with the groups of the pattern.
+CAUSES = (
+    (
+        r"GLIBC_([\d.]+)",
+        "it was built on a system with glibc {} and this one has {installed}; "
+        f"build it here ({REBUILD}), "
+        "or leave environment.attention_backend at auto to train without it",
+    ),
+    (
+        r"GLIBCXX_|CXXABI_",
+        "it was built with a newer C++ library than this system's; "
+        f"build it here ({REBUILD}), or train without it",
+    ),
+    (
+        r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]*\d)",
+        "it was built for CUDA {}, which is not installed here; "
+        "install a build for the CUDA of this torch, or train without it",
+    ),
+    # The other package leaves an empty namespace of that name.
+    (
+        "module 'flash_attn' has no attribute",
+        "another package has a folder of that name; install flash-attn",
+    ),
+    (
+        "undefined symbol",
+        "it was built for another torch than the one installed; "
+        f"build it here ({REBUILD}), or train without it",
+    ),
+)
+
+
 def explain(message: str) -> str:
     """Why flash-attn cannot be imported, from the linker's message.
 
     Cause and fix on one line; the message itself where it is not known.
     """
     message = " ".join(message.split())
-    glibc = re.search(r"GLIBC_([\d.]+)", message)
-    if glibc:
-        installed = platform.libc_ver()[1] or "an older one"
-        return (
-            f"it was built on a system with glibc {glibc[1]} and this one has {installed}; "
-            f"build it here ({REBUILD}), "
-            "or leave environment.attention_backend at auto to train without it"
-        )
-    if re.search(r"GLIBCXX_|CXXABI_", message):
-        return (
-            "it was built with a newer C++ library than this system's; "
-            f"build it here ({REBUILD}), or train without it"
-        )
-    cuda = re.search(r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]+)", message)
-    if cuda:
-        return (
-            f"it was built for CUDA {cuda[1].rstrip('.')}, which is not installed here; "
-            "install a build for the CUDA of this torch, or train without it"
-        )
-    # The other package leaves an empty namespace of that name.
-    if "module 'flash_attn' has no attribute" in message:
-        return "another package has a folder of that name; install flash-attn"
-    if "undefined symbol" in message:
-        return (
-            "it was built for another torch than the one installed; "
-            f"build it here ({REBUILD}), or train without it"
-        )
+    installed = platform.libc_ver()[1] or "an older one"
+    for pattern, cause in CAUSES:
+        found = re.search(pattern, message)
+        if found:
+            return cause.format(*found.groups(), installed=installed)
     return message
 
 
@@ -247,7 +256,9 @@ def read_no_weight_decay_as_zero() -> None:
     Optimizer.add_param_group = add_with_number
 
 
+# Each is needed by a version that pyproject.toml allows: torch from 2.11, flash-attn from 2.8.3.
 PATCHES = (
+    # Of no version: torch's environment variables are whoever starts the worker's.
     Patch(
         name="rendezvous",
         fault=(
@@ -260,6 +271,7 @@ PATCHES = (
         ),
         apply=set_rendezvous_variables,
     ),
+    # Every flash-attn of the extra: 2.8.3 and its post releases, which are the newest.
     Patch(
         name="flash-attn-import",
         fault=(
@@ -272,6 +284,7 @@ PATCHES = (
         apply=catch_faults_of_flash_attn,
         package="flash-attn",
     ),
+    # torch 2.11 and 2.12, which are supported.
     Patch(
         name="inductor-threads",
         fault=(
@@ -283,6 +296,7 @@ PATCHES = (
         package="torch",
         versions="<2.13",
     ),
+    # torch 2.13.0 still has it.
     Patch(
         name="adam-weight-decay",
         fault=(

@@ -264,11 +264,12 @@ class MetricsWriter:
     def validation(self, line: ValidationLine) -> None:
         self._append(self.metrics, line)
         self.last_validation = self._report(_curves(line), line.step)
-        reads = enumerate(line.memory_reads)
-        norms = enumerate(line.memory_norms)
-        memory = [(f"memory-reads/layer-{layer}", size) for layer, size in reads]
-        memory += [(f"memory-norms/layer-{layer}", size) for layer, size in norms]
-        self._report(memory, line.step)
+        for group, sizes in (
+            ("memory-reads", line.memory_reads),
+            ("memory-norms", line.memory_norms),
+        ):
+            memory = [(f"{group}/layer-{layer}", size) for layer, size in enumerate(sizes)]
+            self._report(memory, line.step)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for prompt, text in samples:
