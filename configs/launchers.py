@@ -5,19 +5,16 @@ That is a class in `WORKERS` of tasks/train/launch.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from infini_llama.configs.choices import Choice
 from infini_llama.configs.errors import ConfigError
-
-LauncherName = Literal["local", "srun"]
 
 
 @dataclass(frozen=True)
-class Launcher:
+class Launcher(Choice):
     """What starts torchrun on the nodes of a run.
 
     Attributes:
-        description: for the reference of keys.
         program: starts torchrun on every node; "": this process starts it, on this machine.
         place: where the program is found, for a message.
         on_one_node: arguments with which the program runs a command once, on a node.
@@ -26,8 +23,7 @@ class Launcher:
         node_rank: variable with a node's number, which the program sets on it.
     """
 
-    name: LauncherName
-    description: str
+    name: str
     program: str = ""
     place: str = ""
     on_one_node: tuple[str, ...] = ()
@@ -52,11 +48,11 @@ class Launcher:
         )
 
 
-LOCAL = Launcher("local", "torchrun on this machine.")
+LOCAL = Launcher(name="local", description="torchrun on this machine.")
 SRUN = Launcher(
-    "srun",
-    "torchrun by Slurm's srun on every node of the allocation that this command runs in, or of one "
-    "that srun requests.",
+    name="srun",
+    description="torchrun by Slurm's srun on every node of the allocation that this command runs "
+    "in, or of one that srun requests.",
     program="srun",
     place="a machine of the Slurm cluster",
     on_one_node=("--nodes=1", "--ntasks=1", "--input=none"),
@@ -64,4 +60,4 @@ SRUN = Launcher(
     node_counts=("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
     node_rank="SLURM_NODEID",
 )
-LAUNCHERS: dict[LauncherName, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SRUN)}
+LAUNCHERS = {launcher.name: launcher for launcher in (LOCAL, SRUN)}

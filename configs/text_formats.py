@@ -4,9 +4,6 @@ The object of its name in `FORMATS` of its module in tasks/preprocess/sources re
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-FormatName = Literal["txt", "json", "jsonl", "csv", "tsv", "parquet", "arrow"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class TextFormat:
         holds_lock: most of its reading holds Python's lock, so that threads do not speed it up.
     """
 
-    name: FormatName
+    name: str
     endings: tuple[str, ...]
     module: str
     is_document: bool = False

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
 from infini_llama.configs.choices import OneOf, descriptions
-from infini_llama.configs.launchers import LAUNCHERS, Launcher, LauncherName
+from infini_llama.configs.launchers import LAUNCHERS, Launcher
 from infini_llama.configs.schema.section import Section, free, inexact
 
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -101,10 +101,8 @@ class EnvironmentConfig(Section):
         "'{{ prefect.blocks.secret.NAME }}' is read from that Prefect Secret block where the run "
         "is executed.",
     )
-    launcher: LauncherName = free(
-        default="local",
-        description="How workers are started. "
-        + " ".join(f"{name}: {launcher.description}" for name, launcher in LAUNCHERS.items()),
+    launcher: Annotated[str, OneOf(tuple(LAUNCHERS))] = free(
+        default="local", description=f"How workers are started. {descriptions(LAUNCHERS)}"
     )
     srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
         default_factory=list,

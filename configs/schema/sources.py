@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from infini_llama.configs.choices import OneOf
 from infini_llama.configs.schema.section import Section, fixed, free, readers_of
 from infini_llama.configs.text_formats import (
     DOCUMENT_ENDINGS,
     OTHER_ENDINGS,
     RECORD_ENDINGS,
-    FormatName,
+    TEXT_FORMATS,
     listed,
 )
 
@@ -130,7 +131,7 @@ class TextConfig(Section):
         description="Column or field that contains the text of a record.",
         min_length=1,
     )
-    format: Literal["auto", FormatName] = fixed(
+    format: Annotated[str, OneOf(("auto", *TEXT_FORMATS))] = fixed(
         read_by=(FILES, STDLIB, PASSKEY_IN_FILES),
         default="auto",
         description="Format of the files. auto: by file extension, which can also be "

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from infini_llama.configs.launchers import LauncherName
 from infini_llama.configs.schema import EnvironmentConfig
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.status import Endpoint, RankStatus
@@ -345,4 +344,4 @@ def _slurm(*command: str) -> str:
 
 
 # The class of each launcher of configs/launchers.py.
-WORKERS: dict[LauncherName, type[TorchrunWorkers]] = {"local": TorchrunWorkers, "srun": SrunWorkers}
+WORKERS: dict[str, type[TorchrunWorkers]] = {"local": TorchrunWorkers, "srun": SrunWorkers}

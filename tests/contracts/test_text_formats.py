@@ -1,16 +1,14 @@
-"""Each format with facts has an object, each object has facts, and each choice of data.format is a format."""
+"""Each format with facts has an object, and each object has facts."""
 
 from importlib import import_module
 from pathlib import Path
-from typing import get_args
 
-from infini_llama.configs.schema.sources import TextConfig
-from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS, FormatName
+from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS
 from infini_llama.tasks.preprocess import sources
 from infini_llama.tasks.preprocess.sources.text_format import Format
 
 
-def test_facts_and_objects_and_choices_of_formats_agree():
+def test_facts_and_objects_of_formats_agree():
     names = [path.stem for path in Path(sources.__path__[0]).glob("*.py")]
     modules = {name: import_module(f"{sources.__name__}.{name}") for name in names}
     with_formats = {name: module for name, module in modules.items() if hasattr(module, "FORMATS")}
@@ -19,9 +17,6 @@ def test_facts_and_objects_and_choices_of_formats_agree():
         stated = {form.name for form in TEXT_FORMATS.values() if form.module == name}
         assert module.FORMATS.keys() == stated
         assert all(isinstance(reader, Format) for reader in module.FORMATS.values())
-    assert (*TEXT_FORMATS,) == get_args(FormatName)
-    choices = get_args(TextConfig.model_fields["format"].annotation)
-    assert choices == ("auto", *TEXT_FORMATS)
 
 
 def test_an_ending_is_of_one_format():
