@@ -56,8 +56,8 @@ class Schedule:
 def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> PipelineConfig:
     """The configuration of this flow run, with what its schedule changes, if it has one.
 
-    A deployment keeps these changes in its own parameters: the server drops those of a schedule
-    that is paused.
+    A deployment keeps these changes in its own parameters: the server of Prefect 3.9.1 drops those
+    of a schedule that is paused. No issue upstream is known.
 
     Raises:
         ConfigError: the schedule of this run is no longer on the server, so that its overrides are
@@ -112,10 +112,12 @@ def _read_schedule(run: str) -> Schedule | None:
 
 
 def superseded() -> State | None:
-    """The final state of this flow run if a later run of its schedule is due as well.
+    """The final state of this flow run if its schedule has a later run that is due or has begun.
 
-    The other late runs of the schedule are cancelled at once, so that no process is started for
-    them.
+    A worker may begin several late runs at once, in any order. Those that still wait are cancelled
+    here, so that no process is started for them.
+
+    Prefect 3.9.1 executes all, the oldest first; PrefectHQ/prefect#15886, open, asks for this.
 
     Returns:
         None: the flow run is to be executed.
@@ -126,19 +128,19 @@ def superseded() -> State | None:
         current = client.read_flow_run(UUID(flow_run.id))
         if _schedule_id(current) is None or _has_run_before(client, current.id):
             return None
-        waiting = _waiting(client, current)
-        later = [run for run in waiting if run.expected_start_time and run.id != current.id]
+        later = _later_runs(client, current)
         if not later:
             return None
-        *older, newest = sorted(later, key=lambda run: run.expected_start_time or now("UTC"))
+        newest, *older = later
         message = (
             "Skipped: the run of the same schedule for "
             f"{newest.expected_start_time} is due as well."
         )
-        for run in older:
+        waiting = [run for run in older if run.state is not None and run.state.is_scheduled()]
+        for run in waiting:
             client.set_flow_run_state(run.id, Cancelled(message=message))
     log.warning(
-        "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(older)
+        "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(waiting)
     )
     # A state of its own: one that was sent for another run loses its message.
     return Cancelled(message=message)
@@ -147,7 +149,7 @@ def superseded() -> State | None:
 def _has_run_before(client: SyncPrefectClient, run: UUID) -> bool:
     """Whether a person has started the flow run again, which is running now.
 
-    Its number of runs does not count what Resume starts.
+    Its number of runs does not count what Resume starts, see `newest_scheduled`.
     """
     states = client.read_flow_run_states(run)
     return sum(state.is_running() for state in states) > 1 or any(
@@ -155,16 +157,20 @@ def _has_run_before(client: SyncPrefectClient, run: UUID) -> bool:
     )
 
 
-def _waiting(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:
-    """Runs of the schedule of `current` that are due after it and have not started."""
-    late = FlowRunFilter.model_validate(
+def _later_runs(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:
+    """Runs of the schedule of `current` that are due after it, the newest first.
+
+    A person may have cancelled some: those are left out.
+    """
+    later = FlowRunFilter.model_validate(
         {
+            "id": {"not_any_": [current.id]},
             "deployment_id": {"any_": [current.deployment_id]},
-            "state": {"type": {"any_": ["SCHEDULED"]}},
+            "state": {"type": {"not_any_": ["CANCELLED", "CANCELLING"]}},
             "expected_start_time": {"after_": current.expected_start_time, "before_": now("UTC")},
         }
     )
-    runs = client.read_flow_runs(flow_run_filter=late, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    runs = client.read_flow_runs(flow_run_filter=later, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
     return [run for run in runs if _schedule_id(run) == _schedule_id(current)]
 
 

@@ -12,11 +12,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from prefect.client.schemas.objects import CreatedBy, FlowRun
 from prefect.server.schemas.schedules import CronSchedule
-from prefect.states import AwaitingRetry, Crashed, Paused, Pending, Running, Scheduled
+from prefect.states import AwaitingRetry, Completed, Crashed, Paused, Pending, Running, Scheduled
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
-from infini_llama.flows import pretrain, scheduled
+from infini_llama.flows import scheduled
 from infini_llama.flows.deployments import _write_schedules, read_deployment, read_deployments
 from infini_llama.flows.naming import run_name
 from infini_llama.flows.scheduled import Schedule
@@ -92,20 +92,15 @@ def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatc
     assert run_name("{date}-{time}", scheduled.due("{date}-{time}")) == "2027-03-28-083000"
 
 
-def test_a_run_of_a_deleted_schedule_fails_in_the_flow_and_not_where_it_is_named(file, monkeypatch):
-    """There, Prefect would only say that the process has exited."""
+def test_a_run_of_a_deleted_schedule_fails_in_the_flow(file, monkeypatch):
     deployment = read_deployment(str(file))
-    parameters = {"config": deployment.config, "schedules": deployment.schedules}
-    run = SimpleNamespace(id=str(uuid4()), name="by-prefect", parameters=parameters)
-    monkeypatch.setattr(pretrain, "flow_run", run)
 
     def deleted() -> Schedule:
         raise ConfigError("the schedule that created this run was deleted")
 
     monkeypatch.setattr(scheduled, "_schedule", deleted)
-    assert pretrain._name() == "by-prefect"
     with pytest.raises(ConfigError, match="was deleted"):
-        scheduled.with_schedule(**parameters)
+        scheduled.with_schedule(deployment.config, deployment.schedules)
 
 
 @pytest.mark.parametrize(
@@ -121,26 +116,29 @@ def test_a_late_run_is_skipped_unless_a_person_has_started_it_again(
     monkeypatch, states, is_skipped
 ):
     """By Resume or Retry; Prefect's number of runs does not count what Resume starts."""
-    run, later = (
+    run, begun, waiting, newest = (
         FlowRun(
             flow_id=uuid4(),
             deployment_id=uuid4(),
             run_count=1,
+            state=state,
             expected_start_time=datetime(2027, 1, day, tzinfo=UTC),
             created_by=CreatedBy(id=UUID(int=1), type="SCHEDULE"),
         )
-        for day in (1, 2)
+        for day, state in enumerate((Running(), Running(), Scheduled(), Completed()), 1)
     )
     client = MagicMock(
         read_flow_run=Mock(return_value=run),
         read_flow_run_states=Mock(return_value=states),
-        read_flow_runs=Mock(return_value=[later]),
+        read_flow_runs=Mock(return_value=[newest, waiting, begun]),
     )
     client.__enter__.return_value = client
     monkeypatch.setattr(scheduled, "get_client", lambda **_: client)
     monkeypatch.setattr(scheduled, "flow_run", SimpleNamespace(id=str(run.id)))
     monkeypatch.setattr(scheduled, "deployment", SimpleNamespace(id="a"))
     assert (scheduled.superseded() is not None) == is_skipped
+    cancelled = [call.args[0] for call in client.set_flow_run_state.call_args_list]
+    assert cancelled == ([waiting.id] if is_skipped else [])
 
 
 def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(file):
