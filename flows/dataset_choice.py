@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.configs.reading import changed
+from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.tasks.preprocess.rows.references import reference_for
@@ -20,9 +20,14 @@ log = logging.getLogger("infini_llama.preprocess")
 
 
 class DatasetOfRun(NamedTuple):
-    """The complete dataset of a run that has begun, whose text has the same settings still."""
+    """The complete dataset of a run that has begun, whose text has the same settings still.
+
+    Attributes:
+        config: the run's configuration, as it is stored.
+    """
 
     reference: DatasetRef
+    config: JsonObject
     is_finished: bool
 
 
@@ -50,18 +55,15 @@ def choose_dataset(
     kept = dataset_of_run(config)
     if kept is None:
         return preparation
-    # None: only reading the text would show it.
-    today: str | None = None
-    reason = "the text has changed"
-    is_readable = True
     try:
         today = _path_of_today(preparation, reads_text)
     except PipelineError as fault:
         reason = f"the text cannot be read as before ({str(fault).rstrip('.')})"
-        is_readable = False
-    if today == kept.reference.path or (kept.is_finished and is_readable):
-        return preparation
-    if today is not None or not is_readable:
+    else:
+        if kept.is_finished or today == kept.reference.path:
+            return preparation
+        reason = "" if today is None else "the text has changed"
+    if reason:
         log.warning(
             "%s since run %s began; the run continues with its dataset %s. "
             "Another runtime.name trains on today's text.",
@@ -103,7 +105,7 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
             has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
             for table in dataset.row_tables
         )
-        kept = DatasetOfRun(dataset, is_finished=record.result is not None)
+        kept = DatasetOfRun(dataset, record.config, is_finished=record.result is not None)
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
         return None
     return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None

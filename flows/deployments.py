@@ -1,7 +1,8 @@
 """The objects of this project on a Prefect server: work pool, limits, automation and deployments.
 
-Deploying again writes only what differs: Prefect deletes the scheduled runs of a deployment or
-schedule that is written.
+Deploying again writes only what differs: Prefect 3.9.1 deletes the scheduled runs of a deployment
+or schedule that is written, also late ones (PrefectHQ/prefect#17764), and switches schedules on
+again (PrefectHQ/prefect#14973).
 """
 
 import asyncio

@@ -7,13 +7,11 @@ parameter `config`, the deployed configuration, is no part of it: a run has it f
 and the run itself checks one that is given in its place.
 """
 
-from inspect import Signature, signature
 from typing import Annotated, Any
 
-from prefect.flows import Flow
 from prefect.utilities.callables import ParameterSchema
 from pydantic import Field, GetJsonSchemaHandler, create_model
-from pydantic_core import core_schema, to_jsonable_python
+from pydantic_core import core_schema
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import all_keys
@@ -178,23 +176,6 @@ def form(config: PipelineConfig) -> ParameterSchema:
     model = create_model("Parameters", changes=(annotation, changes))
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
     return ParameterSchema(definitions=schema.pop("$defs"), **schema)
-
-
-class PipelineFlow(Flow[..., Any]):
-    """A flow of `config` and `changes` whose form is the one of this module, whoever deploys it."""
-
-    @property
-    def __signature__(self) -> Signature:
-        """The schema that Prefect makes the form from.
-
-        That of the function itself would have to be made in every run.
-        """
-        changes = signature(self.fn).parameters["changes"]
-        return Signature([changes.replace(annotation=Annotated[dict[str, Any], ChangesForm()])])
-
-    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The same as Prefect's, without FastAPI, whose import takes a tenth of a second."""
-        return to_jsonable_python(parameters)
 
 
 def _explicit(field: Schema) -> Schema:

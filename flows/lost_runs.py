@@ -1,126 +1,40 @@
-"""Flow runs that this machine executes, and the end of those that have lost their process.
+"""The end of flow runs of this machine that have lost their process.
 
-The process that executes a flow run holds a lock on `<home>/prefect/flow-runs/<ID of the run>`. A
-run in that folder whose file is not locked has no process, although the server may call it Pending,
-Running or Cancelling. Runs of other programs, machines and home folders are not in the folder, or
-their file is of an execution that is over.
+A run in the folder of `executions` whose file is not locked has no process, although the server may
+call it Pending, Running or Cancelling. Runs of other programs, machines and home folders are not in
+the folder, or their file is of an execution that is over.
+
+Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#16746, open: a run whose worker is killed
+stays Running.
 """
 
 import contextlib
 import logging
-import os
 import re
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.exceptions import ObjectNotFound, Pause
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed
 from prefect.types._datetime import now
 
-from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.locks import Lock, lock_holder
+from infini_llama.flows.executions import Execution, end_tasks, newest_scheduled
+from infini_llama.flows.workarounds.suspension import confirm_suspensions
+from infini_llama.tasks.storage.locks import lock_holder
 
-# Environment variable of the worker of `serve` and of its runs, whose home may be another one.
-FOLDER = "INFINI_LLAMA_FLOW_RUNS"
 # States of a flow run that should have a process.
 ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]
-# States of a task run; one that awaits its retry is scheduled.
-UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]
 # That a busy machine may need to start the process of a pending run.
 STARTING = timedelta(minutes=1)
-# Seconds that the process before may take to end, when a run is resumed.
-ENDING = 600.0
 MOST_IDS = 100  # of a filter; the server returns at most 200 runs
-_locked_runs: dict[str, Lock] = {}  # by the ID of a run that this process executes
 log = logging.getLogger("infini_llama.serve")
-
-
-class Execution(Record):
-    """What this machine has begun to execute.
-
-    Attributes:
-        running: ID of the state by which the run became Running; "" before that.
-    """
-
-    host: str
-    running: str = ""
-
-
-def folder_of(home: Path) -> Path:
-    """The folder with a file for each flow run that this machine executes."""
-    return Path(os.environ.get(FOLDER) or home / "prefect" / "flow-runs")
-
-
-def register(run: str, folder: Path, running: str = "") -> None:
-    """Note that this machine executes the flow run, or is about to start a process for it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record = Execution(host=socket.gethostname(), running=running)
-    (folder / run).write_text(record.model_dump_json())
-
-
-def hold(run: str, folder: Path) -> None:
-    """Lock the file of a flow run that this process executes, until this process ends.
-
-    Raises:
-        Busy: another process executes it, and does not end.
-    """
-    if run not in _locked_runs:
-        lock = Lock(folder / run, wait=ENDING)
-        _locked_runs[run] = (
-            lock.__enter__()
-        )  # not left: the end of a flow is reported after its function
-        register(run, folder)
-
-
-@contextlib.contextmanager
-def executing(run: str, folder: Path, running: str) -> Iterator[None]:
-    """Inside, this process is known to execute the flow run.
-
-    Args:
-        running: see `newest_running`.
-
-    Raises:
-        Busy: as `hold`.
-    """
-    hold(run, folder)
-    register(run, folder, running)
-    try:
-        yield
-    except Pause:
-        # The server has suspended the run before this process heard of it. Another machine may
-        # resume it.
-        (folder / run).unlink(missing_ok=True)
-        raise
-
-
-def newest_running(client: SyncPrefectClient, run: UUID) -> str:
-    """ID of the newest state by which the run became Running; "" if it never did."""
-    running = [state for state in client.read_flow_run_states(run) if state.is_running()]
-    if not running:
-        return ""
-    return str(max(running, key=lambda state: state.timestamp).id)
-
-
-def end_tasks(client: SyncPrefectClient, run: UUID) -> None:
-    """Mark unfinished task runs of a flow run as crashed: no process executes them.
-
-    A flow run that is executed again has new task runs; the old ones would stay Running.
-    """
-    tasks = client.read_task_runs(
-        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
-        task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED}}}),
-    )
-    for task in tasks:
-        message = "This execution is over: the flow run was suspended, or its process was killed."
-        client.set_task_run_state(task.id, Crashed(message=message), force=True)
 
 
 def forget_if_reported(run: UUID, folder: Path) -> None:
@@ -145,12 +59,10 @@ class LostRuns:
 
     Args:
         folder: see `folder_of`.
-        is_shared: other machines may execute runs of the server.
     """
 
-    def __init__(self, folder: Path, *, is_shared: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.is_shared = is_shared
         self.suspects: set[UUID] = set()
         self.known: set[UUID] = set()
 
@@ -165,7 +77,9 @@ class LostRuns:
         runs = self._runs(client)
         self._log_deleted({run.id for run in runs})
         for run in runs:
-            if self._is_locked(run.id) or run.state is None or _is_starting(run):
+            if self._is_locked(run.id) or run.state is None:
+                continue
+            if run.state.is_pending() and now("UTC") - run.state.timestamp < STARTING:
                 continue
             with contextlib.suppress(ObjectNotFound):  # it was deleted since
                 if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(client, run):
@@ -180,7 +94,9 @@ class LostRuns:
         # Its process may have ended, or another one begun, since its state was read.
         if self._is_locked(run.id) or client.read_flow_run(run.id).state_id != run.state_id:
             return
-        state = _end_of(run)
+        is_cancelling = run.state is not None and run.state.is_cancelling()
+        end = Cancelled if is_cancelling else Crashed
+        state = end(message="The process of the run was killed. Retry executes the run again.")
         log.warning(
             "run %s of an earlier execution has lost its process, and is marked as %s",
             run.name,
@@ -220,24 +136,23 @@ class LostRuns:
         return lock_holder(self.folder / str(run)) is not None
 
     def _is_executed_elsewhere(self, client: SyncPrefectClient, run: FlowRun) -> bool:
-        """Whether another machine executes the run: it has become Running again since."""
-        if not self.is_shared:
-            return False
+        """Whether another machine may execute the run: it was scheduled again since."""
         record = _read(self.folder / str(run.id))
-        return record is None or record.running != newest_running(client, run.id)
+        return record is None or record.scheduled != newest_scheduled(client, run.id)
 
 
-def mark_lost_runs(home: Path, *, is_shared: bool) -> None:
-    """Mark the runs of this home folder that have lost their process, as far as possible."""
+def correct_states(lost: LostRuns, flow: str, *, at_once: bool = False) -> None:
+    """Confirm suspensions of this flow's runs and mark lost runs, as far as the server responds."""
     try:
-        # Without retries: the server has just responded.
+        # Without retries: the server may have ended, and `serve` starts it again.
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
             get_client(sync_client=True) as client,
         ):
-            LostRuns(folder_of(home), is_shared=is_shared).mark(client, at_once=True)
-    except (HTTPError, RuntimeError) as fault:
-        log.debug("the states of earlier runs cannot be corrected (%s)", fault)
+            confirm_suspensions(client, flow)
+            lost.mark(client, at_once=at_once)
+    except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
+        log.debug("the state of the runs cannot be checked (%s)", fault)
 
 
 def _read(path: Path) -> Execution | None:
@@ -245,28 +160,6 @@ def _read(path: Path) -> Execution | None:
         return Execution.model_validate_json(path.read_bytes())
     except (OSError, ValueError):  # it is gone, or being written
         return None
-
-
-def _is_starting(run: FlowRun) -> bool:
-    return (
-        run.state is not None
-        and run.state.is_pending()
-        and now("UTC") - run.state.timestamp < STARTING
-    )
-
-
-def _end_of(run: FlowRun) -> State:
-    if run.state is not None and run.state.is_cancelling():
-        return Cancelled(
-            message="The process of the run was killed. Retry resumes from the newest checkpoint."
-        )
-    if run.state is not None and run.state.is_pending():
-        return Crashed(
-            message="The process of the run was killed before it began. Retry starts the run."
-        )
-    return Crashed(
-        message="The process of the run was killed. Retry resumes from the newest checkpoint."
-    )
 
 
 def flow_processes(variable: str = "") -> dict[int, UUID]:

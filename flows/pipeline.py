@@ -12,8 +12,7 @@ from typing import Any
 
 from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
-from infini_llama.flows.dataset_choice import choose_dataset
-from infini_llama.flows.naming import config_of_run
+from infini_llama.flows.dataset_choice import choose_dataset, dataset_of_run
 from infini_llama.flows.starts import start_of_command
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
@@ -25,9 +24,7 @@ from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
-from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged
+from infini_llama.tasks.storage.artifacts import MANIFEST
 from infini_llama.tasks.train.attempt_folder import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
@@ -64,7 +61,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     Raises:
         PipelineError: the message says what to change; `exit_code` is that of the command line.
     """
-    config = start_of_command(config).claim(config, config_of_run(config))
+    config = start_of_command(config).claim(config)
     refuse_blocks(config)
     return run_stages(config, WITHOUT_PREFECT, new_invocation()).to_json()
 
@@ -157,19 +154,13 @@ def has_finished(config: PipelineConfig) -> bool:
 
     Its text must be the same, or not be readable.
     """
-    run = RunFolder.of(config.runtime)
-    if not run.lineage.exists():
+    begun = dataset_of_run(config)
+    if begun is None or not begun.is_finished:
         return False
-    try:
-        record = RunReader(run.path)
-        if record.result is None:
-            return False
-        if record.config != without_secrets(config).model_dump(mode="json", exclude={"deployment"}):
-            return False
-        dataset = choose_dataset(config, reads_text=False).lookup()
-        return dataset is not None and dataset.path == record.lineage.dataset.path
-    except Damaged:  # the run itself reports and repairs it
+    if begun.config != without_secrets(config).model_dump(mode="json", exclude={"deployment"}):
         return False
+    dataset = choose_dataset(config, reads_text=False).lookup()
+    return dataset is not None and dataset.path == begun.reference.path
 
 
 def finish(

@@ -15,15 +15,16 @@ from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from infini_llama.flows.deployments import Deployment, deploy
-from infini_llama.flows.lost_runs import FOLDER, LostRuns, flow_processes, folder_of
+from infini_llama.flows.executions import FOLDER, folder_of
+from infini_llama.flows.lost_runs import LostRuns, correct_states, flow_processes
 from infini_llama.flows.pretrain import pretrain
-from infini_llama.flows.server import Server
 from infini_llama.flows.settings import WORKER
-from infini_llama.flows.suspension import confirm_suspensions
+from infini_llama.flows.workarounds.server import Server
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.train.processes import send
 
@@ -58,8 +59,8 @@ def serve(
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[FOLDER] = str(folder_of(home).absolute())
-    lost = LostRuns(Path(os.environ[FOLDER]), is_shared=server is None)
-    _correct_states(lost, at_once=True)
+    lost = LostRuns(Path(os.environ[FOLDER]))
+    correct_states(lost, pretrain.name, at_once=True)
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
@@ -101,22 +102,8 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None, lost: Lo
             log.info("the Prefect server is up again")
         if time.monotonic() >= check_at:
             check_at = time.monotonic() + CHECK_SECONDS
-            _correct_states(lost)
+            correct_states(lost, pretrain.name)
         time.sleep(0.5)
-
-
-def _correct_states(lost: LostRuns, *, at_once: bool = False) -> None:
-    """Confirm suspensions, and mark runs of this machine that have lost their process."""
-    try:
-        # Without retries: the server may have ended, and `_watch` starts it again.
-        with (
-            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True) as client,
-        ):
-            confirm_suspensions(client, pretrain.name)
-            lost.mark(client, at_once=at_once)
-    except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
-        log.debug("the state of the runs cannot be checked (%s)", fault)
 
 
 def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subprocess.Popen:
@@ -125,7 +112,7 @@ def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subproc
     So Ctrl-C of the terminal reaches only this process, which stops the worker once.
     """
     command = [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid())]
-    command += [sys.executable, "-m", "infini_llama.flows.worker"]
+    command += [sys.executable, "-m", "infini_llama.flows.workarounds.worker"]
     command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
     name, value = mark.split("=")
     defaults = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)}
@@ -178,7 +165,7 @@ def _cancel(runs: set[UUID]) -> None:
     try:
         with get_client(sync_client=True) as client:
             # The process of a finished run may not have ended.
-            runs = {run for run in runs if not _is_final(client, run)}
+            runs = {run for run in runs if not _is_over(client, run)}
             if not runs:
                 return
             log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
@@ -187,13 +174,15 @@ def _cancel(runs: set[UUID]) -> None:
                     run, Cancelling(message="infini-llama serve was stopped.")
                 )
             deadline = time.monotonic() + STOP_SECONDS
-            while time.monotonic() < deadline and not all(_is_final(client, run) for run in runs):
+            while time.monotonic() < deadline and not all(_is_over(client, run) for run in runs):
                 time.sleep(0.5)
-    except (HTTPError, RuntimeError) as fault:
-        # The server is gone: the worker is stopped all the same.
+    except (HTTPError, ObjectNotFound, RuntimeError) as fault:
+        # The server or a run is gone: the worker is stopped all the same.
         log.warning("the runs cannot be cancelled (%s)", fault)
 
 
-def _is_final(client: SyncPrefectClient, run: UUID) -> bool:
-    state = client.read_flow_run(run).state
-    return state is None or state.is_final()
+def _is_over(client: SyncPrefectClient, run: UUID) -> bool:
+    """Whether a run has ended, or was deleted."""
+    filtered = FlowRunFilter.model_validate({"id": {"any_": [run]}})
+    found = client.read_flow_runs(flow_run_filter=filtered)
+    return all(each.state is None or each.state.is_final() for each in found)

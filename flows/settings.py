@@ -4,6 +4,19 @@ This is the one source that `run`, `serve` and `deploy` set them from.
 The files in deploy/ repeat them, since their readers do not read Python; a test compares both.
 """
 
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.record import first_fault
+
+if TYPE_CHECKING:
+    from prefect.settings import Settings
+
 HEALTHY_WITHIN = 180  # seconds that a server may take to start, where the user has not set it
 
 START_TIMEOUT = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
@@ -32,6 +45,8 @@ CLIENT = {
 }
 # For the servers that this program starts; in memory, Prefect's default, leases end with the
 # server: a healthy run would be ended at the next renewal, and its slot never be free again.
+# Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#17415 is open, and a maintainer would make
+# files the default (PrefectHQ/prefect#20090). Test: `test_leases_are_kept_in_memory`.
 LEASES = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
         "prefect.server.concurrency.lease_storage.filesystem"
@@ -60,3 +75,49 @@ SERVER = {
 # content type from any page and without asking, so that origins alone do not protect it; such a
 # request has no CSRF token.
 SERVED = SERVER | {"PREFECT_SERVER_API_BASE_PATH": "/api", "PREFECT__SERVER_FINAL": "1"}
+
+
+def client_settings() -> "Settings":
+    """Import Prefect's settings, and return them.
+
+    Raises:
+        ConfigError: one of them is wrong, from wherever Prefect has it.
+    """
+    try:
+        from prefect.settings import get_current_settings, load_profiles
+
+        settings = get_current_settings()
+        profiles = load_profiles()
+    except ValueError as error:  # also of files that are no TOML, or no UTF-8
+        fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(
+            f"a setting of Prefect is wrong ({fault}); correct it where it is set: in the "
+            "environment, in .env, prefect.toml or pyproject.toml of this folder, or in "
+            f"{profiles_file()}."
+        ) from error
+    profile = os.environ.get("PREFECT_PROFILE", profiles.active_name)
+    if profile not in profiles.names:
+        raise ConfigError(
+            f"the Prefect profile {profile} does not exist; correct or unset PREFECT_PROFILE, or "
+            f"name one of {', '.join(sorted(profiles.names))} as active in {profiles_file()}."
+        )
+    certificates = None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
+    try:
+        ssl.create_default_context(cafile=certificates)
+    except OSError as error:
+        raise ConfigError(
+            f"PREFECT_API_SSL_CERT_FILE or SSL_CERT_FILE names {certificates}, which holds no "
+            f"certificates ({error.strerror}); Prefect's client needs it for every server. Correct "
+            "or unset the variable."
+        ) from error
+    return settings
+
+
+def profiles_file() -> Path:
+    """The file with the user's profiles of Prefect."""
+    return Path(os.environ.get("PREFECT_PROFILES_PATH", prefect_home() / "profiles.toml"))
+
+
+def prefect_home() -> Path:
+    """The folder of Prefect's own files."""
+    return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")).expanduser()

@@ -2,9 +2,11 @@
 
 A name with {date} or {time} belongs to one start. The start is known by the ID of its flow run, or
 of its Slurm job, which a requeue keeps. `<home>/starts/<ID>` has the name, so that a retry, a
-resume and a requeue continue the run. A command without such an ID is a new start each time.
+resume and a requeue continue the run, also on another machine that has the mirror. A command
+without such an ID is a new start each time.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -15,28 +17,21 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.flows.naming import has_time
-from infini_llama.tasks.records.record import Record
+from infini_llama.flows.naming import config_of_run, has_time
+from infini_llama.tasks.runs.mirror import is_mirrored, restore_start
 from infini_llama.tasks.runs.run_folder import RunFolder
-from infini_llama.tasks.storage.artifacts import Damaged
+from infini_llama.tasks.runs.start_records import (
+    StartRecord,
+    read_start,
+    start_file,
+    start_records,
+)
 from infini_llama.tasks.storage.filesystem import require_folder
-from infini_llama.tasks.storage.record_files import read_record, write_record
+from infini_llama.tasks.storage.record_files import write_record
 
 log = logging.getLogger("infini_llama.run")
-
-
-class StartRecord(Record):
-    """The name that was filled in for a start.
-
-    Attributes:
-        requeues: how often the job had been requeued when a command last used the name.
-    """
-
-    name: str
-    requeues: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,55 +50,47 @@ class Start:
     requeues: int = 0
     due: datetime | None = None
 
-    def preview(self, written: PipelineConfig, resolved: PipelineConfig) -> PipelineConfig:
-        """The resolved configuration with the name that `claim` would give it."""
-        if not has_time(written.runtime.name):
-            return resolved
-        home = resolved.runtime.home
-        stored = self._stored(home)
-        if stored is not None:
-            return with_name(resolved, stored.name)
-        names = _names(resolved.runtime.name)
-        return with_name(
-            resolved, next(name for name in names if not (home / "runs" / name).exists())
-        )
-
-    def claim(self, written: PipelineConfig, resolved: PipelineConfig) -> PipelineConfig:
-        """The resolved configuration with the start's name, whose folder no other start has.
+    def claim(self, written: PipelineConfig, *, is_dry: bool = False) -> PipelineConfig:
+        """The configuration of this start's run, whose folder no other start has.
 
         Args:
-            written: the configuration before `config_of_run`.
-            resolved: after it; its name is the one to claim.
+            is_dry: nothing is written, so that another start may take the name.
 
         Raises:
-            ConfigError: the home folder cannot be used.
+            ConfigError: a setting, or the home folder, cannot be used.
+            PipelineError: the mirror cannot be read.
         """
+        config = config_of_run(written, self.due)
         if not has_time(written.runtime.name):
-            return resolved
-        home = resolved.runtime.home
+            return config
+        home = config.runtime.home
+        if is_dry:
+            stored = self._stored(config)
+            return with_name(config, stored.name if stored else next(_free_names(config)))
         require_folder(home)
-        stored = self._stored(home)
+        if self.id:
+            restore_start(config, start_file(home, self.id))
+        stored = self._stored(config)
         if stored is None:
             self._warn_of_other_settings(home)
-            name = _make_folder(home / "runs", resolved.runtime.name)
+            name = _make_folder(config)
         else:
             name = stored.name
             log.info("this start continues run %s", name)
         if self.id:
-            (home / "starts").mkdir(parents=True, exist_ok=True)
-            write_record(self._file(home), StartRecord(name=name, requeues=self.requeues))
-        return with_name(resolved, name)
+            file = start_file(home, self.id)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_record(file, StartRecord(name=name, requeues=self.requeues))
+        return with_name(config, name)
 
-    def _file(self, home: Path) -> Path:
-        return home / "starts" / f"{self.id}.json"
-
-    def _stored(self, home: Path) -> StartRecord | None:
+    def _stored(self, config: PipelineConfig) -> StartRecord | None:
         """The record of this start; None if it has no name yet.
 
         A Slurm job may execute one command several times. If its run is finished, the next
         execution is a new start, unless the job was requeued in between.
         """
-        stored = _read(self._file(home)) if self.id else None
+        home = config.runtime.home
+        stored = read_start(start_file(home, self.id)) if self.id else None
         if stored is None:
             return None
         is_same_execution = bool(self.job) and self.requeues <= stored.requeues
@@ -115,11 +102,9 @@ class Start:
         """Warn if a requeued job leaves a run that it began with other settings."""
         if not self.requeues:
             return
-        for file in sorted((home / "starts").glob(f"{self.job}-*.json")):
-            other = _read(file)
-            if other is None or other.requeues >= self.requeues:
-                continue
-            if not RunFolder(home / "runs" / other.name).result.exists():
+        for other in start_records(home, f"{self.job}-").values():
+            is_finished = RunFolder(home / "runs" / other.name).result.exists()
+            if other.requeues < self.requeues and not is_finished:
                 log.warning(
                     "the settings are not those of run %s, which this job began before it was "
                     "requeued; a new run begins. To continue the other, set runtime.name=%s.",
@@ -132,58 +117,46 @@ def start_of_command(config: PipelineConfig, variables: Mapping[str, str] = os.e
     """The start that a command executes: that of its Slurm job, otherwise a new one.
 
     Different commands of a job are different starts, so the ID contains a digest of the settings.
-
-    Raises:
-        ConfigError: SLURM_RESTART_COUNT is not a number.
     """
     number = variables.get("SLURM_JOB_ID")
     if not number:
         return Start()
-    requeues = variables.get("SLURM_RESTART_COUNT") or "0"
-    if not requeues.isdecimal():
-        raise ConfigError(f"SLURM_RESTART_COUNT={requeues} is not a number; Slurm sets it.")
     cluster = variables.get("SLURM_CLUSTER_NAME") or "slurm"
     job = f"{cluster}-{number}".replace("/", "_")
     settings = config.model_dump(mode="json", exclude={"deployment"})
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    return Start(f"{job}-{digest}", job, int(requeues))
+    return Start(f"{job}-{digest}", job, int(variables.get("SLURM_RESTART_COUNT") or 0))
 
 
-def _read(file: Path) -> StartRecord | None:
-    if not file.exists():
-        return None
-    try:
-        return read_record(StartRecord, file)
-    except Damaged as fault:
-        log.warning("%s It is not used, and the start gets a new name.", fault)
-        return None
+def _free_names(config: PipelineConfig) -> Iterator[str]:
+    """The run's name, then with -2, -3 and so on, without those of runs here or in the mirror."""
+    first = config.runtime.name
+    runs = config.runtime.home / "runs"
+    for number in count(1):
+        name = first if number == 1 else f"{first}-{number}"
+        if not os.path.lexists(runs / name) and not is_mirrored(with_name(config, name)):
+            yield name
 
 
-def _names(name: str) -> Iterator[str]:
-    """`name`, then `name-2`, `name-3` and so on."""
-    yield name
-    for number in count(2):
-        yield f"{name}-{number}"
-
-
-def _make_folder(runs: Path, name: str) -> str:
+def _make_folder(config: PipelineConfig) -> str:
     """Create the folder of a new run, and return its name."""
+    runs = config.runtime.home / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    for free in _names(name):
-        try:
-            (runs / free).mkdir()
-        except FileExistsError:
-            continue
-        if free != name:
-            log.warning(
-                "run %s belongs to another start; this one is %s. To continue the other, set "
-                "runtime.name=%s.",
-                name,
-                free,
-                name,
-            )
-        return free
-    raise AssertionError("unreachable: the names do not end")
+    while True:
+        name = next(_free_names(config))
+        with contextlib.suppress(FileExistsError):  # another start was faster
+            (runs / name).mkdir()
+            break
+    first = config.runtime.name
+    if name != first:
+        log.warning(
+            "run %s belongs to another start; this one is %s. To continue the other, set "
+            "runtime.name=%s.",
+            first,
+            name,
+            first,
+        )
+    return name
 
 
 def with_name(config: PipelineConfig, name: str) -> PipelineConfig:

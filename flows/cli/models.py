@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,13 +83,10 @@ def prompt_of(file: str) -> str:
 def evaluate(arguments: Namespace) -> Answer:
     if arguments.passkey:
         return _passkey(arguments)
-    options = [f"--{name}" for name in PASSKEY if getattr(arguments, name) is not None]
-    if options:
-        raise ConfigError(f"{', '.join(options)}: only with --passkey; use both or neither.")
-    options = [f"--{name}" for name in ("split", "sequences") if getattr(arguments, name)]
-    if arguments.files and options:
-        raise ConfigError(
-            f"{', '.join(options)}: not with --files, which is read whole; remove them."
+    _refuse(arguments, PASSKEY, "only with --passkey; use both or neither.")
+    if arguments.files:
+        _refuse(
+            arguments, ("split", "sequences"), "not with --files, which is read whole; remove them."
         )
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
@@ -109,22 +107,22 @@ def evaluate(arguments: Namespace) -> Answer:
     return record.to_json(), evaluation_text(record)
 
 
+def _refuse(arguments: Namespace, names: Sequence[str], reason: str) -> None:
+    """Refuse the options of these names that were given."""
+    options = [f"--{name}" for name in names if getattr(arguments, name) not in (None, False, [])]
+    if options:
+        raise ConfigError(f"{', '.join(options)}: {reason}")
+
+
 def _passkey(arguments: Namespace) -> Answer:
     perplexity = ("files", "source", "split", "sequences", "stream")
-    options = [f"--{name}" for name in perplexity if getattr(arguments, name)]
-    if options:
-        raise ConfigError(
-            f"{', '.join(options)}: not with --passkey, which makes its own texts; remove them."
-        )
+    _refuse(arguments, perplexity, "not with --passkey, which makes its own texts; remove them.")
     run = find(arguments.run, "runs")
     if not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
-    options = [f"--{name}" for name in ("lengths", "depths") if getattr(arguments, name)]
-    if arguments.segments and options:
-        raise ConfigError(
-            f"{', '.join(options)}: not with --segments, which decides length and place; "
-            "remove them."
-        )
+    if arguments.segments:
+        reason = "not with --segments, which decides length and place; remove them."
+        _refuse(arguments, ("lengths", "depths"), reason)
     from infini_llama.tasks.evaluate.stage import (
         DEPTHS,
         SAMPLES,

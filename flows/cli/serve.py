@@ -9,7 +9,8 @@ from infini_llama.flows.naming import home_folder
 
 
 def serve(arguments: Namespace) -> Answer:
-    from infini_llama.flows.server import api_for_serve, client_settings, log_into, prepare_client
+    from infini_llama.flows.server import api_for_serve, log_into, prepare_client
+    from infini_llama.flows.settings import client_settings
 
     home = home_folder()
     log_into(home, arguments.verbose)

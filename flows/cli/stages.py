@@ -27,12 +27,11 @@ def run(arguments: Namespace) -> Answer:
     refuse_several_on_a_node(os.environ)
     written = load_config(arguments.config, arguments.overrides)
     start = start_of_command(written)
-    config = config_of_run(written)
     if arguments.dry_run:
-        return dry_run(start.preview(written, config))
+        return dry_run(start.claim(written, is_dry=True))
+    config = start.claim(written)
     if joined := _joins(config):
         return joined
-    config = start.claim(written, config)
     # The stages resolve it again, where they are executed.
     named = with_name(written, config.runtime.name)
     from infini_llama.flows import pipeline
@@ -41,18 +40,18 @@ def run(arguments: Namespace) -> Answer:
     home = config.runtime.home
     prepare_client(home)
     # A server of its own would start only to record that there was nothing to do.
-    is_shared = has_api()
-    if arguments.no_prefect or (not is_shared and pipeline.has_finished(config)):
+    if arguments.no_prefect or (not has_api() and pipeline.has_finished(config)):
         summary = pipeline.run(named)
     else:
         log_into(home, arguments.verbose)
         with withheld(named) as shown, api_for_run(home):
             from prefect import tags
 
-            from infini_llama.flows.lost_runs import mark_lost_runs
+            from infini_llama.flows.executions import folder_of
+            from infini_llama.flows.lost_runs import LostRuns, correct_states
             from infini_llama.flows.pretrain import pretrain, tags_of
 
-            mark_lost_runs(home, is_shared=is_shared)
+            correct_states(LostRuns(folder_of(home)), pretrain.name, at_once=True)
             with tags(*tags_of(named)):
                 summary = pretrain(shown)
             assert isinstance(summary, dict)  # only a scheduled run is skipped
@@ -199,10 +198,9 @@ def train(arguments: Namespace) -> Answer:
 
     refuse_several_on_a_node(os.environ)
     written = load_config(arguments.config, arguments.overrides)
-    config = config_of_run(written)
+    config = start_of_command(written).claim(written)
     if joined := _joins(config):
         return joined
-    config = start_of_command(written).claim(written, config)
     refuse_blocks(config)
     check_requirements(config)
     named = None if arguments.dataset is None else find(arguments.dataset, "datasets")

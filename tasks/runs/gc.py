@@ -22,6 +22,7 @@ from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
+from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
@@ -76,7 +77,7 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
         if lineage.resumed_from
     }
     used = {(home / lineage.dataset.path).resolve() for lineage in lineages.values()}
-    candidates = [*_of_datasets(home, rules, used), *_of_units(home)]
+    candidates = [*_of_datasets(home, rules, used), *_of_units(home), *_of_starts(home)]
     for run in lineages:
         candidates += _of_run(RunFolder(run), rules)
     moment = time.time() - rules.older_than
@@ -126,10 +127,7 @@ def _of_units(home: Path) -> Iterator[Leftover]:
     Their times are those of their last use. A unit that a dataset has stays, so that the dataset
     can be repaired. The dataset links to its files, or has copies of them on another disk.
     """
-    preparations = sorted((home / "locks").glob("prepare-*.lock"))
-    readable = (path for path in preparations if os.access(path, os.R_OK))
-    in_use = (path for path in readable if lock_holder(path) is not None)
-    lock = next(in_use, home / "locks" / "units.lock")
+    lock = _lock_of_preparations(home)
     of_datasets = {
         checksum
         for folder in (home / "datasets").glob("*/")
@@ -144,6 +142,28 @@ def _of_units(home: Path) -> Iterator[Leftover]:
             is_linked = any(file.stat().st_nlink > 1 for file in path.glob("*.arrow"))
             if not is_linked and not of_datasets & _streams(path, "unit"):
                 yield Leftover(path, "unit of no dataset", lock)
+
+
+def _lock_of_preparations(home: Path) -> Path:
+    """The lock of a preparation that goes on, or else the one that all of them share."""
+    preparations = sorted((home / "locks").glob("prepare-*.lock"))
+    readable = (path for path in preparations if os.access(path, os.R_OK))
+    in_use = (path for path in readable if lock_holder(path) is not None)
+    return next(in_use, home / "locks" / "units.lock")
+
+
+def _of_starts(home: Path) -> Iterator[Leftover]:
+    """Folders of runs that were claimed and never began, and records of starts without a folder.
+
+    A run begins once its text is prepared.
+    """
+    lock = _lock_of_preparations(home)
+    for run in run_folders(home):
+        if not any(run.iterdir()):
+            yield Leftover(run, "name of no run", lock)
+    for file, start in start_records(home).items():
+        if not (home / "runs" / start.name).exists():
+            yield Leftover(file, "start of no run", lock)
 
 
 def _streams(folder: Path, kind: str) -> set[str]:

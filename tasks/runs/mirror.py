@@ -25,6 +25,7 @@ from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedT
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder
+from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
     MANIFEST,
@@ -250,6 +251,32 @@ def restore_run(config: PipelineConfig) -> None:
                 return
 
 
+def restore_start(config: PipelineConfig, file: Path) -> None:
+    """Fetch the record of a start that another machine has written, if the mirror has it.
+
+    Raises:
+        PipelineError: see `_asked`.
+    """
+    if config.storage.mirror is None or file.exists():
+        return
+    with _asked(config, config.storage.mirror):
+        Mirror(config.storage.mirror, config.runtime.home.resolve()).restore_file(file)
+
+
+def is_mirrored(config: PipelineConfig) -> bool:
+    """Whether the mirror has a run of this name.
+
+    Raises:
+        PipelineError: see `_asked`.
+    """
+    if config.storage.mirror is None:
+        return False
+    with _asked(config, config.storage.mirror):
+        mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
+        return bool(mirror.read(RunFolder.of(config.runtime).lineage))
+    return False
+
+
 @contextmanager
 def _asked(config: PipelineConfig, url: str) -> Generator[None]:
     """A block that fetches from the mirror.
@@ -464,10 +491,13 @@ def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
 
 
 def _records(mirror: Mirror, run: RunFolder) -> None:
-    """Copy the records.
+    """Copy the records, and those of the run's starts.
 
     The metrics may be ahead of a checkpoint, never behind: they are cut when the run is resumed.
     """
+    for file, start in start_records(mirror.home).items():
+        if start.name == run.path.name:
+            mirror.keep_file(file)
     for record in filter(Path.exists, run.records):
         mirror.keep_file(record)
 

@@ -18,8 +18,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import VariableCreate
 from prefect.concurrency import _leases as leases
 
-from infini_llama.flows import slot
 from infini_llama.flows.server import api_for_serve
+from infini_llama.flows.workarounds import slot
 from support.services import free_port
 from support.waiting import wait_until
 

@@ -18,8 +18,8 @@ from prefect.context import refresh_global_settings_context
 from websockets.asyncio.server import serve
 
 from infini_llama.configs.errors import ConfigError, PipelineError
-from infini_llama.flows.connection import is_local, proxy_variable
 from infini_llama.flows.server import api_for_deploy
+from infini_llama.flows.workarounds.connection import is_local, proxy_variable
 from support.services import free_port
 
 SOCKS = {"ALL_PROXY": "socks5://127.0.0.1:9"}
@@ -141,7 +141,7 @@ def test_the_variable_of_a_proxy(monkeypatch):
 PATIENT = """
 import sys
 from prefect.client.orchestration import get_client
-from infini_llama.flows.connection import adapt_clients
+from infini_llama.flows.workarounds.connection import adapt_clients
 
 adapt_clients(patient=sys.argv[1] == "patient")
 with get_client(sync_client=True) as client:

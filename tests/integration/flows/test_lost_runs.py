@@ -4,23 +4,27 @@ import os
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from types import SimpleNamespace
 from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.schemas.objects import State
-from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running
+from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running, Scheduled
 
-from infini_llama.flows.lost_runs import Execution, LostRuns, flow_processes, register
+from infini_llama.flows.executions import Execution, register
+from infini_llama.flows.lost_runs import LostRuns, flow_processes
 from infini_llama.tasks.storage.locks import Lock
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+SECONDS = count()
 
 
 def aged(state: State) -> State:
-    return state.model_copy(update={"timestamp": LONG_AGO})
+    """A state of long ago, after those that were made so before."""
+    return state.model_copy(update={"timestamp": LONG_AGO + timedelta(seconds=next(SECONDS))})
 
 
 class Records:
@@ -61,7 +65,7 @@ def records() -> Records:
 
 @pytest.fixture
 def lost(tmp_path) -> LostRuns:
-    return LostRuns(tmp_path, is_shared=False)
+    return LostRuns(tmp_path)
 
 
 def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, lost, tmp_path):
@@ -72,7 +76,7 @@ def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, 
     held = records.add(aged(Running()))
     records.add(aged(Running()))  # of another program: not in the folder
     for run in (running, cancelling, pending, starting, held):
-        register(str(run), tmp_path)
+        register(str(run), tmp_path, "")
     with Lock(tmp_path / str(held)):
         lost.mark(records.client, at_once=True)
     assert records.forced == {running: "Crashed", cancelling: "Cancelled", pending: "Crashed"}
@@ -80,7 +84,7 @@ def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, 
 
 def test_a_run_is_lost_if_two_looks_find_no_process(records, lost, tmp_path):
     run = records.add(aged(Running()))
-    register(str(run), tmp_path)
+    register(str(run), tmp_path, "")
     lost.mark(records.client)
     assert not records.forced
     lost.mark(records.client)
@@ -89,7 +93,7 @@ def test_a_run_is_lost_if_two_looks_find_no_process(records, lost, tmp_path):
 
 def test_a_run_that_ends_while_it_is_looked_at_is_not_marked(records, lost, tmp_path):
     run = records.add(aged(Running()))
-    register(str(run), tmp_path)
+    register(str(run), tmp_path, "")
     before = records.read_one(run)
     records.states[run].append(Completed())
     records.client.read_flow_runs = Mock(return_value=[before])
@@ -99,7 +103,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_marked(records, lost, tmp_
 
 def test_a_run_that_is_deleted_while_it_is_executed_is_logged(records, lost, tmp_path, caplog):
     run = records.add(aged(Running()))
-    register(str(run), tmp_path)
+    register(str(run), tmp_path, "")
     with Lock(tmp_path / str(run)):
         lost.mark(records.client)
         del records.states[run]
@@ -110,21 +114,19 @@ def test_a_run_that_is_deleted_while_it_is_executed_is_logged(records, lost, tmp
 
 def test_a_run_that_is_over_or_suspended_is_forgotten(records, lost, tmp_path):
     for state in (Completed(), Paused(), AwaitingRetry()):
-        register(str(records.add(aged(Running()), state)), tmp_path)
+        register(str(records.add(aged(Running()), state)), tmp_path, "")
     lost.mark(records.client, at_once=True)
     assert not records.forced and not list(tmp_path.iterdir())
 
 
-def test_a_run_that_another_machine_executes_is_left_alone(records, tmp_path):
+def test_a_run_that_another_machine_executes_is_left_alone(records, lost, tmp_path):
     """It is executed again there, or in a home folder that both machines share."""
-    lost = LostRuns(tmp_path, is_shared=True)
-    here = records.add(aged(Running()))
-    (state,) = records.states[here]
-    register(str(here), tmp_path, str(state.id))
-    elsewhere = records.add(aged(Running()), aged(Pending()), Running())
+    here = records.add(aged(Scheduled()), aged(Running()), aged(AwaitingRetry()), aged(Pending()))
+    elsewhere = records.add(aged(Scheduled()), aged(Running()), AwaitingRetry(), aged(Pending()))
+    register(str(here), tmp_path, str(records.states[here][2].id))
     register(str(elsewhere), tmp_path, str(records.states[elsewhere][0].id))
     shared = records.add(aged(Running()))
-    other = Execution(host=f"not-{socket.gethostname()}", running=str(records.states[shared][0].id))
+    other = Execution(host=f"not-{socket.gethostname()}", scheduled="")
     (tmp_path / str(shared)).write_text(other.model_dump_json())
     lost.mark(records.client, at_once=True)
     assert records.forced == {here: "Crashed"}

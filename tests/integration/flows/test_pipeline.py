@@ -13,7 +13,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
 from infini_llama.flows.dataset_choice import choose_dataset
-from infini_llama.flows.pretrain import ThrottledAPILogHandler
+from infini_llama.flows.workarounds.api_logs import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local

@@ -19,7 +19,6 @@ from prefect.context import refresh_global_settings_context
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.server import (
-    Server,
     api_for_deploy,
     api_for_run,
     api_for_serve,
@@ -28,6 +27,7 @@ from infini_llama.flows.server import (
     prepare_client,
 )
 from infini_llama.flows.settings import START_TIMEOUT
+from infini_llama.flows.workarounds.server import Server
 from infini_llama.tasks.storage.locks import Busy, Lock
 from support.waiting import wait_until
 
@@ -281,7 +281,7 @@ def test_a_wrong_setting_of_prefect_is_named(no_prefect, tmp_path, name, value):
         environment[name] = value
     check = """
 from infini_llama.configs.errors import ConfigError
-from infini_llama.flows.server import client_settings
+from infini_llama.flows.settings import client_settings
 try:
     client_settings()
 except ConfigError as error:

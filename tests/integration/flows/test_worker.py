@@ -12,13 +12,13 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
-from infini_llama.flows import worker
-from infini_llama.flows.lost_runs import FOLDER
+from infini_llama.flows.executions import FOLDER
+from infini_llama.flows.workarounds import worker
 
 
 @pytest.mark.parametrize(
     ("command", "started"),
-    [(None, f"{sys.executable} -m infini_llama.flows.engine"), ("own", "own")],
+    [(None, f"{sys.executable} -m infini_llama.flows.workarounds.engine"), ("own", "own")],
 )
 def test_prefects_command_starts_runs_by_our_engine(command, started):
     assert BaseWorker.get_worker_class_from_type("process") is worker.Worker

@@ -276,7 +276,7 @@ class House:
 PARTS = {
     "server": "allowed_hosts:create_app",
     "worker": "worker start --pool",
-    "flow": "infini_llama.flows.engine",
+    "flow": "infini_llama.flows.workarounds.engine",
     "torchrun": "tasks.train.torchrun",
     "serve": f"{COMMAND} serve",
 }

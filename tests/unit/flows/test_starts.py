@@ -10,8 +10,9 @@ import pytest
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import naming
-from infini_llama.flows.naming import config_of_run
 from infini_llama.flows.starts import Start, start_of_command
+from infini_llama.tasks.runs.mirror import Mirror, _records
+from infini_llama.tasks.runs.run_folder import RunFolder
 
 FIRST = "train-2026-11-21-235900"
 LATER = "train-2026-11-22-001000"
@@ -45,7 +46,7 @@ def of_job(number: str, requeues: int | None = None) -> dict[str, str]:
 
 def name_of(config: PipelineConfig, variables: dict[str, str]) -> str:
     start = start_of_command(config, variables)
-    return start.claim(config, config_of_run(config)).runtime.name
+    return start.claim(config).runtime.name
 
 
 def finish(home: Path, name: str) -> None:
@@ -106,23 +107,20 @@ def test_a_name_that_is_written_out_is_shared_by_all_starts(config, tmp_path):
 
 def test_executions_of_a_flow_run_have_one_name(config, tmp_path, clock):
     run = Start(id="9b1c", due=datetime(2026, 11, 21, 2))
-    resolved = config_of_run(config, run.due)
-    assert run.claim(config, resolved).runtime.name == "train-2026-11-21-020000"
+    assert run.claim(config).runtime.name == "train-2026-11-21-020000"
     finish(tmp_path, "train-2026-11-21-020000")
     retried = Start(id="9b1c", due=datetime(2026, 11, 22, 9))
-    resolved = config_of_run(config, retried.due)
-    assert retried.preview(config, resolved).runtime.name == "train-2026-11-21-020000"
-    assert retried.claim(config, resolved).runtime.name == "train-2026-11-21-020000"
+    assert retried.claim(config, is_dry=True).runtime.name == "train-2026-11-21-020000"
+    assert retried.claim(config).runtime.name == "train-2026-11-21-020000"
 
 
-def test_a_preview_claims_nothing(config, tmp_path):
+def test_a_dry_run_claims_nothing(config, tmp_path):
     start = start_of_command(config, of_job("7"))
-    resolved = config_of_run(config)
-    assert start.preview(config, resolved).runtime.name == FIRST
+    assert start.claim(config, is_dry=True).runtime.name == FIRST
     assert not (tmp_path / "runs").exists() and not (tmp_path / "starts").exists()
-    assert start.claim(config, resolved).runtime.name == FIRST
+    assert start.claim(config).runtime.name == FIRST
     other = start_of_command(config, of_job("8"))
-    assert other.preview(config, resolved).runtime.name == f"{FIRST}-2"
+    assert other.claim(config, is_dry=True).runtime.name == f"{FIRST}-2"
 
 
 def test_a_damaged_record_of_a_start_is_reported_and_replaced(config, tmp_path, caplog):
@@ -132,3 +130,25 @@ def test_a_damaged_record_of_a_start_is_reported_and_replaced(config, tmp_path, 
     assert name_of(config, of_job("7", 1)) == f"{FIRST}-2"
     assert str(file) in caplog.text
     assert json.loads(file.read_text())["name"] == f"{FIRST}-2"
+
+
+def test_a_requeued_job_on_an_empty_machine_continues_the_run_of_the_mirror(tmp_path):
+    """The name of a run in the mirror is taken by no other start."""
+
+    def on(machine: str) -> PipelineConfig:
+        return parse_config(
+            {
+                "data": {"source": "python-stdlib"},
+                "runtime": {"name": "train-{date}", "home": str(tmp_path / machine)},
+                "storage": {"mirror": str(tmp_path / "mirror")},
+            }
+        )
+
+    first = on("a")
+    assert name_of(first, of_job("7")) == "train-2026-11-21"
+    run = RunFolder(tmp_path / "a" / "runs" / "train-2026-11-21")
+    run.lineage.write_text("{}")
+    _records(Mirror(str(tmp_path / "mirror"), tmp_path / "a"), run)
+    assert name_of(on("b"), of_job("8")) == "train-2026-11-21-2"
+    start = start_of_command(first, of_job("7", 1))
+    assert start.claim(on("b")).runtime.name == "train-2026-11-21"

@@ -21,8 +21,10 @@ from infini_llama.tasks.runs.checkpoints import (
 from infini_llama.tasks.runs.gc import Collected, Rules, collect
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import list_runs
+from infini_llama.tasks.runs.start_records import StartRecord
 from infini_llama.tasks.storage.artifacts import move_aside, staging
 from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.record_files import write_record
 from support.made_up_runs import add_checkpoint
 
 ALL = Rules(older_than=0.0)
@@ -67,6 +69,18 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, 
     assert not any(path.exists() for path in [*left, half])
     assert paths(collect(home, ALL, yes=False)) == []
     assert step_of(newest_with_damaged_moved_aside(run / "checkpoints")) == 60
+
+
+def test_records_of_starts_go_with_their_runs_and_names_of_no_run(home):
+    (home / "starts").mkdir()
+    for name in ("run", "removed", "never-began"):
+        write_record(home / "starts" / f"{name}.json", StartRecord(name=name))
+    (home / "runs" / "never-began").mkdir()
+    left = ["runs/never-began", "starts/removed.json"]
+    assert paths(collect(home, ALL, yes=False)) == left
+    collect(home, ALL, yes=True)
+    assert paths(collect(home, ALL, yes=True)) == ["starts/never-began.json"]
+    assert [path.name for path in (home / "starts").iterdir()] == ["run.json"]
 
 
 def test_space_is_freed_on_a_full_disk(home):

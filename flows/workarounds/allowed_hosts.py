@@ -3,6 +3,8 @@
 A page of any site can have its own name resolve to this machine (DNS rebinding). Its requests are
 then of the server's own origin, so CORS and CSRF tokens do not stop them; only the name in the Host
 header shows where the page came from.
+
+Needed with Prefect 3.9.1. Upstream: no issue is known. Test: `test_a_server_answers_to_any_host`.
 """
 
 import os

@@ -50,6 +50,15 @@ def adapt_clients(patient: bool = False) -> None:
 
     The clients of a server on this machine use no proxy.
 
+    Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#9917, open, asks for a proxy of Prefect's
+    own; PrefectHQ/prefect#16537, closed, has web sockets follow NO_PROXY, as requests do. Test:
+    `test_a_server_on_this_machine_is_asked_through_the_proxy`.
+
+    A first connection that fails is tried again, if `patient`.
+
+    Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#20462, open. Test:
+    `test_a_first_connection_is_not_tried_again`.
+
     Args:
         patient: a request is also tried again where the client has not reached the server before;
             it may be about to start again.

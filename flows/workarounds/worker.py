@@ -1,8 +1,7 @@
-"""Prefect's command as `serve` starts its worker.
+"""Prefect's command as `serve` starts its worker: `python -m` this module, `worker start …`.
 
-The command is `python -m infini_llama.flows.worker worker start --pool … --limit …`. Its runs are
-executed by `flows.engine`; both have the clients of `flows.connection`. That the server is started
-again is logged in a line, not in a traceback for each connection.
+Its runs are executed by the module `engine`; both have the clients of `connection`. That the server
+is started again is logged in a line, not in a traceback for each connection.
 """
 
 import logging
@@ -23,8 +22,9 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from websockets.exceptions import WebSocketException
 
-from infini_llama.flows.connection import adapt_clients
-from infini_llama.flows.lost_runs import FOLDER, forget_if_reported, register
+from infini_llama.flows.executions import FOLDER, register
+from infini_llama.flows.lost_runs import forget_if_reported
+from infini_llama.flows.workarounds.connection import adapt_clients
 
 DISCONNECTED = (OSError, TransportError, WebSocketException)
 
@@ -36,14 +36,15 @@ class RunConfiguration(ProcessJobConfiguration):
         super().prepare_for_flow_run(*arguments, **settings)
         if not self._command_configured:
             self._command_configured = True
-            self.command = command_to_string([sys.executable, "-m", "infini_llama.flows.engine"])
+            engine = "infini_llama.flows.workarounds.engine"
+            self.command = command_to_string([sys.executable, "-m", engine])
 
 
 # Prefect warns that this type of worker is replaced, which is meant.
 with warnings.catch_warnings(action="ignore"):
 
     class Worker(ProcessWorker):
-        """Starts flow runs by `flows.engine`.
+        """Starts flow runs by the module `engine`.
 
         Attributes:
             ended: runs whose process has ended, and was reported by Prefect's executor.
@@ -67,7 +68,7 @@ with warnings.catch_warnings(action="ignore"):
             self.ended.discard(flow_run.id)
             is_accepted = await super()._propose_pending_state(flow_run)
             if is_accepted:
-                register(str(flow_run.id), Path(os.environ[FOLDER]))
+                register(str(flow_run.id), Path(os.environ[FOLDER]), str(flow_run.state_id))
             return is_accepted
 
         async def _propose_crashed_state(
@@ -76,8 +77,15 @@ with warnings.catch_warnings(action="ignore"):
             """Report a run that could not be started.
 
             A server that was gone for a moment is no reason to give it up: it is submitted again.
+
+            Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#7689, closed, asks for another
+            submission. Test: `test_a_worker_gives_up_a_run_when_the_server_is_gone`.
+
             The end of a process has been reported by then. A second report would end the execution
             that a person has started by Retry in between.
+
+            Needed with Prefect 3.9.1. Upstream: no issue is known. Test:
+            `test_a_worker_reports_the_end_of_a_process_again`.
             """
             if flow_run.id in self.ended:
                 self.ended.discard(flow_run.id)

@@ -4,6 +4,10 @@ A slot is leased. Prefect's engine takes a lease for 300 s, renews it after 225 
 run if it cannot: a server that is down for two minutes at that moment would end healthy training.
 There is no setting for either. A slot that is not given back is no loss: the run that has it is
 marked as crashed, by `serve` or by the automation of `deploy`, and that frees it.
+
+Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#18802 asked for the cancellation;
+PrefectHQ/prefect#21064 reports what it costs, and was closed with renewals that are tried again.
+Test: `test_the_engine_cancels_a_run_whose_lease_is_lost`.
 """
 
 from collections.abc import Callable

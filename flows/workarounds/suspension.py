@@ -4,41 +4,18 @@ The automation waits for an event after each heartbeat of a run. The event of th
 enough. The run sends heartbeats until its checkpoint is saved, and a server that was started again
 in the last minutes keeps the event back: it has not seen the one before. So a suspension is
 confirmed by an event that follows no other.
+
+Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#18653, open, the same after a run's end.
+Test: `test_a_suspended_run_stays_suspended_and_resumes`, which fails without it.
 """
 
-import contextlib
-import logging
-from collections.abc import Iterator
-
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.events.schemas.events import Event, RelatedResource, Resource
-from prefect.exceptions import Pause
 
 CONFIRMATION = "prefect.flow-run.still-suspended"
-log = logging.getLogger("infini_llama.prefect")
-
-
-@contextlib.contextmanager
-def confirmed_suspension() -> Iterator[None]:
-    """Confirm a suspension that ends the block, when everything is saved."""
-    try:
-        yield
-    except Pause:
-        try:
-            context = FlowRunContext.get()
-            if context is not None and context.flow_run is not None and context.flow is not None:
-                with get_client(sync_client=True) as client:
-                    _confirm(client, context.flow_run, context.flow.name)
-        except Exception as fault:
-            log.warning(
-                "the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well",
-                fault,
-            )
-        raise
 
 
 def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
@@ -56,10 +33,11 @@ def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
         events = EventFilter(event=EventNameFilter(prefix=["prefect.flow-run."]), resource=own)
         newest = client.read_events(events, limit=1).events  # the latest first
         if not newest or newest[0].event != CONFIRMATION:
-            _confirm(client, run, flow)
+            confirm(client, run, flow)
 
 
-def _confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
+def confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
+    """Send the event that confirms the suspension of this flow's run."""
     resource = Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name})
     role = {"id": f"prefect.flow.{run.flow_id}", "role": "flow", "name": flow}
     related = RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})

@@ -1,0 +1,183 @@
+"""One execution of a flow run by this process, from its registration to its end.
+
+The process that executes a flow run holds a lock on `<home>/prefect/flow-runs/<ID of the run>`, so
+that `lost_runs` sees whether a run of this machine still has its process.
+"""
+
+import contextlib
+import contextvars
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.exceptions import ObjectNotFound, Pause
+from prefect.runtime import flow_run
+from prefect.states import Crashed
+
+from infini_llama.flows.workarounds.suspension import confirm
+from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.train.task import lasting_suspension
+
+# Environment variable of the worker of `serve` and of its runs, whose home may be another one.
+FOLDER = "INFINI_LLAMA_FLOW_RUNS"
+# States of a task run; one that awaits its retry is scheduled.
+UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]
+# Seconds that the process before may take to end, when a run is resumed.
+ENDING = 600.0
+POLL_SECONDS = 10.0
+# Answers in a row that a run was deleted: a single one may be of a proxy, or of a server that
+# starts.
+MISSING = 2
+_locked_runs: dict[str, Lock] = {}  # by the ID of a run that this process executes
+log = logging.getLogger("infini_llama.prefect")
+
+
+class Execution(Record):
+    """What this machine has begun to execute.
+
+    Attributes:
+        scheduled: see `newest_scheduled`.
+    """
+
+    host: str
+    scheduled: str
+
+
+def folder_of(home: Path) -> Path:
+    """The folder with a file for each flow run that this machine executes."""
+    return Path(os.environ.get(FOLDER) or home / "prefect" / "flow-runs")
+
+
+def register(run: str, folder: Path, scheduled: str) -> None:
+    """Note that this machine executes the flow run, or is about to start a process for it.
+
+    Args:
+        scheduled: see `newest_scheduled`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    record = Execution(host=socket.gethostname(), scheduled=scheduled)
+    (folder / run).write_text(record.model_dump_json())
+
+
+def hold(run: str, folder: Path) -> None:
+    """Lock the file of a flow run that this process executes, until this process ends.
+
+    Raises:
+        Busy: another process executes it, and does not end.
+    """
+    if run not in _locked_runs:
+        lock = Lock(folder / run, wait=ENDING)
+        # Not left: the end of a flow is reported after its function.
+        _locked_runs[run] = lock.__enter__()
+
+
+@contextlib.contextmanager
+def execution(home: Path) -> Iterator[None]:
+    """Inside, the flow function of a run is executed; it is stopped if the run is deleted.
+
+    Raises:
+        Busy: as `hold`.
+    """
+    run = str(flow_run.id)
+    folder = folder_of(home)
+    with get_client(sync_client=True) as client:
+        scheduled = newest_scheduled(client, UUID(run))
+        end_tasks(client, UUID(run))
+    hold(run, folder)
+    register(run, folder, scheduled)
+    try:
+        with _stopped_if_deleted(UUID(run)), lasting_suspension():
+            yield
+    except Pause:
+        # The server has suspended the run before this process heard of it. Another machine may
+        # resume it.
+        (folder / run).unlink(missing_ok=True)
+        try:
+            with get_client(sync_client=True) as client:
+                confirm(client, client.read_flow_run(UUID(run)), str(flow_run.flow_name))
+        except Exception as fault:
+            log.warning(
+                "the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well",
+                fault,
+            )
+        raise
+
+
+def newest_scheduled(client: SyncPrefectClient, run: UUID) -> str:
+    """ID of the newest state by which the run was scheduled; "" if it never was.
+
+    Each execution of a deployment's run has another: also after Retry, and after Resume, which the
+    run's `run_count` does not count in Prefect 3.9.1. No issue upstream is known.
+    """
+    scheduled = [state for state in client.read_flow_run_states(run) if state.is_scheduled()]
+    if not scheduled:
+        return ""
+    return str(max(scheduled, key=lambda state: state.timestamp).id)
+
+
+def end_tasks(client: SyncPrefectClient, run: UUID) -> None:
+    """Mark unfinished task runs of a flow run as crashed: no process executes them.
+
+    A flow run that is executed again has new task runs; Prefect 3.9.1 leaves the old ones Running.
+    Upstream: PrefectHQ/prefect#19600 would have ended them, and was closed.
+    """
+    tasks = client.read_task_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
+        task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED}}}),
+    )
+    for task in tasks:
+        message = "This execution is over: the flow run was suspended, or its process was killed."
+        client.set_task_run_state(task.id, Crashed(message=message), force=True)
+
+
+@contextlib.contextmanager
+def _stopped_if_deleted(run: UUID) -> Iterator[None]:
+    """Inside, this process is stopped as a cancellation does it once its flow run is deleted.
+
+    The slot of a limit is free at once then, another run may start beside it, and nothing on the
+    server can stop it any more. The stop is a SIGTERM, which Prefect handles in the main thread
+    only. Upstream: PrefectHQ/prefect#7753 reports it of Prefect 2; 3.9.1 does the same.
+    """
+    ended = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        # With Prefect's settings, which name the server.
+        watch = contextvars.copy_context().run
+        arguments = (_watch, run, ended)
+        threading.Thread(target=watch, args=arguments, name="deletion", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch(run: UUID, ended: threading.Event) -> None:
+    missing = 0
+    while missing < MISSING:
+        if ended.wait(POLL_SECONDS):
+            return
+        missing = missing + 1 if _is_deleted(run) else 0
+    log.warning(
+        "the flow run %s was deleted on the server; the run is stopped as by a cancellation. The "
+        "same command resumes it.",
+        run,
+    )
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_deleted(run: UUID) -> bool:
+    try:
+        with get_client(sync_client=True) as client:
+            client.read_flow_run(run)
+    except ObjectNotFound:
+        return True
+    except Exception as fault:  # the server is down, and training goes on
+        log.debug("the flow run cannot be read (%r)", fault)
+    return False

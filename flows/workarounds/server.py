@@ -1,0 +1,283 @@
+"""A Prefect server that this process starts, in place of Prefect's temporary one.
+
+Prefect's outlives a `kill -9` of the flow that started it, and writes to the user's terminal. This
+one is the same program in a session of its own, ended by the kernel with its parent, and logging
+into a file.
+
+Needed with Prefect 3.9.1. Upstream: no issue is known; PrefectHQ/prefect#14722 added the server.
+Test: `test_a_temporary_server_outlives_its_flow`.
+"""
+
+import contextlib
+import http.client
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.flows.settings import (
+    HEALTHY_WITHIN,
+    LEASES,
+    START_TIMEOUT,
+    client_settings,
+    prefect_home,
+)
+from infini_llama.flows.workarounds.connection import adapt_clients, is_loopback
+from infini_llama.tasks.runs import exec_wrapper
+from infini_llama.tasks.storage.filesystem import require_folder
+from infini_llama.tasks.storage.locks import Lock
+
+FULL = "cannot be written, since its disk is full"
+_MOVE = (
+    "move it away, and Prefect creates an empty one, or put back a backup. Datasets, checkpoints "
+    "and results are not in it"
+)
+_FREE = "free space, and run the same command again"
+# What a server logs of a database that it cannot use, with the cause and what to do.
+DATABASE_FAULTS = {
+    "Can't locate revision": (
+        "was last used by a newer version of Prefect",
+        "install that version of infini-llama and Prefect, or set PREFECT_HOME to another folder",
+    ),
+    "file is not a database": ("is damaged", _MOVE),
+    "database disk image is malformed": ("is damaged", _MOVE),
+    "database or disk is full": (FULL, _FREE),
+    "No space left on device": (FULL, _FREE),
+}
+log = logging.getLogger("infini_llama.prefect")
+
+
+class Server:
+    """A Prefect server that this process starts, and that ends with it.
+
+    Args:
+        home: the project's home; the server's log is in home/prefect.
+        settings: environment variables of the server.
+    """
+
+    def __init__(self, home: Path, host: str, port: int, settings: dict[str, str]) -> None:
+        self.host = host
+        self.port = port
+        self.settings = settings
+        self.log = home / "prefect" / "server.log"
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, bracketed)
+        self.process: subprocess.Popen | None = None
+        self.logged_before = 0  # bytes of the log that are of earlier servers
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it, so that all its runs are executed here."""
+        return is_loopback(self.host)
+
+    def refuse_taken_address(self) -> None:
+        """Raise a ConfigError if nothing can listen there."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            socket.create_server((self.host, self.port), family=family).close()
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"{self.host}:{self.port} cannot be used ({reason}); choose another --port, or set "
+                "PREFECT_API_URL to the server there."
+            ) from error
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the server runs and PREFECT_API_URL names it."""
+        os.environ["PREFECT_API_URL"] = f"http://{self.address}:{self.port}/api"
+        try:
+            self.start()
+            yield
+        finally:
+            os.environ.pop("PREFECT_API_URL", None)
+            if self.process is not None:
+                if not self.has_ended():
+                    _drain_client()
+                _stop(self.process)
+
+    def start(self) -> None:
+        """Start it, or start it again after it has ended.
+
+        Raises:
+            ConfigError: PREFECT_HOME cannot be used.
+            PipelineError: it does not come up.
+        """
+        require_folder(prefect_home(), "PREFECT_HOME")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        prefect_home().mkdir(parents=True, exist_ok=True)
+        self.logged_before = self.log.stat().st_size if self.log.exists() else 0
+        seconds = _start_timeout()
+        # Two first starts would create the tables twice.
+        with Lock(prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
+            process = self._spawn()
+            self.process = process
+            _import_client()  # which takes a second that the server needs anyway
+            self._wait_until_healthy(process, seconds)
+
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def restart(self) -> None:
+        assert self.process is not None
+        log.warning(
+            "the Prefect server ended with code %d; it is started again (log: %s)",
+            self.process.returncode,
+            self.log,
+        )
+        self.start()
+
+    def _spawn(self) -> subprocess.Popen:
+        """Start the command of Prefect's SubprocessASGIServer, with a check of the host.
+
+        The wrapper before it ties it to this process.
+        """
+        command = [sys.executable, exec_wrapper.__file__, "SIGKILL", str(os.getpid())]
+        # -P and --app-dir: nothing in the working directory is imported.
+        command += [sys.executable, "-P", "-m", "uvicorn"]
+        command += ["--app-dir", str(Path(__file__).parents[3])]
+        command += ["--factory", "infini_llama.flows.workarounds.allowed_hosts:create_app"]
+        command += ["--host", self.host, "--port", str(self.port)]
+        command += ["--log-level", "error", "--lifespan", "on"]
+        defaults = {
+            # Prefect's own is every origin; the UI comes from the server itself.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": (
+                f"http://127.0.0.1:{self.port},http://localhost:{self.port}"
+            ),
+            # Prefect unpacks the UI beside its code, where this user may not write: then there
+            # would be none.
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(prefect_home() / "ui"),
+        }
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                env=defaults | LEASES | os.environ | self.settings | _database(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def refuse_database(self) -> None:
+        """Refuse a database that the server cannot use, as its log shows.
+
+        Raises:
+            ConfigError: it is damaged, or of another version of Prefect.
+            PipelineError: its disk is full.
+        """
+        with self.log.open("rb") as log_file:
+            log_file.seek(self.logged_before)
+            text = log_file.read().decode(errors="replace")
+        words = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+        place = f"that {words} names" if words in os.environ else prefect_home() / "prefect.db"
+        for fault, (what, action) in DATABASE_FAULTS.items():
+            if fault in text:
+                error = PipelineError if what == FULL else ConfigError
+                raise error(f"Prefect's database {place} {what} (log: {self.log}); {action}.")
+
+    def _wait_until_healthy(self, process: subprocess.Popen, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                self.refuse_database()
+                raise PipelineError(
+                    f"the Prefect server exited with code {process.returncode}; its log is "
+                    f"{self.log}. Try again, or use --no-prefect."
+                )
+            connection = http.client.HTTPConnection(self.address, self.port, timeout=5)
+            try:
+                connection.request("GET", "/api/health")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:  # not listening yet
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.05)
+        raise PipelineError(
+            f"the Prefect server did not answer within {seconds:.0f} s; its log is {self.log}. "
+            f"If this machine is busy, set {START_TIMEOUT} to more; or use --no-prefect."
+        )
+
+
+def _start_timeout() -> int:
+    """Seconds that a server may take to start."""
+    try:
+        return int(os.environ.get(START_TIMEOUT, HEALTHY_WITHIN))
+    except ValueError:
+        raise ConfigError(
+            f"{START_TIMEOUT}={os.environ[START_TIMEOUT]} is not a number of seconds."
+        ) from None
+
+
+def _import_client() -> None:
+    """Import Prefect's client, for this server and with its password.
+
+    Prefect's settings name the password, wherever they are.
+    """
+    settings = client_settings()
+    import prefect.main  # noqa: F401
+    from prefect.context import refresh_global_settings_context
+
+    adapt_clients()
+    if password := settings.server.api.auth_string:
+        os.environ["PREFECT_API_AUTH_STRING"] = password.get_secret_value()
+    # For a process that had imported Prefect before the URL was known.
+    refresh_global_settings_context()
+
+
+def _drain_client() -> None:
+    """Send what the client still holds: the last log lines, and events of the last task states."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=10)
+
+
+def _stop(server: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        log.debug("the Prefect server did not stop within 10 s and was killed")
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def _database() -> dict[str, str]:
+    """The setting for the database of a Prefect home whose path has a `?` or a `%`.
+
+    A setting of the user's stays. Prefect writes the path into the URL as it is. SQLAlchemy ends it
+    at a `?`, and from 2.1 on it decodes `%`; before, a path could not be escaped. SQLite's own URIs
+    can.
+
+    Needed with Prefect 3.9.1. Upstream: no issue is known. Test:
+    `test_the_path_of_the_database_ends_at_a_question_mark`.
+    """
+    home = prefect_home()
+    if not {"?", "%"} & set(str(home)):
+        return {}
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+    from sqlalchemy import URL
+
+    refresh_global_settings_context()
+    url = get_current_settings().server.database.connection_url
+    if url is None or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db":
+        return {}
+    uri = URL.create(
+        "sqlite+aiosqlite",
+        database=f"file:{quote(str(home / 'prefect.db'))}",
+        query={"uri": "true"},
+    )
+    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri.render_as_string()}

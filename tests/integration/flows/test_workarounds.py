@@ -1,0 +1,180 @@
+"""What Prefect itself does, for which flows/workarounds has something else.
+
+A test that fails here says that Prefect has changed: what works around it can go.
+"""
+
+import asyncio
+import http.server
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
+from uuid import uuid4
+
+import httpx
+import psutil
+import pytest
+from prefect import flow_engine
+from prefect.client.base import PrefectHttpxSyncClient
+from prefect.client.schemas.objects import FlowRun
+from prefect.flows import Flow
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings.models.server.concurrency import ServerConcurrencySettings
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.base import BaseWorker
+from sqlalchemy import make_url
+
+from infini_llama.flows.pretrain import pretrain
+from support.services import free_port
+from support.waiting import wait_until
+
+FACTS = """
+import json, sys
+from prefect.client.orchestration import get_client
+from prefect.flows import Flow
+
+def function(x):
+    return x
+
+with get_client(sync_client=True) as client:
+    fault = client.api_healthcheck()
+before = "fastapi" in sys.modules
+Flow(function).serialize_parameters({"x": 1})
+print(json.dumps({"is_reached": fault is None, "fastapi": [before, "fastapi" in sys.modules]}))
+"""
+TEMPORARY = """
+import sys, time
+from prefect.server.api.server import SubprocessASGIServer
+print(SubprocessASGIServer(port=int(sys.argv[1]))._run_uvicorn_command().pid, flush=True)
+time.sleep(600)
+"""
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory) -> dict:
+    """Of a process without this program, with a proxy and an API that only the proxy answers for."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    }
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment |= {
+            "HOME": str(tmp_path_factory.mktemp("home")),
+            "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api",
+            "HTTP_PROXY": f"http://127.0.0.1:{server.server_port}",
+            "NO_PROXY": "",
+        }
+        command = [sys.executable, "-c", FACTS]
+        done = subprocess.run(command, env=environment, capture_output=True, check=True)
+        server.shutdown()
+    return json.loads(done.stdout)
+
+
+def test_a_server_on_this_machine_is_asked_through_the_proxy(facts):
+    assert facts["is_reached"]
+
+
+def test_fastapi_is_imported_to_store_parameters(facts):
+    assert facts["fastapi"] == [False, True]
+
+
+def test_a_form_has_every_parameter_of_the_function():
+    assert list(parameter_schema(Flow(pretrain.fn)).properties) != ["changes"]
+
+
+def test_a_first_connection_is_not_tried_again(monkeypatch):
+    tries: list[httpx.Request] = []
+
+    def refuse(_: httpx.Client, request: httpx.Request, **settings: object) -> None:
+        tries.append(request)
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(httpx.Client, "send", refuse)
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), pytest.raises(httpx.ConnectError):
+        PrefectHttpxSyncClient(base_url="http://127.0.0.1:1").get("/health")
+    assert len(tries) == 1
+
+
+def test_the_engine_cancels_a_run_whose_lease_is_lost():
+    source = " ".join(inspect.getsource(flow_engine).split())
+    assert source.count("lease_id, 300, raise_on_lease_renewal_failure=True") == 2
+
+
+def test_leases_are_kept_in_memory():
+    assert ServerConcurrencySettings().lease_storage.endswith(".memory")
+
+
+def test_the_path_of_the_database_ends_at_a_question_mark():
+    assert make_url("sqlite+aiosqlite:////home/what?/prefect.db").database == "/home/what"
+
+
+def test_a_temporary_server_outlives_its_flow(tmp_path):
+    command = [sys.executable, "-c", TEMPORARY, str(free_port())]
+    environment = os.environ | {"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
+    flow = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert flow.stdout is not None
+    server = psutil.Process(int(flow.stdout.readline()))
+    flow.kill()
+    flow.wait()
+    flow.stdout.close()
+    wait_until(lambda: server.ppid() != flow.pid, 60)
+    assert server.status() != psutil.STATUS_ZOMBIE
+    server.send_signal(signal.SIGKILL)
+
+
+def test_a_server_answers_to_any_host():
+    from prefect.server.api.server import create_app
+
+    async def status() -> int:
+        transport = httpx.ASGITransport(create_app(webserver_only=True))
+        async with httpx.AsyncClient(transport=transport) as client:
+            return (await client.get("http://evil.example/api/health")).status_code
+
+    assert asyncio.run(status()) == 200
+
+
+def reports_of_worker(is_started: bool, **run: object) -> list[str]:
+    """What Prefect's worker reports as crashed where its `run` does this."""
+    worker = Mock(
+        job_configuration=SimpleNamespace(resolve_for_flow_run=AsyncMock()),
+        work_pool=None,
+        run=AsyncMock(**run),
+        _give_worker_labels_to_flow_run=AsyncMock(),
+        _propose_submitting_state=AsyncMock(),
+        _propose_crashed_state=AsyncMock(),
+    )
+    status = Mock()
+    status._future.done.return_value = is_started
+    submission = BaseWorker._submit_run_and_capture_errors(worker, FlowRun(flow_id=uuid4()), status)
+    asyncio.run(submission)
+    return [call.args[1] for call in worker._propose_crashed_state.await_args_list]
+
+
+def test_a_worker_gives_up_a_run_when_the_server_is_gone():
+    (report,) = reports_of_worker(False, side_effect=httpx.ConnectError("refused"))
+    assert report.startswith("Failed to submit flow run")
+
+
+def test_a_worker_reports_the_end_of_a_process_again():
+    """Its executor has reported it before `run` returns."""
+    (report,) = reports_of_worker(True, return_value=SimpleNamespace(status_code=-9))
+    assert "status code -9" in report
+
+
+def test_a_lone_surrogate_cannot_be_sent():
+    with pytest.raises(UnicodeEncodeError):
+        httpx.Request("POST", "http://127.0.0.1:1", json=[{"message": "\udc80"}])
