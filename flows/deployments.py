@@ -49,8 +49,8 @@ from infini_llama.flows.scheduled import Changes, changes_of
 from infini_llama.flows.settings import RUN, STREAM_OUTPUT
 from infini_llama.tasks.train.task import GPU_LIMIT
 
-# In the name of a deployment: the first four are refused by Prefect, which does not encode the
-# others in its URLs.
+# In the name of a deployment: Prefect 3.9.1 refuses the first four, and does not encode the others
+# in its URLs. No issue upstream is known.
 UNUSABLE = {"%", "&", "<", ">", "?", "#"}
 SILENT_FOR = timedelta(minutes=10)  # longer than a run waits for a server that is down
 PENDING_FOR = 6 * SILENT_FOR  # a run may wait for a node or an image
@@ -101,8 +101,8 @@ class Deployment:
             limit = ConcurrencyLimitConfig(
                 limit=settings.concurrency_limit,
                 collision_strategy=ConcurrencyLimitStrategy.ENQUEUE,
-                # After Prefect's five minutes, a run that waits gets the slot, and the one that
-                # then starts is cancelled.
+                # After the five minutes of Prefect 3.9.1, a run that waits gets the slot, and the
+                # one that then starts is cancelled (PrefectHQ/prefect#19840).
                 grace_period_seconds=int(PENDING_FOR.total_seconds()),
             )
         # Where this program is not installed, Python needs the path to find it.
@@ -143,7 +143,7 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
                 f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a "
                 f"deployment cannot contain {' or '.join(unusable)}; rename the file."
             )
-        if name.endswith(".py"):  # Prefect would leave it out of the deployment's name
+        if name.endswith(".py"):  # Prefect 3.9.1 would leave it out of the deployment's name
             raise ConfigError(
                 f"{file}: the name of a deployment cannot end with .py; rename the file."
             )
@@ -175,7 +175,7 @@ def read_deployment(file: str) -> Deployment:
 
 
 def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
-    """Refuse a schedule that Prefect's scheduler would make no run of.
+    """Refuse a schedule that the scheduler of Prefect 3.9.1 would silently make no run of.
 
     Raises:
         ConfigError: its cron expression is not valid, or no such date exists.

@@ -110,7 +110,7 @@ class AsConfig:
     """Annotation of the flow's parameter `config`.
 
     The value is a configuration, or its JSON, which is checked as a file is. It has no schema of
-    its own: Prefect would make it in every run, and no page shows it.
+    its own: Prefect 3.9.1 would make it in every run, and no page shows it.
     """
 
     def __get_pydantic_core_schema__(self, *_: object) -> core_schema.CoreSchema:

@@ -147,12 +147,13 @@ class Server:
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--log-level", "error", "--lifespan", "on"]
         defaults = {
-            # Prefect's own is every origin; the UI comes from the server itself.
+            # Prefect 3.9.1 allows every origin (PrefectHQ/prefect#15074 added the setting); the
+            # UI comes from the server itself.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": (
                 f"http://127.0.0.1:{self.port},http://localhost:{self.port}"
             ),
-            # Prefect unpacks the UI beside its code, where this user may not write: then there
-            # would be none.
+            # Prefect 3.9.1 unpacks the UI beside its code, where this user may not write: then
+            # there would be none (PrefectHQ/prefect#11640 reports a server that does not start).
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(prefect_home() / "ui"),
         }
         with self.log.open("ab") as output:

@@ -94,7 +94,8 @@ def with_retries(retries: Retries) -> Task[..., RunSummary]:
 def lasting_suspension() -> Generator[None]:
     """Extend the time-out of a suspension that ends the block.
 
-    After the page's default of 300 s, the run would fail.
+    After the 300 s of the page of Prefect 3.9.1, the run would fail. PrefectHQ/prefect#11587 asked
+    for no time-out of `suspend_flow_run`, not of the page.
     """
     try:
         yield

@@ -21,3 +21,9 @@ def test_each_workaround_has_its_version_issue_and_test(path):
         assert PINNED and version == PINNED[1], "try its test with this version of Prefect"
         assert "PrefectHQ/prefect#" in upstream or "no issue is known" in upstream
         assert f"def {test}(" in TESTS
+
+
+def test_the_version_of_prefect_in_comments_is_the_pinned_one():
+    texts = [path.read_text() for path in (ROOT / "flows").rglob("*.py")]
+    versions = re.findall(r"Prefect\s+(?:#\s+)?(\d+\.\d+\.\d+)", "\n".join(texts))
+    assert PINNED and len(versions) > 20 and set(versions) == {PINNED[1]}
