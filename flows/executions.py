@@ -17,6 +17,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.runtime import flow_run
 from prefect.states import Crashed
@@ -138,6 +139,21 @@ def end_tasks(client: SyncPrefectClient, run: UUID) -> None:
         client.set_task_run_state(task.id, Crashed(message=message), force=True)
 
 
+def free_slot_of_deleted_deployment(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Free the slot of a limit that a run holds, if its deployment was deleted.
+
+    The server of Prefect 3.9.1 would answer 500 to each further state of the run. No issue upstream
+    is known; PrefectHQ/prefect#19845 is about runs that wait for a slot.
+    """
+    lease = run.state and run.state.state_details.deployment_concurrency_lease_id
+    if not lease or run.deployment_id is None:
+        return
+    try:
+        client.read_deployment(run.deployment_id)
+    except ObjectNotFound:
+        client.release_concurrency_slots_with_lease(lease)
+
+
 @contextlib.contextmanager
 def _stopped_if_deleted(run: UUID) -> Iterator[None]:
     """Inside, this process is stopped as a cancellation does it once its flow run is deleted.
@@ -163,21 +179,18 @@ def _watch(run: UUID, ended: threading.Event) -> None:
     while missing < MISSING:
         if ended.wait(POLL_SECONDS):
             return
-        missing = missing + 1 if _is_deleted(run) else 0
+        try:
+            with get_client(sync_client=True) as client:
+                free_slot_of_deleted_deployment(client, client.read_flow_run(run))
+        except ObjectNotFound:
+            missing += 1
+            continue
+        except Exception as fault:  # the server is down, and training goes on
+            log.debug("the flow run cannot be read (%r)", fault)
+        missing = 0
     log.warning(
         "the flow run %s was deleted on the server; the run is stopped as by a cancellation. The "
         "same command resumes it.",
         run,
     )
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_deleted(run: UUID) -> bool:
-    try:
-        with get_client(sync_client=True) as client:
-            client.read_flow_run(run)
-    except ObjectNotFound:
-        return True
-    except Exception as fault:  # the server is down, and training goes on
-        log.debug("the flow run cannot be read (%r)", fault)
-    return False

@@ -25,7 +25,12 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed
 from prefect.types._datetime import now
 
-from infini_llama.flows.executions import Execution, end_tasks, newest_scheduled
+from infini_llama.flows.executions import (
+    Execution,
+    end_tasks,
+    free_slot_of_deleted_deployment,
+    newest_scheduled,
+)
 from infini_llama.flows.workarounds.suspension import confirm_suspensions
 from infini_llama.tasks.storage.locks import lock_holder
 
@@ -102,6 +107,7 @@ class LostRuns:
             run.name,
             state.name,
         )
+        free_slot_of_deleted_deployment(client, run)
         client.set_flow_run_state(run.id, state, force=True)
 
     def _log_deleted(self, there: set[UUID]) -> None:

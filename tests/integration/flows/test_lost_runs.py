@@ -6,12 +6,11 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from types import SimpleNamespace
 from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running, Scheduled
 
 from infini_llama.flows.executions import Execution, register
@@ -46,12 +45,12 @@ class Records:
         self.states[run] = list(states)
         return run
 
-    def read(self, flow_run_filter) -> list[SimpleNamespace]:
+    def read(self, flow_run_filter) -> list[FlowRun]:
         return [self.read_one(run) for run in flow_run_filter.id.any_ if run in self.states]
 
-    def read_one(self, run: UUID) -> SimpleNamespace:
+    def read_one(self, run: UUID) -> FlowRun:
         state = self.states[run][-1]
-        return SimpleNamespace(id=run, name=str(run), state=state, state_id=state.id)
+        return FlowRun(id=run, flow_id=uuid4(), name=str(run), state=state, state_id=state.id)
 
     def set(self, run: UUID, state: State, force: bool) -> None:
         assert force

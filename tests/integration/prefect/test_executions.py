@@ -143,3 +143,12 @@ def test_serve_logs_which_runs_of_earlier_executions_it_has_marked(served):
     assert served.state(run) == "CRASHED"
     log = (served.home / "serve.log").read_text()
     assert "run marked of an earlier execution has lost its process" in log
+
+
+def test_a_run_whose_deployment_is_deleted_completes(served):
+    """While it holds a slot; this is the last test, since the deployment is gone."""
+    run = begin(served, "undeployed", max_steps=150)
+    served.wait_for_step("undeployed", 20)
+    address = f"{served.api}/deployments/{served.deployment()['id']}"
+    httpx.delete(address, headers=served.headers(), timeout=60).raise_for_status()
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
