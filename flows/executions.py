@@ -49,7 +49,7 @@ class Execution(Record):
     """
 
     host: str
-    scheduled: str
+    scheduled: str = ""
 
 
 def folder_of(home: Path) -> Path:
@@ -74,10 +74,13 @@ def hold(run: str, folder: Path) -> None:
     Raises:
         Busy: another process executes it, and does not end.
     """
-    if run not in _locked_runs:
-        lock = Lock(folder / run, wait=ENDING)
-        # Not left: the end of a flow is reported after its function.
-        _locked_runs[run] = lock.__enter__()
+    if run in _locked_runs:
+        return
+    file = folder / run
+    registered = file.read_bytes() if file.exists() else b""
+    # Not left: the end of a flow is reported after its function.
+    _locked_runs[run] = Lock(file, wait=ENDING).__enter__()
+    file.write_bytes(registered)  # in place of the lock's own record
 
 
 @contextlib.contextmanager

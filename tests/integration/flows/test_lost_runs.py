@@ -132,6 +132,18 @@ def test_a_run_that_another_machine_executes_is_left_alone(records, lost, tmp_pa
     assert not (tmp_path / str(elsewhere)).exists() and (tmp_path / str(shared)).exists()
 
 
+def test_a_run_that_is_killed_before_its_flow_function_is_marked(records, lost, tmp_path):
+    """Its process has the lock since its start, and its worker has registered it before."""
+    run = records.add(aged(Scheduled()), aged(Pending()))
+    register(str(run), tmp_path, str(records.states[run][0].id))
+    killed = (
+        f"from infini_llama.flows.executions import *; hold({str(run)!r}, Path({str(tmp_path)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", killed], check=True)
+    lost.mark(records.client, at_once=True)
+    assert records.forced == {run: "Crashed"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 def test_the_process_of_a_run_is_found_until_it_ends():
     run, environment = uuid4(), {"MARK": "a"}
