@@ -170,7 +170,9 @@ class Evaluation(Callback):
             is_measured_on_rank0 = self.training.ranks.sum(float(is_measured))[0]
             if not is_measured_on_rank0:
                 self._measure(state.step)
-        self.interval.start(state, attempt.since_evaluation)
+        # One that the attempt before gave up is made before any step.
+        seconds = 0.0 if state.evaluation_due else attempt.since_evaluation
+        self.interval.start(state, seconds)
 
     def on_step_end(self, state: TrainState, result: StepResult) -> None:
         interval_ends = self.interval.advance(state)

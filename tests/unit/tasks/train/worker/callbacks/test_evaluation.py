@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from infini_llama.configs.reading import changed
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import ValidationLine
@@ -11,7 +12,7 @@ from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import Training
 from infini_llama.tasks.train.worker.callbacks.evaluation import Evaluation
 from support.one_rank import single_rank
-from support.records import make_attempt
+from support.records import make_attempt, make_config
 
 
 @pytest.mark.parametrize(("measured", "steps"), [((), [30]), ((20,), [30]), ((20, 30), [])])
@@ -24,9 +25,21 @@ def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(tmp_path, mea
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     attempt = make_attempt(tmp_path)
     assert attempt.max_steps <= 30
-    training = Training(attempt, strategy, None, strategy.ranks, heartbeat, None)
+    training = Training(attempt, strategy, None, strategy.ranks, heartbeat, lambda: False)
     evaluation = Evaluation(training, validation, SimpleNamespace(writer=writer))
     evaluation.on_train_start(TrainState(step=30))
     assert [line.step for line in lines] == steps
     evaluation.on_train_start(TrainState(step=10))
     assert len(lines) == len(steps)
+
+
+@pytest.mark.parametrize(("is_due", "ends"), [(False, True), (True, False)])
+def test_an_evaluation_that_was_given_up_begins_its_interval_anew(tmp_path, is_due, ends):
+    """The attempt makes it before any step; the time before it does not count for the next one."""
+    strategy = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)))
+    config = changed(make_config(), train={"eval_steps": "1 minutes", "warmup_steps": 0})
+    attempt = make_attempt(tmp_path, config, since_evaluation=100.0)
+    training = Training(attempt, strategy, None, strategy.ranks, None, lambda: False)
+    evaluation = Evaluation(training, None, SimpleNamespace(writer=None))
+    evaluation.on_train_start(TrainState(step=5, evaluation_due=is_due))
+    assert evaluation.interval.advance(TrainState(step=6)) is ends
