@@ -1,14 +1,17 @@
 """What the command costs around the training itself: `--help`, a finished run again (`--no-prefect` and on the embedded server).
 
 Also a new run of 20 tiny steps on a dataset that is built, with `--no-prefect`: seconds to the line of its first step, and from its
-last checkpoint to its end. And what is imported before a text is prepared, and by a worker before it trains.
+last checkpoint to its end; beside it, the same of torchrun, torch and DDP alone (startup_torch.py). And what is imported before a text is
+prepared, and by a worker before it trains.
 
     .venv/bin/python benchmarks/startup.py
 
-Everything runs in a folder of its own; commands are timed as whole processes, in turn, and medians are reported. The raw times,
+Everything runs in a folder of its own; commands are timed as whole processes, in turn, and medians are reported. The bytecode of
+the package is written first, as pip does at an installation: PYTHONDONTWRITEBYTECODE would have every process compile it. The raw times,
 with machine and versions, go to benchmarks/results/startup.json.
 """
 
+import compileall
 import json
 import os
 import platform
@@ -19,6 +22,8 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+
+import infini_llama
 
 ROUNDS = 5
 COMMAND = str(Path(sys.executable).with_name("infini-llama"))
@@ -49,6 +54,13 @@ CASES = {
         "import infini_llama.tasks.preprocess.stage, gigatoken, awkward",
     ],
     "import torch": [sys.executable, "-c", "import torch"],
+    "import torch, as torchrun does": [sys.executable, "-c", "import torch.distributed.run"],
+    "import torch, as DDP does": [sys.executable, "-c", "import torch._dynamo"],
+    "import matplotlib, as the report does": [
+        sys.executable,
+        "-c",
+        "import matplotlib.figure, matplotlib.backends.backend_svg",
+    ],
     "import what a worker needs": [
         sys.executable,
         "-c",
@@ -81,14 +93,12 @@ def seconds(command: list[str], home: str) -> float:
     return time.perf_counter() - started
 
 
-def training(home: str, number: int) -> dict[str, float]:
-    """Seconds from the start of a new run to its first step, and from its last checkpoint to its end."""
-    run = Path(home) / "runs" / f"startup-{number}"
-    settings = [*TRAINING, f"runtime.name={run.name}"]
-    seen = dict.fromkeys((run / "metrics.jsonl", run / "checkpoints" / "step-00000020"), 0.0)
+def watched(command: list[str], home: str, files: list[Path]) -> list[float]:
+    """Seconds from the start of a process until each file has bytes, and until the process ends."""
+    seen = dict.fromkeys(files, 0.0)
     started = time.perf_counter()
     process = subprocess.Popen(
-        [COMMAND, "run", "configs/tiny.yaml", "--no-prefect", *settings],
+        command,
         env=os.environ | {"INFINI_LLAMA_HOME": home},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -97,19 +107,35 @@ def training(home: str, number: int) -> dict[str, float]:
     while process.poll() is None:
         for path, when in seen.items():
             if not when and path.exists() and path.stat().st_size:
-                seen[path] = time.perf_counter()
+                seen[path] = time.perf_counter() - started
         time.sleep(0.01)
-    ended = time.perf_counter()
-    first, last = seen.values()
-    if process.returncode or not first or not last:
-        raise SystemExit(f"the run ended with status {process.returncode}; nothing is stored.")
+    ended = time.perf_counter() - started
+    if process.returncode or not all(seen.values()):
+        raise SystemExit(f"{command} ended with {process.returncode}; nothing is stored.")
+    return [*seen.values(), ended]
+
+
+def training(home: str, number: int) -> dict[str, float]:
+    """Seconds to the first step, and from the last checkpoint to the end, of a run and of torch."""
+    run = Path(home) / "runs" / f"startup-{number}"
+    command = [COMMAND, "run", "configs/tiny.yaml", "--no-prefect", *TRAINING]
+    files = [run / "metrics.jsonl", run / "checkpoints" / "step-00000020"]
+    first, last, ended = watched([*command, f"runtime.name={run.name}"], home, files)
+    bare_step = Path(home) / f"step-{number}"
+    script = str(Path(__file__).with_name("startup_torch.py"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    bare = watched([*torchrun, "--nproc-per-node=2", script, str(bare_step)], home, [bare_step])
     return {
-        "new run, to its first step": first - started,
+        "new run, to its first step": first,
         "new run, from its last checkpoint to its end": ended - last,
+        "torchrun and DDP alone, to a step": bare[0],
+        "torchrun and DDP alone, from the step to the end": bare[1] - bare[0],
     }
 
 
 def main() -> None:
+    for folder in ("configs", "flows", "model", "tasks"):
+        compileall.compile_dir(Path(infini_llama.__file__).parent / folder, quiet=1)
     with tempfile.TemporaryDirectory() as home:
         first = {
             "first run, embedded server, all stages": seconds(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -59,7 +59,7 @@ def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size:
         size: bytes of the files as they are stored; 0: unknown.
     """
     waiting = iter(texts)
-    if not _is_installed() or 0 < size < WORTH_A_FAST_ENGINE:
+    if find_spec(FAST) is None or 0 < size < WORTH_A_FAST_ENGINE:
         return _train(waiting, settings)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name: nothing is left of it
@@ -74,14 +74,6 @@ def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size:
         except LearnsOtherwise as reason:
             log.info("%s learns the tokenizer, which takes longer: %s", REFERENCE, reason)
             return _train(chain(_documents(file), waiting), settings)
-
-
-def _is_installed() -> bool:
-    try:
-        version(FAST)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _train(texts: Iterator[bytes], settings: TokenizerConfig) -> Tokenizer:

@@ -105,10 +105,8 @@ def remember_comparison(
         fault: why the fast engine is not to be used for this tokenizer; None: it may be.
     """
     notes.mkdir(parents=True, exist_ok=True)
-    if fault is None:
-        write_atomic(_agreement(_note(tokenizer, split_special_tokens), notes), "")
-    else:
-        write_atomic(_refusal(_note(tokenizer, split_special_tokens), notes), fault)
+    file_of = _agreement if fault is None else _refusal
+    write_atomic(file_of(_note(tokenizer, split_special_tokens), notes), fault or "")
 
 
 def _compared(tokenizer: Tokenizer, split_special_tokens: bool, notes: Path) -> str | None:

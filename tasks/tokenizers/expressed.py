@@ -56,7 +56,8 @@ class Losses:
         """
         with tokenizer_faults():
             losses = list[Loss]()
-            for piece in self._pieces(text):
+            # Added tokens have their IDs, whatever the model knows.
+            for piece in self.added.split(text) if self.added else [text]:
                 for word in self._words(piece):
                     is_short = len(word) <= SHORT_WORD
                     losses.append(self._of_short_word(word) if is_short else self._of_word(word))
@@ -64,10 +65,6 @@ class Losses:
             return 0, 0, 0
         unknown, lost, size = (sum(part) for part in zip(*losses, strict=True))
         return unknown, lost, size
-
-    def _pieces(self, text: str) -> list[str]:
-        """The text without added tokens, which have their IDs whatever the model knows."""
-        return self.added.split(text) if self.added else [text]
 
     def _words(self, text: str) -> Iterator[str]:
         if self.encoder.normalizer:

@@ -5,7 +5,6 @@ exception, the caller of `stage` asks `retries` whether to call it again.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -179,7 +178,7 @@ def watch(
             raise
         locked.poll()
         if not ended:
-            time.sleep(POLL_SECONDS)
+            workers.wait(POLL_SECONDS)
 
 
 def exception_of(outcome: Outcome, evidence: Evidence, run: RunFolder) -> Exception | None:

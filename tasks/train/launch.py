@@ -178,16 +178,19 @@ class TorchrunWorkers:
         """The exit code once torchrun has ended, negative for a signal; None while it runs."""
         return self.process.poll()
 
+    def wait(self, seconds: float) -> None:
+        """Return once torchrun has ended, or after so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
     def stop(self, grace_period: float) -> None:
         """Have every rank save at its next step boundary.
 
         After `grace_period` seconds all are killed.
         """
         self.request_stop()
-        try:
-            self.process.wait(grace_period)
-        except subprocess.TimeoutExpired:
-            self.end()
+        self.wait(grace_period)
+        self.end()
 
     def request_stop(self) -> None:
         """Send SIGTERM to every rank.

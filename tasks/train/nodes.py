@@ -178,7 +178,7 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
-            time.sleep(POLL_SECONDS)
+            workers.wait(POLL_SECONDS)
     except BaseException as requested:
         log.warning("stop requested; waiting up to %.0f s for a checkpoint", attempt.grace_period)
         workers.stop(attempt.grace_period)
