@@ -11,8 +11,8 @@ Attention = Literal["softmax", "local", "infini"]
 MemoryUpdate = Literal["linear", "delta", "delta_bounded"]
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 # What training leaves as it is: the embedding, a head that is tied to it and the first layers, 0
-# nothing; or everything but the attention (projections, their norms, gates) of the layers that have
-# a memory.
+# nothing; or everything but the attention (projections, their norms, gates and maps) of the layers
+# that have a memory.
 FrozenLayers = int | Literal["all_but_memory"]
 SIZES = (
     "vocab_size",
@@ -78,6 +78,9 @@ class LlamaConfig:
             between 1 and at most this, so that a fact is also found among more that was written
             than the rows' other segments hold; 1: never. Not in the paper. The range of a step is
             set by `Llama.set_write_jitter`.
+        memory_maps: the memory's queries and keys are affine maps of those of local attention, with
+            weights of their own per head, see `infini_attention.HeadMaps`. Not in the paper.
+            Without effect on other attention.
 
     Raises:
         ValueError: heads do not divide the width or each other, or a field has a value outside its
@@ -106,6 +109,7 @@ class LlamaConfig:
     memory_update: MemoryUpdate = "linear"
     memory_write_jitter: float = 1.0
     memory_layers: tuple[int, ...] | None = None
+    memory_maps: bool = False
     head_dim: int | None = None
     pad_vocab_to_multiple_of: int = 1
 
@@ -119,11 +123,10 @@ class LlamaConfig:
             value = getattr(self, field)
             if not is_number(value) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
-        tied = self.tie_word_embeddings
-        if not isinstance(tied, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(
-                f"tie_word_embeddings={self.tie_word_embeddings!r} is neither true nor false"
-            )
+        for field in ("tie_word_embeddings", "memory_maps"):
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                raise ValueError(f"{field}={value!r} is neither true nor false")
         size = self.head_dim
         if size is not None and (type(size) is not int or not 2 <= size <= LARGEST or size % 2):
             raise ValueError(f"head_dim={size!r} is not an even number from 2 to {LARGEST}")
@@ -216,13 +219,22 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def parameters(config: LlamaConfig) -> int:
-    """All weights: of matrices, an embedding that is not the head's matrix, norms and gates."""
+    """All weights: of matrices, an embedding that is not the head's matrix, norms and memories."""
     norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
-    gates = config.num_attention_heads * len(config.layers_with_memory)
+    memories = memory_parameters(config) * len(config.layers_with_memory)
     embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
-    rest = config.num_hidden_layers * norms + gates + config.hidden_size
+    rest = config.num_hidden_layers * norms + memories + config.hidden_size
     padding = (config.padded_vocab_size - config.vocab_size) * config.hidden_size
     return matrix_parameters(config) + padding + embedding + rest
+
+
+def memory_parameters(config: LlamaConfig) -> int:
+    """Weights that a memory adds to a layer: gates, and maps of queries and keys."""
+    gates = config.num_attention_heads
+    if not config.memory_maps:
+        return gates
+    heads = config.num_attention_heads + config.num_key_value_heads
+    return gates + heads * config.head_size * (config.head_size + 1)
 
 
 def matrix_parameters(config: LlamaConfig) -> int:
@@ -273,15 +285,15 @@ def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
 def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights that have a gradient."""
     if frozen == "all_but_memory":
-        vectors = config.num_attention_heads + (2 * config.head_size if config.qk_norm else 0)
-        return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * vectors
+        others = memory_parameters(config) + (2 * config.head_size if config.qk_norm else 0)
+        return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * others
     if not frozen:
         return parameters(config)
     rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None)
-    with_gates = sum(layer >= frozen for layer in config.layers_with_memory)
-    gates = len(rest.layers_with_memory) - with_gates
+    with_memory = sum(layer >= frozen for layer in config.layers_with_memory)
+    without = len(rest.layers_with_memory) - with_memory
     embedding = config.padded_vocab_size * config.hidden_size
-    return parameters(rest) - embedding - gates * config.num_attention_heads
+    return parameters(rest) - embedding - without * memory_parameters(config)
 
 
 def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int = 0) -> float:
@@ -292,7 +304,8 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V per query head. The memory:
     2 d (d + 1) per token and query head to read (numerator and denominator), 2 d d per token and
     key-value head to write; the first segment does not read, the last does not write. A delta
-    update adds 2 d (d + 1) per written token and 2 d^3 per segment and key-value head.
+    update adds 2 d (d + 1) per written token and 2 d^3 per segment and key-value head. Maps add
+    2 d d per token and head that reads or writes.
     """
     size = config.head_size
     window = config.attended_tokens(sequence_length)
@@ -302,8 +315,10 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
     local = 4.0 * size * config.num_attention_heads * pairs
     writing = full if tail else full - 1  # segments
-    read = 2.0 * size * (size + 1) * config.num_attention_heads * (sequence_length - window)
-    write = 2.0 * size * size * config.num_key_value_heads * writing * window
+    mapped = size if config.memory_maps else 0
+    per_query = size + 1 + mapped
+    read = 2.0 * size * per_query * config.num_attention_heads * (sequence_length - window)
+    write = 2.0 * size * (size + mapped) * config.num_key_value_heads * writing * window
     # The first segment that writes finds nothing that it could take out.
     if config.memory_update != "linear" and writing > 1:
         taken_out = window * (size + 1) + size * size
@@ -314,7 +329,7 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
 def memory_activation_bytes(config: LlamaConfig, number_bytes: int) -> int:
     """Bytes per token that a layer with a memory keeps more than another for the backward pass.
 
-    These are features, reads and memories, which are fp32.
+    These are features, reads, memories and what is mapped, which are fp32.
 
     Args:
         number_bytes: of a number in the type computed in.
@@ -323,6 +338,8 @@ def memory_activation_bytes(config: LlamaConfig, number_bytes: int) -> int:
     kv_width = config.num_key_value_heads * config.head_size
     copies = 0 if number_bytes == 4 else 2
     per_token = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
+    if config.memory_maps:
+        per_token += 4 * (q_width + kv_width)
     return per_token + 3 * 4 * kv_width * (config.head_size + 1) // config.segment_length
 
 

@@ -77,7 +77,15 @@ NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
 TRAINING = {"hidden_dropout", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
-SEGMENTS = {"segment_length", "memory_update", "memory_layers"}
+SEGMENTS = {"segment_length", "memory_update", "memory_layers", "memory_maps"}
+# Endings of the names of weights that a memory adds to the attention of a layer.
+OF_MEMORY = (
+    ".self_attn.gate",
+    ".self_attn.memory_q.matrix",
+    ".self_attn.memory_q.shift",
+    ".self_attn.memory_k.matrix",
+    ".self_attn.memory_k.shift",
+)
 
 
 def beyond_llama(config: LlamaConfig) -> list[str]:
@@ -305,19 +313,19 @@ def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str
 def ignored(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor of a folder is not loaded.
 
-    These are rotary tables of old files, the head where it is the embedding, and gates of layers
-    that have no memory here.
+    These are rotary tables of old files, the head where it is the embedding, and gates and maps of
+    layers that have no memory here.
     """
-    if is_gate(name):
+    if is_of_memory(name):
         with_memory = tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
         return not name.startswith(with_memory)
     tied_head = name == "lm_head.weight" and config.tie_word_embeddings
     return tied_head or name.endswith("rotary_emb.inv_freq")
 
 
-def is_gate(name: str) -> bool:
-    """Whether a tensor is the gates of a layer with a memory."""
-    return name.endswith(".self_attn.gate")
+def is_of_memory(name: str) -> bool:
+    """Whether a tensor is gates or maps of a layer with a memory, which are always in fp32."""
+    return name.endswith(OF_MEMORY)
 
 
 def check_shapes(
@@ -327,7 +335,7 @@ def check_shapes(
 ) -> None:
     """Check that a folder's tensors are exactly this model's.
 
-    Gates alone may differ, as in a model to be converted.
+    Gates and maps alone may be missing, as in a model to be converted.
 
     Args:
         expected: `shapes` of the model.
@@ -335,7 +343,7 @@ def check_shapes(
     Raises:
         ValueError: names the first tensors that are missing, unknown or of another shape.
     """
-    missing = [name for name in expected if name not in tensors and not is_gate(name)]
+    missing = [name for name in expected if name not in tensors and not is_of_memory(name)]
     unknown = [name for name in tensors if name not in expected and not ignored(name, config)]
     differing = [
         f"{name} {tensors[name]}, not {shape}"

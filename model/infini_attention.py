@@ -25,6 +25,23 @@ from infini_llama.model.rope import Rotary
 Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
+class HeadMaps(nn.Module):
+    """x [..., H, N, d] to A x + b of each head, in fp32 at least; at first A = I, b = 0.
+
+    So the memory's queries and keys are of its own, while local attention keeps its own.
+    """
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(heads, size, size, dtype=torch.float32))
+        self.shift = nn.Parameter(torch.empty(heads, size, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        turned = torch.einsum("...hnd,hed->...hne", x.to(wide), self.matrix.to(wide))
+        return turned + self.shift.to(wide)[:, None]
+
+
 class SegmentState(KeyValues):
     """State of one layer during generation; its size does not depend on how much was read.
 
@@ -291,6 +308,8 @@ class InfiniAttention(SegmentAttention):
 
     Each query head takes the share sigmoid(gate) of its output from the memory.
 
+    With `memory_maps` what it writes and reads goes through maps of keys and queries first.
+
     Each segment but the last writes to memory, and the running sum of that is what the next one
     reads, so the first reads nothing and its gate is left out. Where `uses_memory` is False the
     memory is left out.
@@ -304,6 +323,11 @@ class InfiniAttention(SegmentAttention):
         # A tensor, so that compiled code need not change with it.
         self.write_range: torch.Tensor | None = None
         self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
+        self.memory_q: nn.Module = nn.Identity()
+        self.memory_k: nn.Module = nn.Identity()
+        if config.memory_maps:
+            self.memory_q = HeadMaps(config.num_attention_heads, config.head_size)
+            self.memory_k = HeadMaps(config.num_key_value_heads, config.head_size)
 
     def with_memory(
         self,
@@ -324,7 +348,7 @@ class InfiniAttention(SegmentAttention):
             all_writes = self._jittered(layout.writes, k) if self.training else layout.writes
             if layout.context is not None:
                 after, before = shared_memories(
-                    k,
+                    self.memory_k(k),
                     v,
                     self.update,
                     layout.context,
@@ -334,7 +358,8 @@ class InfiniAttention(SegmentAttention):
             elif writing:
                 keeps = None if layout.keeps is None else layout.keeps[:, :writing]
                 writes = None if all_writes is None else all_writes[:, :writing]
-                after = memories(k[:, :writing], v[:, :writing], self.update, before, keeps, writes)
+                keys = self.memory_k(k[:, :writing])
+                after = memories(keys, v[:, :writing], self.update, before, keeps, writes)
             first = 0 if before is not None else 1  # the first segment that has something to read
             parts = [local[:, :first]]
             if after is not None and first < count:
@@ -344,7 +369,7 @@ class InfiniAttention(SegmentAttention):
                     M = torch.cat((before.M[:, None], M), dim=1)
                     z = torch.cat((before.z[:, None], z), dim=1)
                 reads = None if layout.reads is None else layout.reads[:, first:]
-                retrieved = retrieve(q[:, first:], M, z)
+                retrieved = retrieve(self.memory_q(q[:, first:]), M, z)
                 if self.observer is not None:
                     self.observer(local[:, first:], retrieved, M)
                 parts.append(mix(local[:, first:], retrieved, self.gate, reads))
@@ -380,7 +405,7 @@ class InfiniAttention(SegmentAttention):
         if not all(state.segments):
             completed = torch.tensor(state.segments, device=q.device)
             reads = completed[:, None].expand(-1, q.shape[2]) > 0
-        return mix(local, retrieve(q, *state.memory), self.gate, reads)
+        return mix(local, retrieve(self.memory_q(q), *state.memory), self.gate, reads)
 
     def write_full(self, full: list[int], state: SegmentState) -> None:
         if not isinstance(state, InfiniState):
@@ -388,7 +413,7 @@ class InfiniAttention(SegmentAttention):
         keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
         before = Memory(state.memory.M[full], state.memory.z[full])
         after = memories(
-            state.plain_k[full][:, None],
+            self.memory_k(state.plain_k[full][:, None]),
             state.v[full][:, None],
             self.update,
             before,
@@ -407,7 +432,8 @@ class InfiniAttention(SegmentAttention):
         _, k, v = self.project(x)
         k, v = (part.unflatten(2, (-1, self.segment_length)).transpose(1, 2) for part in (k, v))
         with torch.autocast(x.device.type, enabled=False):
-            after = memories(k, v, self.update, state.memory if state.segments[0] else None)
+            before = state.memory if state.segments[0] else None
+            after = memories(self.memory_k(k), v, self.update, before)
         state.memory.M[:] = after.M[:, -1]
         state.memory.z[:] = after.z[:, -1]
         state.segments = [segments + k.shape[1] for segments in state.segments]

@@ -1,7 +1,8 @@
 """The Llama architecture (Touvron et al. 2023, arXiv 2302.13971) with softmax or Infini-attention.
 
 Parameter names are those of Hugging Face's LlamaForCausalLM, so that a softmax model's state_dict
-is one of theirs; Infini-attention adds model.layers.<i>.self_attn.gate.
+is one of theirs; Infini-attention adds model.layers.<i>.self_attn.gate, and with memory_maps matrix
+and shift of self_attn.memory_q and memory_k.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,8 +137,8 @@ class Llama(nn.Module):
         """Initialise the weights.
 
         Matrices are normal(0, initializer_range) as Hugging Face's, norms 1, gates 0 (half memory,
-        half local). Rows of embedding and head beyond the vocabulary are zeros, so that padding
-        does not change the weights of the others.
+        half local), maps of the memory the identity. Rows of embedding and head beyond the
+        vocabulary are zeros, so that padding does not change the weights of the others.
 
         Raises:
             RuntimeError: a parameter of a kind that has no rule here, which would otherwise stay
@@ -153,6 +154,10 @@ class Llama(nn.Module):
                 used = self.config.vocab_size if name in BY_TOKEN else len(parameter)
                 parameter[used:] = 0.0
                 parameter[:used].normal_(0.0, self.config.initializer_range)
+            elif name.endswith(".matrix"):
+                parameter.copy_(torch.eye(parameter.shape[-1], device=parameter.device))
+            elif name.endswith(".shift"):
+                parameter.zero_()
             else:
                 raise RuntimeError(f"parameter {name} has no rule for its initial value")
 
@@ -471,19 +476,23 @@ class Llama(nn.Module):
 
 
 def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups: "decay", "no_decay" and "gates".
+    """Optimizer groups: "decay", "no_decay", "gates" and "maps".
 
-    They are matrices; norms, the embedding and a head tied to it; and gates, which have a rate of
-    their own. Every parameter that is not frozen is in one of them; a group may be empty.
+    They are matrices; norms, the embedding and a head tied to it; and of memories the gates and the
+    maps, which have rates of their own. Every parameter that is not frozen is in one of them; a
+    group may be empty.
     """
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
     gates: list[nn.Parameter] = []
+    maps: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if name.endswith(".gate"):
             gates.append(parameter)
+        elif name.endswith((".matrix", ".shift")):
+            maps.append(parameter)
         elif parameter.ndim < 2 or parameter is model.model.embed_tokens.weight:
             no_decay.append(parameter)
         else:
@@ -492,4 +501,5 @@ def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
         {"name": "decay", "params": decay, "weight_decay": weight_decay},
         {"name": "no_decay", "params": no_decay, "weight_decay": 0.0},
         {"name": "gates", "params": gates, "weight_decay": 0.0},
+        {"name": "maps", "params": maps, "weight_decay": 0.0},
     ]

@@ -160,6 +160,13 @@ class ModelConfig(Section):
         "delta_bounded: delta with a denominator that keeps the memory bounded after short "
         "segments.",
     )
+    memory_maps: bool = fixed(
+        default=False,
+        description="Give the memory queries and keys of its own: each head's are multiplied by a "
+        "trained matrix of head_dim x head_dim and shifted by a trained vector, before they read "
+        "or are written. Local attention keeps its own. Matrices start as the identity, and "
+        "vectors as 0, also for weights of train.init_from without them. Not in the paper.",
+    )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
         description="In training, what each segment writes to the memory is scaled by a random "

@@ -80,7 +80,7 @@ class TrainingConfig(Section):
         description="Leave the first layers of train.init_from as they are, with the embedding and "
         "a head that is tied to it. They have no gradients and no optimizer state, and the "
         "backward pass ends above them. 0: train everything. all_but_memory: train the attention "
-        "(projections and gates) of the layers that have a memory, and nothing else.",
+        "(projections, gates and maps) of the layers that have a memory, and nothing else.",
     )
     max_steps: Annotated[int, Field(ge=1)] | None = inexact(
         default=None,
@@ -135,7 +135,9 @@ class TrainingConfig(Section):
         default="adamw", description=descriptions(OPTIMIZERS)
     )
     weight_decay: Annotated[float, Field(ge=0)] = inexact(
-        default=0.1, description="Weight decay of matrices. Norms, gates and embeddings have none."
+        default=0.1,
+        description="Weight decay of matrices. Norms, embeddings, and gates and maps of a memory "
+        "have none.",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = inexact(
         default=0.9, description="Decay of the first moment."
@@ -150,6 +152,11 @@ class TrainingConfig(Section):
         default=0.01,
         description="Peak learning rate of Infini-attention's gates, with the same schedule and "
         "without weight decay.",
+    )
+    map_learning_rate: Annotated[float, Field(gt=0)] = inexact(
+        default=1e-3,
+        description="Peak learning rate of the memory's maps (model.memory_maps), with the same "
+        "schedule and without weight decay, whatever train.optimizer does with other matrices.",
     )
     max_grad_norm: Annotated[float, Field(gt=0)] = inexact(
         default=1.0, description="Gradient clipping: maximum norm of the gradient."

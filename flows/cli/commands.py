@@ -354,6 +354,7 @@ COMMANDS = {
             choices=ATTENTIONS,
         ),
         option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
+        option("--memory-maps", "give the memory queries and keys of its own (infini)"),
     ),
     "serve": command(
         "start a Prefect server with UI, deployments and a worker",

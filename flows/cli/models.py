@@ -240,7 +240,12 @@ def import_folder(arguments: Namespace) -> Answer:
     load(TokenizerConfig(path=str(folder.path)))
     read_memory = heads_to_read_memory(folder, arguments.attention)
     imported = write_configuration(
-        folder, output, arguments.attention, arguments.segment_length, read_memory
+        folder,
+        output,
+        arguments.attention,
+        arguments.segment_length,
+        read_memory,
+        arguments.memory_maps,
     )
     config = load_config(output)
     memory = estimate(config_of_run(config))[1].memory["total"]

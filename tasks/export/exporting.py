@@ -78,7 +78,7 @@ def export(
 
     Args:
         checkpoint: latest, best, or the name of one.
-        dtype: of the weights, one of DTYPES; gates stay fp32.
+        dtype: of the weights, one of DTYPES; gates and maps of memories stay fp32.
         max_shard_size: of one file, as "5GB" or "200MB".
 
     Raises:
@@ -148,7 +148,7 @@ def write_model(
     facts = facts_of(run_dir, chosen, model, tokenizer.get_vocab_size())
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in hf.to_hf(model.state_dict(), model.config).items():
-        converted = tensor if hf.is_gate(name) else _converted(name, tensor, dtype)
+        converted = tensor if hf.is_of_memory(name) else _converted(name, tensor, dtype)
         weights[name] = converted.contiguous()
     lineage = RunFolder(run_dir).require_lineage()
     config = model.config

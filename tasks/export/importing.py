@@ -130,6 +130,7 @@ def write_configuration(
     attention: Attention | None = None,
     segment_length: int | None = None,
     heads: HeadScores | None = None,
+    memory_maps: bool = False,
 ) -> ImportedModel:
     """Write a configuration that trains from a folder's weights.
 
@@ -138,11 +139,12 @@ def write_configuration(
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
         heads: which of them get a memory; None, or if none retrieves: all.
+        memory_maps: give the memory maps of its own; else it has the folder's, if any.
 
     Raises:
-        ConfigError: `segment_length` is given for a model without segments.
+        ConfigError: `segment_length` or `memory_maps` is given for a model without segments.
     """
-    mapping = configuration_of(folder, attention, segment_length, heads)
+    mapping = configuration_of(folder, attention, segment_length, heads, memory_maps)
     if attention == "infini" and folder.config.attention == "infini":
         mapping = to_reach_farther(mapping, tokenizer_of(folder))
     elif "memory_layers" in mapping["model"] and heads is not None:
@@ -321,6 +323,7 @@ def configuration_of(
     attention: Attention | None,
     segment_length: int | None,
     heads: HeadScores | None,
+    memory_maps: bool = False,
 ) -> dict[str, JsonObject]:
     """The configuration that trains from a folder's weights.
 
@@ -335,6 +338,7 @@ def configuration_of(
             attention=attention,
             segment_length=max(1, length // 4),
             memory_layers=None,
+            memory_maps=False,
         )
     if segment_length is not None:
         if chosen.attention == "softmax":
@@ -342,6 +346,12 @@ def configuration_of(
                 "--segment-length is for Infini-attention; add --attention infini, or remove it."
             )
         chosen = replace(chosen, segment_length=segment_length)
+    if memory_maps:
+        if chosen.attention != "infini":
+            raise ConfigError(
+                "--memory-maps is for Infini-attention; add --attention infini, or remove it."
+            )
+        chosen = replace(chosen, memory_maps=True)
     if folder.untied:
         log.warning(
             "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values "

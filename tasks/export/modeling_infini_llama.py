@@ -109,7 +109,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = InfiniLlamaConfig
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["self_attn.gate"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = [  # noqa: RUF012
+        "self_attn.gate",
+        "self_attn.memory_q",
+        "self_attn.memory_k",
+    ]
     # device_map: its layers are called by other names than forward.
     _no_split_modules = ["Decoder"]  # noqa: RUF012
     _is_stateful = True  # what was read cannot be taken back, as assisted generation would

@@ -97,6 +97,9 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     folder = open_folder(Path(initial.path))
     imported = folder.config.to_dict()
     configured = model.to_dict()
+    # Maps that the folder lacks begin as the identity, and without a memory none are needed.
+    if model.memory_maps or model.attention != "infini":
+        imported["memory_maps"] = model.memory_maps
     differing = [
         name for name in configured if name not in FREE and configured[name] != imported[name]
     ]

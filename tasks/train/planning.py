@@ -125,9 +125,11 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
 
 def _refuse_other_model(chosen: Path, state: TrainState, lineage: Lineage) -> None:
     configured = lineage.model.to_dict()
+    # An earlier version did not write keys that are newer.
+    recorded = {"memory_maps": False} | state.model if state.model else {}
     lines = [
         f"model.{key}: {value} there, {configured[key]} here"
-        for key, value in state.model.items()
+        for key, value in recorded.items()
         if key in configured and value != configured[key]
     ]
     if lines:

@@ -45,9 +45,14 @@ def starting(lab, uninterrupted, tmp_path_factory):
     return Laboratory(lab.home, written, lab.server), summary
 
 
-RETROFIT = ("model.memory_layers=[1]", "train.init_gate=[[1, -9, 0, 2]]", "train.frozen_layers=1")
+RETROFIT = (
+    "model.memory_layers=[1]",
+    "model.memory_maps=true",
+    "train.init_gate=[[1, -9, 0, 2]]",
+    "train.frozen_layers=1",
+)
 MEMORY = (
-    *RETROFIT[:2],
+    *RETROFIT[:3],
     "train.frozen_layers=all_but_memory",
     "train.optimizer=muon",
     "environment.nproc_per_node=2",
@@ -68,7 +73,7 @@ SHARDED = (
         ("memory", (*MEMORY, "train.micro_batch_size=1")),
         pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
         pytest.param(
-            "sharded-memory", (*SHARDED[:2], *SHARDED[3:], MEMORY[2]), marks=pytest.mark.slow
+            "sharded-memory", (*SHARDED[:3], *SHARDED[4:], MEMORY[3]), marks=pytest.mark.slow
         ),
     ],
 )

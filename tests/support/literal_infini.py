@@ -18,8 +18,10 @@ def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((pairs.real, pairs.imag), dim=1)
 
 
-def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, gradient_segments):
-    """Q, K, V [T, d] of one row and head, not rotated; `documents` a list of T numbers, -1 for padding; the output [T, d].
+def one_head(
+    Q, K, V, beta, segment_length, theta, update, documents, literal, gradient_segments, Q_m, K_m
+):
+    """Q, K, V [T, d] of one row and head, not rotated, and Q_m, K_m of the memory; `documents` a list of T numbers, -1 for padding; the output [T, d].
 
     A document's tokens find only what its own tokens wrote: the memory belongs to the document that the last segment ended in.
     """
@@ -31,7 +33,8 @@ def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, g
         scores = turned(q, theta) @ turned(k, theta).T / math.sqrt(size)  # eq. 6
         hidden = [[j > i or docs[i] != docs[j] for j in range(len(q))] for i in range(len(q))]
         A_dot = scores.masked_fill(torch.tensor(hidden), -math.inf).softmax(dim=1) @ v
-        feature_q, feature_k = torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1
+        q_m, k_m = (x[start : start + segment_length] for x in (Q_m, K_m))
+        feature_q, feature_k = torch.nn.functional.elu(q_m) + 1, torch.nn.functional.elu(k_m) + 1
         for i, document in enumerate(docs):
             if M is not None and z is not None and document == owner:
                 A_mem = (feature_q[i] @ M) / (feature_q[i] @ z)  # eq. 7
@@ -64,6 +67,11 @@ def one_head(Q, K, V, beta, segment_length, theta, update, documents, literal, g
     return torch.stack(outputs)
 
 
+def mapped(x, A, b, head):
+    """A x_t + b of every token of x [T, d]."""
+    return x if A is None else torch.stack([A[head] @ token + b[head] for token in x])
+
+
 def literal_infini(
     q,
     k,
@@ -75,8 +83,13 @@ def literal_infini(
     documents=None,
     literal=False,
     gradient_segments=None,
+    maps=None,
 ):
-    """q [B, H, T, d], k, v [B, Hkv, T, d] to [B, H, T, d]; query heads h of a group share key-value head h // (H / Hkv)."""
+    """q [B, H, T, d], k, v [B, Hkv, T, d] to [B, H, T, d]; query heads h of a group share key-value head h // (H / Hkv).
+
+    `maps`: matrices and shifts of the queries' heads, and of the keys'.
+    """
+    A_q, b_q, A_k, b_k = maps or (None, None, None, None)
     group = q.shape[1] // k.shape[1]
     documents = documents.tolist() if documents is not None else [[0] * q.shape[2]] * q.shape[0]
     options = (segment_length, theta, update)
@@ -92,6 +105,8 @@ def literal_infini(
                     documents[b],
                     literal,
                     gradient_segments,
+                    mapped(q[b, h], A_q, b_q, h),
+                    mapped(k[b, h // group], A_k, b_k, h // group),
                 )
                 for h in range(q.shape[1])
             ]

@@ -20,7 +20,7 @@ from support.records import make_plan
 def trained_run(
     home: Path, dataset: DatasetRef, data: DataConfig, name: str = "run", **model: object
 ) -> tuple[Path, Llama]:
-    """A run's folder with one checkpoint at step 7, and the model in it. Norms and gates are not as at first."""
+    """A run's folder with one checkpoint at step 7, and the model in it. Norms, gates and maps are not as at first."""
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -43,6 +43,8 @@ def trained_run(
                 parameter.uniform_(0.5, 1.5)
             if parameter_name.endswith(".gate"):
                 parameter.normal_()
+            if ".memory_" in parameter_name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
     state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest)
     state.record_validation(5.5)
     save_checkpoint(run.checkpoints, 7, model_tensors(made), state.to_json())

@@ -66,8 +66,8 @@ def save_memory(
 def load_pretrained(model: Llama, path: Path) -> None:
     """Fill the model with the weights in a Hugging Face folder.
 
-    Gates that the folder lacks stay as they are. A sequence of one segment never reads the memory,
-    so it has the outputs of the model in the folder, whatever the gates.
+    Gates and maps that the folder lacks stay as they are. A sequence of one segment never reads the
+    memory, so it has the outputs of the model in the folder, whatever the gates.
 
     Raises:
         ConfigError: the folder's tensors are not this model's.

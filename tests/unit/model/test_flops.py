@@ -43,6 +43,9 @@ def test_softmax_by_hand():
         {"attention": "infini", "memory_layers": [1]},
         {"attention": "infini", "tie_word_embeddings": False, "num_key_value_heads": 1},
         {"attention": "infini", "head_dim": 14, "qk_norm": True},
+        {"attention": "infini", "head_dim": 14, "memory_maps": True},
+        {"attention": "infini", "memory_layers": [1], "memory_maps": True},
+        {"attention": "local", "memory_maps": True},
     ],
 )
 def test_parameters_are_those_of_the_model(fields):
@@ -79,6 +82,14 @@ def test_infini_by_hand(length, pairs, readers, writers):
         ("infini", 2, {"num_hidden_layers": 3}),
         ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
         ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [1, 2]}),
+        ("infini", 0, {"memory_maps": True}),
+        ("infini", 2, {"num_hidden_layers": 3, "memory_maps": True}),
+        ("infini", 1, {"num_hidden_layers": 3, "memory_layers": [2], "memory_maps": True}),
+        (
+            "infini",
+            "all_but_memory",
+            {"num_hidden_layers": 4, "memory_layers": [1, 2], "memory_maps": True},
+        ),
         (
             "infini",
             "all_but_memory",
@@ -105,6 +116,14 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
         flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
     )
     assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
+
+
+def test_maps_by_hand():
+    """Two segments of 3, of which the first writes and the second reads: a matrix per head."""
+    plain, mapped = (
+        small(attention="infini", segment_length=3, memory_maps=maps) for maps in (False, True)
+    )
+    assert attention_flops(mapped, 6) - attention_flops(plain, 6) == 2 * 3 * (4 + 2) * 2 * 8 * 8
 
 
 def test_local_attention_has_no_memory():

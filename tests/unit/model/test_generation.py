@@ -17,6 +17,8 @@ def model_of(attention, **changes):
     for name, parameter in model.named_parameters():
         if name.endswith(".gate"):
             torch.nn.init.normal_(parameter, 0, 2)
+        if ".memory_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.5)
     return model
 
 
@@ -29,6 +31,12 @@ MODELS = {
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
     "wide heads": {"attention": "infini", "head_dim": 14},
     "memory in one layer": {"attention": "infini", "memory_layers": [1]},
+    "maps": {"attention": "infini", "memory_maps": True},
+    "maps, delta_bounded": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+        "memory_maps": True,
+    },
 }
 
 

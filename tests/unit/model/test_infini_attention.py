@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infini_llama.model.infini_attention import InfiniAttention
+from infini_llama.model.infini_attention import HeadMaps, InfiniAttention
 from infini_llama.model.layout import Segments, segments
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve, sigma
@@ -36,6 +36,10 @@ def assert_literal(layer, x, rows, **options):
     output = layer(x, rows)
     gradients = torch.autograd.grad((output * weights).sum(), inputs, allow_unused=True)
     q, k, v = layer.project(x)
+    if isinstance(layer.memory_q, HeadMaps):
+        of_queries, of_keys = layer.memory_q, layer.memory_k
+        maps = (of_queries.matrix, of_queries.shift, of_keys.matrix, of_keys.shift)
+        options |= {"maps": maps}
     literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0, layer.update, **options))
     expected = torch.autograd.grad((literal * weights).sum(), inputs, allow_unused=True)
     assert largest(output, literal) < 1e-9
@@ -58,6 +62,62 @@ def test_equals_the_paper_literally(update, kv_heads, length):
     layer = attention(num_key_value_heads=kv_heads, memory_update=update)
     x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
     assert_literal(layer, x, layout(x))
+
+
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize(("kv_heads", "length"), [(4, 3 * N), (2, 4 * N + 3), (1, N)])
+def test_maps_equal_the_paper_with_queries_and_keys_of_the_memory(update, kv_heads, length):
+    layer = attention(num_key_value_heads=kv_heads, memory_update=update, memory_maps=True)
+    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(x))
+    documents = torch.tensor([[0] * (length // 2) + [1] * (length - length // 2), [2] * length])
+    assert_literal(layer, x, layout(x, documents), documents=documents)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+def test_maps_are_the_identity_at_first_bit_for_bit(update, autocast):
+    settings = {"attention": "infini", "memory_update": update, "num_key_value_heads": 2}
+    torch.manual_seed(3)
+    plain = Llama(small(**settings))
+    torch.manual_seed(3)
+    mapped = Llama(small(**settings, memory_maps=True))
+    plain.set_gates([0.5, [0.3, -1.0, 0.0, 2.0]])
+    mapped.set_gates([0.5, [0.3, -1.0, 0.0, 2.0]])
+    state = mapped.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in plain.state_dict().items())
+    ids = torch.randint(0, 97, (2, 5 * N + 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        assert torch.equal(mapped(ids), plain(ids))
+        with torch.inference_mode():
+            (found, states), (expected, others) = (
+                model.prefill(ids[:, : 2 * N + 1], capacity=0) for model in (mapped, plain)
+            )
+            assert torch.equal(found, expected)
+            for position in range(2 * N + 1, 3 * N + 2):
+                token = ids[:, position]
+                assert torch.equal(mapped.decode(token, states), plain.decode(token, others))
+
+
+def test_maps_have_gradients_through_the_memory_alone():
+    """Whatever they are, local attention does not change; and one segment gives them none."""
+    model = Llama(small(attention="infini", segment_length=N, memory_maps=True))
+    of_memory = {name: p for name, p in model.named_parameters() if ".memory_" in name}
+    assert len(of_memory) == 2 * 4
+    ids = torch.randint(0, 97, (2, 3 * N))
+    model.loss(ids[:, :N], ids[:, :N])[0].backward()
+    assert all(p.grad is None for p in of_memory.values())
+    model.loss(ids, ids)[0].backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in of_memory.values())
+    before, one_segment = model(ids), model(ids[:, :N])
+    model.use_memory(False)
+    local = model(ids)
+    with torch.no_grad():
+        for parameter in of_memory.values():
+            parameter.normal_()
+    assert torch.equal(model(ids), local) and torch.equal(model(ids[:, :N]), one_segment)
+    model.use_memory(True)
+    assert not torch.equal(model(ids), before)
 
 
 @pytest.mark.parametrize("update", ["linear", "delta_bounded"])

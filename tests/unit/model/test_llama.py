@@ -62,7 +62,9 @@ def test_a_parameter_without_a_rule_is_not_left_uninitialised():
 
 
 def test_initial_weights():
-    model = Llama(small(attention="infini", hidden_size=256, initializer_range=0.02))
+    model = Llama(
+        small(attention="infini", hidden_size=256, initializer_range=0.02, memory_maps=True)
+    )
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             assert (parameter == 1).all()
@@ -72,6 +74,11 @@ def test_initial_weights():
                 and parameter.dtype == torch.float32
                 and parameter.shape == (4,)
             )
+        elif name.endswith(".matrix"):
+            assert torch.equal(parameter, torch.eye(64).expand(len(parameter), -1, -1))
+            assert parameter.dtype == torch.float32
+        elif name.endswith(".shift"):
+            assert (parameter == 0).all() and parameter.dtype == torch.float32
         else:
             assert (
                 abs(parameter.std().item() - 0.02) < 0.001 and abs(parameter.mean().item()) < 0.001
@@ -80,12 +87,14 @@ def test_initial_weights():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameter_groups(tied):
-    model = Llama(small(attention="infini", tie_word_embeddings=tied))
+    model = Llama(small(attention="infini", tie_word_embeddings=tied, memory_maps=True))
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = {group["name"]: group for group in parameter_groups(model, 0.1)}
     of = {key: {names[parameter] for parameter in group["params"]} for key, group in groups.items()}
     assert [len(group["params"]) for group in groups.values()] == [len(of[key]) for key in groups]
-    assert of["decay"] | of["no_decay"] | of["gates"] == set(names.values())
+    assert of["decay"] | of["no_decay"] | of["gates"] | of["maps"] == set(names.values())
+    assert of["maps"] == {name for name in names.values() if ".self_attn.memory_" in name}
+    assert len(of["maps"]) == 2 * 4
     assert of["gates"] == {f"model.layers.{i}.self_attn.gate" for i in range(2)}
     assert of["no_decay"] == {name for name in names.values() if "norm" in name} | {
         "model.embed_tokens.weight"
@@ -95,6 +104,7 @@ def test_parameter_groups(tied):
         "decay": 0.1,
         "no_decay": 0,
         "gates": 0,
+        "maps": 0,
     }
 
 

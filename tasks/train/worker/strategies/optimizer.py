@@ -20,9 +20,9 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     1711.05101) but for Adam and SGD.
     """
     groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
+    of_memories = {"gates": train.gate_learning_rate, "maps": train.map_learning_rate}
     for group in groups:
-        is_of_gates = group["name"] == "gates"
-        group["peak_lr"] = train.gate_learning_rate if is_of_gates else train.learning_rate
+        group["peak_lr"] = of_memories.get(group["name"], train.learning_rate)
     optimizer = OPTIMIZERS[train.optimizer]
     if optimizer.matrices is None:
         return _made(optimizer.update, groups, train)
@@ -59,19 +59,16 @@ class Both(torch.optim.Optimizer):
 def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Group]]:
     """The layers' matrices, which Muon is for (Jordan et al. 2024), and the rest of the groups.
 
-    The rest are norms, gates, embedding and head.
+    The rest are norms, gates, maps of memories, embedding and head.
     """
-    inner = {id(parameter) for parameter in model.model.layers.parameters() if parameter.ndim == 2}
+    of_layers = {id(parameter) for parameter in model.model.layers.parameters()}
     decay = next(group for group in groups if group["name"] == "decay")
-    inner_decay = [parameter for parameter in decay["params"] if id(parameter) in inner]
-    matrices = decay | {"name": "matrices", "params": inner_decay}
-    others: list[Group] = []
-    for group in groups:
-        outer = [parameter for parameter in group["params"] if id(parameter) not in inner]
-        rest = group | {"params": outer}
-        if rest["params"]:
-            others.append(rest)
-    return matrices, others
+    inner = [parameter for parameter in decay["params"] if id(parameter) in of_layers]
+    outer = [parameter for parameter in decay["params"] if id(parameter) not in of_layers]
+    others = [group for group in groups if group is not decay]
+    if outer:
+        others.insert(0, decay | {"params": outer})
+    return decay | {"name": "matrices", "params": inner}, others
 
 
 def set_learning_rate(

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as their_logging
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.model.hf import is_of_memory
 from infini_llama.tasks.export import exporting
 from infini_llama.tasks.export.exporting import export, export_trained, write_model
 from infini_llama.tasks.runs.checkpoints import committed, read_state
@@ -98,6 +99,7 @@ def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_p
         {"attention": "infini"},
         {"attention": "infini", "tie_word_embeddings": False},
         {"attention": "infini", "memory_update": "delta_bounded", "rope_scaling": YARN},
+        {"attention": "infini", "memory_maps": True},
     ],
 )
 def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, changes):
@@ -198,13 +200,17 @@ def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
     assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
 
 
-def test_bfloat16_exports_compute_in_bfloat16_and_keep_gates_fp32(run_of, tmp_path):
-    run, model = run_of(attention="infini")
+@pytest.mark.parametrize("maps", [False, True])
+def test_bfloat16_exports_compute_in_bfloat16_and_keep_weights_of_the_memory_fp32(
+    run_of, tmp_path, maps
+):
+    run, model = run_of(attention="infini", memory_maps=maps)
     exported(run, tmp_path / "out", dtype="bfloat16")
     theirs = opened(tmp_path / "out", trust_remote_code=True)
     kinds = {name: tensor.dtype for name, tensor in theirs.state_dict().items()}
-    assert {kind for name, kind in kinds.items() if name.endswith(".gate")} == {torch.float32}
-    assert {kind for name, kind in kinds.items() if not name.endswith(".gate")} == {torch.bfloat16}
+    assert len(list(filter(is_of_memory, kinds))) == (10 if maps else 2)
+    assert {kind for name, kind in kinds.items() if is_of_memory(name)} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if not is_of_memory(name)} == {torch.bfloat16}
     ids = torch.randint(0, 300, (1, 40))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits.float(), model(ids), rtol=0, atol=0.3)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,54 @@ def test_an_exported_infini_model_comes_back_with_its_gates(run_of, tmp_path, la
     gates = {number: attention.gate.tolist() for number, attention in other.memory_layers().items()}
     kept = {number: attention.gate.tolist() for number, attention in model.memory_layers().items()}
     assert gates == {number: kept.get(number, [-1.0] * 4) for number in others or range(2)}
+
+
+def test_a_folder_without_maps_begins_with_the_identity(run_of, dataset, tmp_path):
+    run, model = run_of(attention="infini", memory_layers=[1])
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    mapped = imported(tmp_path / "out", memory_maps=True)
+    initial = InitialWeights(path=str(tmp_path / "out"), digest="", vocab_size=0)
+    refuse_unlike(initial, mapped.config, dataset)
+    ids = torch.randint(0, 300, (2, 60))
+    with torch.no_grad():
+        assert torch.equal(mapped(ids), model(ids))
+    assert torch.equal(mapped.memory_layers()[1].memory_k.matrix, torch.eye(8).expand(2, 8, 8))
+
+
+def test_maps_of_a_folder_are_kept_or_refused(run_of, dataset, tmp_path):
+    run, model = run_of(attention="infini", memory_maps=True)
+    export(run, tmp_path / "out", "latest", "float32", "20KB")
+    back = imported(tmp_path / "out")
+    assert back.config == model.config
+    assert all(
+        torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items()
+    )
+    with pytest.raises(ConfigError, match=r"has unknown: model.layers.0.self_attn.memory_k.matrix"):
+        imported(tmp_path / "out", memory_maps=False)
+    initial = InitialWeights(path=str(tmp_path / "out"), digest="", vocab_size=0)
+    with pytest.raises(ConfigError, match=r"model.memory_maps: False here, True there"):
+        refuse_unlike(initial, replace(model.config, memory_maps=False), dataset)
+    refuse_unlike(initial, replace(model.config, memory_maps=False, attention="local"), dataset)
+    assert not imported(tmp_path / "out", attention="local").memory_layers()
+
+
+def test_import_writes_maps_where_they_are_asked_for(theirs, run_of, tmp_path):
+    path, _ = theirs()
+    run, _ = run_of(attention="infini", memory_maps=True)
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    for folder, attention, maps, expected in (
+        (path, "infini", False, False),
+        (path, "infini", True, True),
+        (tmp_path / "out", None, False, True),
+        (tmp_path / "out", "infini", False, True),
+    ):
+        (tmp_path / "start.yaml").unlink(missing_ok=True)
+        write_configuration(
+            open_model(folder), tmp_path / "start.yaml", attention, 8, None, memory_maps=maps
+        )
+        assert load_config(tmp_path / "start.yaml").model.memory_maps == expected
+    with pytest.raises(ConfigError, match="--memory-maps is for Infini-attention"):
+        write_configuration(open_model(path), tmp_path / "no.yaml", memory_maps=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])

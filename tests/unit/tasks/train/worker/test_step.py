@@ -166,6 +166,20 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scale):
     )
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_maps_have_a_group_and_a_rate_of_their_own(optimizer):
+    """Shifts have two dimensions, and are no matrices for Muon."""
+    train = TRAIN.model_copy(update={"optimizer": optimizer, "map_learning_rate": 2e-3})
+    model = small_model(memory_maps=True)
+    made = build_optimizer(model, train)
+    set_learning_rate(made, train, 110, 4)
+    groups = {group["name"]: group for group in made.param_groups}
+    assert (groups["maps"]["lr"], groups["maps"]["weight_decay"]) == (1e-3, 0.0)
+    known = [parameter for group in made.param_groups for parameter in group["params"]]
+    assert len(known) == len(set(known)) == len(list(model.parameters()))
+    assert {parameter.ndim for parameter in groups["maps"]["params"]} == {2, 3}
+
+
 def test_gates_are_reported_by_layer_and_head():
     heads = gate_shares(small_model())
     assert len(heads) == 2 and all(share == 0.5 for layer in heads for share in layer)
