@@ -48,8 +48,8 @@ def with_scheduler(
     else:
         of_nodes = NNODES
         of_rank = (*NODE_RANK, INDEX)
-    started = _number(variables, of_nodes)
-    rank = _number(variables, of_rank)
+    started = number_in(variables, of_nodes)
+    rank = number_in(variables, of_rank)
     nnodes = environment.nnodes
     if started is not None and "nnodes" not in environment.model_fields_set:
         nnodes = started
@@ -68,7 +68,7 @@ def with_scheduler(
         if environment.master_addr == "auto" and address:
             changes["master_addr"] = address
         if environment.master_port == "auto":
-            port = _number(variables, MASTER_PORT)
+            port = number_in(variables, MASTER_PORT)
             if port:
                 changes["master_port"] = port
         # Where it is not a number, it is one of torchrun's words auto, gpu and cpu.
@@ -90,12 +90,12 @@ def refuse_several_on_a_node(variables: Mapping[str, str]) -> None:
     Raises:
         ConfigError: it has; the command starts its workers itself.
     """
-    tasks = _number(variables, ("SLURM_STEP_NUM_TASKS",)) or 1
-    if tasks > (_number(variables, ("SLURM_STEP_NUM_NODES",)) or 1):
+    tasks = number_in(variables, ("SLURM_STEP_NUM_TASKS",)) or 1
+    if tasks > (number_in(variables, ("SLURM_STEP_NUM_NODES",)) or 1):
         started = f"srun has started this command {tasks} times (SLURM_STEP_NUM_TASKS)"
         raise ConfigError(f"{started}; {START_ONCE}, with --ntasks-per-node=1.")
     for name, launcher in LOCAL_PROCESSES.items():
-        processes = _number(variables, (name,)) or 1
+        processes = number_in(variables, (name,)) or 1
         if processes > 1:
             started = f"{launcher} has started this command {processes} times here ({name})"
             raise ConfigError(f"{started}; {START_ONCE}, without {launcher}.")
@@ -106,7 +106,7 @@ def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((variables[name] for name in names if variables.get(name)), None)
 
 
-def _number(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def number_in(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     """The number in the first of these variables that is set.
 
     Raises:

@@ -19,10 +19,10 @@ from uuid import UUID
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Crashed, Scheduled
 from prefect.types._datetime import now
 
 from infini_llama.flows.executions import (
@@ -72,7 +72,10 @@ class LostRuns:
         self.known: set[UUID] = set()
 
     def mark(self, client: SyncPrefectClient, *, at_once: bool = False) -> None:
-        """Mark lost runs as crashed, and forget those whose end the server knows.
+        """Mark lost runs, and forget those whose end the server knows.
+
+        A run that a worker had not begun has done nothing, and is scheduled again; others are
+        crashed, or cancelled if they were to be.
 
         Args:
             at_once: otherwise, a run is lost if it was without a process in the call before, too:
@@ -99,9 +102,7 @@ class LostRuns:
         # Its process may have ended, or another one begun, since its state was read.
         if self._is_locked(run.id) or client.read_flow_run(run.id).state_id != run.state_id:
             return
-        is_cancelling = run.state is not None and run.state.is_cancelling()
-        end = Cancelled if is_cancelling else Crashed
-        state = end(message="The process of the run was killed. Retry executes the run again.")
+        state = _state_of_lost(run)
         log.warning(
             "run %s of an earlier execution has lost its process, and is marked as %s",
             run.name,
@@ -145,6 +146,16 @@ class LostRuns:
         """Whether another machine may execute the run: it was scheduled again since."""
         record = _read(self.folder / str(run.id))
         return record is None or record.scheduled != newest_scheduled(client, run.id)
+
+
+def _state_of_lost(run: FlowRun) -> State:
+    """The state of a run that has lost its process."""
+    is_pending = run.state is not None and run.state.is_pending()
+    if is_pending and run.deployment_id is not None:  # a worker begins it
+        return Scheduled(message="The process of the run was killed before it began.")
+    is_cancelling = run.state is not None and run.state.is_cancelling()
+    end = Cancelled if is_cancelling else Crashed
+    return end(message="The process of the run was killed. Retry executes the run again.")
 
 
 def correct_states(lost: LostRuns, flow: str, *, at_once: bool = False) -> None:

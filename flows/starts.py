@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schedulers import number_in
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows.naming import config_of_run, has_time
 from infini_llama.tasks.runs.mirror import is_mirrored, restore_start
@@ -117,6 +118,9 @@ def start_of_command(config: PipelineConfig, variables: Mapping[str, str] = os.e
     """The start that a command executes: that of its Slurm job, otherwise a new one.
 
     Different commands of a job are different starts, so the ID contains a digest of the settings.
+
+    Raises:
+        ConfigError: the count of the job's requeues is not a number.
     """
     number = variables.get("SLURM_JOB_ID")
     if not number:
@@ -125,7 +129,8 @@ def start_of_command(config: PipelineConfig, variables: Mapping[str, str] = os.e
     job = f"{cluster}-{number}".replace("/", "_")
     settings = config.model_dump(mode="json", exclude={"deployment"})
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    return Start(f"{job}-{digest}", job, int(variables.get("SLURM_RESTART_COUNT") or 0))
+    requeues = number_in(variables, ("SLURM_RESTART_COUNT",)) or 0
+    return Start(f"{job}-{digest}", job, requeues)
 
 
 def _free_names(config: PipelineConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import naming
@@ -152,3 +153,8 @@ def test_a_requeued_job_on_an_empty_machine_continues_the_run_of_the_mirror(tmp_
     assert name_of(on("b"), of_job("8")) == "train-2026-11-21-2"
     start = start_of_command(first, of_job("7", 1))
     assert start.claim(on("b")).runtime.name == "train-2026-11-21"
+
+
+def test_a_count_of_requeues_that_is_no_number_is_refused_by_name(config):
+    with pytest.raises(ConfigError, match="SLURM_RESTART_COUNT=once"):
+        start_of_command(config, of_job("7") | {"SLURM_RESTART_COUNT": "once"})
