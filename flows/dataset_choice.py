@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
@@ -14,6 +14,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, has_all_files
+from infini_llama.tasks.storage.dataset_files import REPAIR, verify_dataset
 
 FREE = {name for name, policy in resume_policies(DataConfig).items() if policy is Resume.FREE}
 log = logging.getLogger("infini_llama.preprocess")
@@ -109,6 +110,29 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
     except (Damaged, ConfigError):  # the stages name and repair what is damaged
         return None
     return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
+
+
+def require_dataset_of_run(config: PipelineConfig, repaired: DatasetRef) -> None:
+    """Compare the checksums of the dataset that the run was begun with, if it is another one.
+
+    Raises:
+        DataError: it is damaged, which today's text cannot repair.
+    """
+    run = RunFolder.of(config.runtime)
+    if not run.lineage.exists():
+        return
+    bound = run.require_lineage().dataset
+    if bound.path == repaired.path:
+        return
+    try:
+        verify_dataset(run.dataset(bound.path))
+    except DataError as error:
+        fault = str(error).removesuffix(REPAIR).rstrip()
+        raise DataError(
+            f"{repaired.name}, of today's text, is whole, but run {config.runtime.name} began with "
+            f"{Path(bound.path).name}, which is damaged: {fault} Restore the text "
+            "of that time and repeat this command, or use another runtime.name."
+        ) from None
 
 
 def _without_free(data: object) -> object:

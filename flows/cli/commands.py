@@ -202,7 +202,7 @@ COMMANDS = {
     "verify": command(
         "verify a dataset",
         "stages.verify",
-        argument("dataset", "DATASET", "name or path of a dataset"),
+        argument("dataset", "DATASET", "name or path of a dataset, or its configuration"),
         option("--deep", "verify every checksum, token and sequence, and print samples"),
         option("--html FILE", "also write the checks and statistics as an HTML page"),
     ),

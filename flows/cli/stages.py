@@ -121,6 +121,7 @@ def _plan_and_choices(plan: JsonObject, choices: list[JsonValue]) -> JsonObject:
 
 def preprocess(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import reference_text
+    from infini_llama.flows.dataset_choice import require_dataset_of_run
     from infini_llama.tasks.preprocess import stage
     from infini_llama.tasks.train.initial import check_start
 
@@ -130,6 +131,8 @@ def preprocess(arguments: Namespace) -> Answer:
     if config.train.init_from and expanded(config.train.init_from).exists():
         check_start(config)
     reference = stage.preprocess(config.data, home, repair=arguments.repair)
+    if arguments.repair:
+        require_dataset_of_run(config, reference)
     return reference.to_json(), reference_text(reference, home)
 
 
@@ -139,8 +142,7 @@ def verify(arguments: Namespace) -> Answer:
     from infini_llama.tasks.preprocess.rows.references import reference_to_all
     from infini_llama.tasks.verify_data.checks import verify as verify_dataset
 
-    path = find(arguments.dataset, "datasets")
-    home = home_folder()
+    path, home = _dataset_and_home(arguments.dataset)
     level = "deep" if arguments.deep else "quick"
     report = verify_dataset(reference_to_all(path, home), home, level, sys.maxsize)
     record: JsonObject = {"dataset": str(path), **report.to_json()}
@@ -153,6 +155,28 @@ def verify(arguments: Namespace) -> Answer:
         page = written(arguments.html, as_page(measured_dataset(path, report)))
         return record | {"report": str(page)}, f"{text}\n\n{page}"
     return record, text
+
+
+def _dataset_and_home(name: str) -> tuple[Path, Path]:
+    """The folder that a name means, or that of the dataset of a configuration; and the home.
+
+    Raises:
+        DataError: the dataset of the configuration is not built.
+    """
+    from infini_llama.flows.dataset_choice import choose_dataset
+
+    if not Path(name).is_file():
+        return find(name, "datasets"), home_folder()
+    config = config_of_run(load_config(name))
+    preparation = choose_dataset(config, reads_text=True)
+    if preparation.of_run is None:
+        preparation.plan()
+    reference = preparation.lookup()
+    if reference is None:
+        raise DataError(
+            f"the dataset of {name} is not built; run infini-llama preprocess {shlex.quote(name)}."
+        )
+    return config.runtime.home / reference.path, config.runtime.home
 
 
 def doctor(arguments: Namespace) -> Answer:

@@ -77,8 +77,17 @@ class Progress:
     total: int
     done: list[Check] = field(default_factory=list)
 
-    def run(self, name: str, action: Callable[[], str], suspect: Path) -> None:
+    def run(
+        self,
+        name: str,
+        action: Callable[[], str],
+        suspect: Path,
+        cure: str = REPAIR,
+    ) -> None:
         """Run a check of the folder `suspect`; `action` returns what it found, for people.
+
+        Args:
+            cure: what to do where it fails.
 
         Raises:
             DataError: the check fails; the message states what to do.
@@ -95,7 +104,7 @@ class Progress:
                 f"{raised}"
             ).rstrip(".")
             fault = raised if isinstance(raised, DataError) else f"{words}."
-            raise DataError(f"{fault} Training does not start. {REPAIR}") from None
+            raise DataError(f"{fault} Training does not start. {cure}") from None
 
     def finish(self) -> None:
         """Log that all checks passed."""
@@ -141,11 +150,16 @@ def verify(
         run("row files", partial(_files, table, ROW_TABLES, checksums, digest), table)
     run("tokenizer", partial(_tokenizer, dataset), dataset)
     if level == "deep":
-        run("tokens", partial(_tokens, dataset), dataset)
+        recipe = read_dataset(dataset).meta.recipe
+        cure = (
+            "Its files are as they were written, so --repair rebuilds none: remove "
+            f"{dataset} and {home / 'units' / recipe}, and build it again."
+        )
+        run("tokens", partial(_tokens, dataset), dataset, cure)
         for table in tables:
-            run("rows", partial(_rows, dataset, table), table)
-        run("leakage", partial(_leakage, dataset), dataset)
-        run("text", partial(_text, dataset, home / "units"), dataset)
+            run("rows", partial(_rows, dataset, table), table, cure)
+        run("leakage", partial(_leakage, dataset), dataset, cure)
+        run("text", partial(_text, dataset, home / "units"), dataset, cure)
     progress.finish()
     return VerifyReport(
         level=level,

@@ -6,8 +6,9 @@ A CSV has quotes as RFC 4180 says. In a TSV they are either that or text, in all
 import csv
 import io
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import chain
 from typing import IO
 
@@ -267,6 +268,8 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
     header, by the name of the text's column). Else doubled quotes say that they are syntax, and
     quotes around what needs none that they are text. Where lines are one record or as many, a
     column of numbers has to have them in all of these lines. The memory is that of one line.
+    There is no shorter rule with the same outcome: to compare with what a writer would write again
+    needs the same signs.
 
     Raises:
         Unreadable: some quotes are syntax only, and others text only; or nothing decides. Lines are
@@ -280,9 +283,9 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
     def is_plain(first: int, text: str) -> bool:
         if record or not names or '"' in text:
             return False
-        comma = -1 if seen.bare_comma else text.find(",")
+        comma = -1 if _Sign.BARE_COMMA in seen.lines else text.find(",")
         if comma >= 0:
-            seen.bare_comma = first + _count(text[:comma].encode())
+            seen.lines[_Sign.BARE_COMMA] = first + _count(text[:comma].encode())
         return True
 
     of_interest = (block for block in blocks if not is_plain(*block))
@@ -295,16 +298,16 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             names = names or line.split("\t")
             width = width or len(names)
             if "," in line:
-                seen.bare_comma = seen.bare_comma or number
+                seen.lines.setdefault(_Sign.BARE_COMMA, number)
             continue
         if not names:
             names = line.split("\t")
             quoted_names = [content for _, content in _fields(line, False)[0]]
             if text_column in quoted_names and text_column not in names:
-                seen.only_syntax = 1
+                seen.lines[_Sign.ONLY_SYNTAX] = 1
         record = record or _Record(number, len(names))
         if not record.add(line):
-            seen.broken = number
+            seen.lines[_Sign.BROKEN] = number
             break
         if not record.is_open:
             width = width or record.fields
@@ -312,7 +315,8 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
             seen.add(record, record.fields == width, text_place)
             record = None
     else:
-        seen.broken = record.first if record else 0
+        if record:
+            seen.lines[_Sign.BROKEN] = record.first
     return seen.are_syntax()
 
 
@@ -360,7 +364,7 @@ class _Record:
         is_lines: whether each line that is not empty is a record by itself, with quotes as text.
         lines: how many lines are not empty, while `is_lines`.
         numbers: in how many of them each field is a number, if it has several lines.
-        is_doubled, is_needless, is_for_comma, has_bare_comma: see `_Evidence`.
+        signs: what its quotes and commas say, of `_Sign`.
     """
 
     def __init__(self, first: int, width: int) -> None:
@@ -377,10 +381,7 @@ class _Record:
         self.is_open = False
         self.is_lines = True
         self.numbers = [0] * width
-        self.is_doubled = False
-        self.is_needless = False
-        self.is_for_comma = False
-        self.has_bare_comma = False
+        self.signs = set[_Sign]()
 
     def add(self, line: str) -> bool:
         """Take the next line, without its end; False: it has a quote that is no syntax."""
@@ -392,13 +393,13 @@ class _Record:
             last = len(fields) - 1
             for number, (is_quoted, content) in enumerate(fields):
                 continues = (was_open and number == 0) or (stays_open and number == last)
-                if not is_quoted:
-                    self.has_bare_comma |= "," in content
-                elif '"' in content:
-                    self.is_doubled |= bool(DOUBLED.search(content))
-                elif content and "\t" not in content and not continues:
-                    self.is_for_comma |= "," in content
-                    self.is_needless |= "," not in content
+                if is_quoted and '"' in content:
+                    if DOUBLED.search(content):
+                        self.signs.add(_Sign.DOUBLED)
+                elif is_quoted and content and "\t" not in content and not continues:
+                    self.signs.add(_Sign.FOR_COMMA if "," in content else _Sign.NEEDLESS)
+                elif not is_quoted and "," in content:
+                    self.signs.add(_Sign.BARE_COMMA)
         self.is_open = bool(stays_open)
         self.last += 1
         if line and self.is_lines:
@@ -419,36 +420,41 @@ def _is_number(text: str) -> bool:
     return True
 
 
-@dataclass
+class _Sign(Enum):
+    """A sign of what the quotes of a TSV are."""
+
+    # A quote where no writer of tables puts one: within a field, after the closing one, or never
+    # closed.
+    BROKEN = auto()
+    # A record in this reading alone.
+    ONLY_SYNTAX = auto()
+    ONLY_TEXT = auto()
+    # Two quotes for one.
+    DOUBLED = auto()
+    # Quotes around a field that needs none.
+    NEEDLESS = auto()
+    # Quotes around a field that needs them in Excel alone, which puts them wherever there is a
+    # comma, and a comma in a field without quotes.
+    FOR_COMMA = auto()
+    BARE_COMMA = auto()
+    # A record of several lines that are records by themselves with quotes as text, and such a
+    # record where another column than that of the text has numbers in all lines, or in some.
+    EITHER = auto()
+    ALL_NUMBERS = auto()
+    SOME_NUMBERS = auto()
+
+
 class _Evidence:
-    """Evidence about the quotes of a TSV: the first line that gives it, 0 where none does.
+    """Evidence about the quotes of a TSV.
 
     Attributes:
-        broken: a quote where no writer of tables puts one: within a field, after the closing one,
-            or never closed.
-        only_syntax, only_text: what is a record in this reading alone.
-        doubled: two quotes for one.
-        needless: quotes around a field that needs none.
-        for_comma: quotes around a field that needs them in Excel alone, which puts them wherever
-            there is a comma.
-        bare_comma: a comma in a field without quotes.
-        either: a record of several lines that are records by themselves with quotes as text.
-        either_end: the last line of that record.
-        all_numbers, some_numbers: such a record, where another column than that of the text has
-            numbers in all lines, or in some.
+        lines: the first line with each sign.
+        either_end: the last line of the first record with `EITHER`.
     """
 
-    broken: int = 0
-    only_syntax: int = 0
-    only_text: int = 0
-    doubled: int = 0
-    needless: int = 0
-    for_comma: int = 0
-    bare_comma: int = 0
-    either: int = 0
-    either_end: int = 0
-    all_numbers: int = 0
-    some_numbers: int = 0
+    def __init__(self) -> None:
+        self.lines: dict[_Sign, int] = {}
+        self.either_end = 0
 
     def add(self, record: _Record, is_record: bool, text_place: int) -> None:
         """Take a whole record.
@@ -457,49 +463,45 @@ class _Evidence:
             is_record: whether it has as many fields as the header, with quotes as syntax.
             text_place: of the column of the text, with quotes as text.
         """
-        line = record.first
-        if record.is_doubled:
-            self.doubled = self.doubled or line
-        if record.is_needless:
-            self.needless = self.needless or line
-        if record.is_for_comma:
-            self.for_comma = self.for_comma or line
-        if record.has_bare_comma:
-            self.bare_comma = self.bare_comma or line
+        signs = set(record.signs)
         if is_record and not record.is_lines:
-            self.only_syntax = self.only_syntax or line
+            signs.add(_Sign.ONLY_SYNTAX)
         elif record.is_lines and not is_record:
-            self.only_text = self.only_text or line
+            signs.add(_Sign.ONLY_TEXT)
         elif is_record and record.lines > 1:
-            if not self.either:
-                self.either = line
-                self.either_end = record.last
+            signs.add(_Sign.EITHER)
+            self.either_end = self.either_end or record.last
             counts = [*record.numbers[:text_place], *record.numbers[text_place + 1 :]]
             if record.lines in counts:
-                self.all_numbers = self.all_numbers or line
+                signs.add(_Sign.ALL_NUMBERS)
             if any(count not in (0, record.lines) for count in counts):
-                self.some_numbers = self.some_numbers or line
+                signs.add(_Sign.SOME_NUMBERS)
+        for sign in signs:
+            self.lines.setdefault(sign, record.first)
 
     def are_syntax(self) -> bool:
         """Whether the quotes are syntax; see `quotes_are_syntax`."""
-        syntax = self.only_syntax or self.doubled
-        text = self.broken or self.only_text
+        line = defaultdict[_Sign, int](int, self.lines)
+        only_syntax = line[_Sign.ONLY_SYNTAX]
+        is_doubled = _Sign.DOUBLED in self.lines
+        syntax = only_syntax or line[_Sign.DOUBLED]
+        text = line[_Sign.BROKEN] or line[_Sign.ONLY_TEXT]
         if syntax and text:
             raise Unreadable(
                 "has quotes that are neither all around fields, as pandas and Excel put them "
                 f"(line {text} has others), nor all text (line {syntax} has others)"
             )
-        has_needless = self.needless or (self.for_comma and self.bare_comma)
-        is_needless = bool(has_needless) and not self.doubled
-        if text or self.only_syntax or is_needless or not self.either:
+        is_bare_in_part = {_Sign.FOR_COMMA, _Sign.BARE_COMMA} <= self.lines.keys()
+        is_needless = (_Sign.NEEDLESS in self.lines or is_bare_in_part) and not is_doubled
+        if text or only_syntax or is_needless or _Sign.EITHER not in self.lines:
             return not (text or is_needless)
-        if self.all_numbers and not self.some_numbers and not self.doubled:
-            return False
-        if not self.all_numbers and (self.some_numbers or self.doubled):
-            return True
+        is_text = _Sign.ALL_NUMBERS in self.lines
+        is_syntax = _Sign.SOME_NUMBERS in self.lines or is_doubled
+        if is_text != is_syntax:
+            return is_syntax
         raise Unreadable(
-            f"can be read in two ways: the quote that line {self.either} opens is closed in line "
-            f"{self.either_end}, and each of these lines is a record by itself; "
+            f"can be read in two ways: the quote that line {line[_Sign.EITHER]} opens is closed in "
+            f"line {self.either_end}, and each of these lines is a record by itself; "
             "save it as JSON lines"
         )
 

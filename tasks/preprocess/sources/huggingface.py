@@ -249,14 +249,14 @@ class Split(TextInput):
         return (self.revision.commit,) if self.revision.is_exact else None
 
     def spans(self, most: int) -> list[Span] | None:
-        """Ranges of rows.
+        """Ranges of rows of a folder of save_to_disk, which is read in place.
 
-        None where the split is small, or is read from its beginning as it comes.
+        None where it is small, or where opening the split would copy it.
 
         Raises:
             Unreadable, PipelineError: see `batches`.
         """
-        if self.streaming:
+        if not is_saved(expanded(self.dataset)):
             return None
         dataset = _opened(self)
         size = dataset.data.nbytes

@@ -187,7 +187,7 @@ def _table_of(files: Sequence[tuple[Path | RemoteFile, str]]) -> str | None:
     """The table with a log of versions that the files belong to; of remote ones the first file."""
     first, name = files[0]
     if not isinstance(first, RemoteFile):
-        return table_of(os.path.abspath(path) for path, _ in files)
+        return table_of(os.path.abspath(str(path)) for path, _ in files)
     if first.url.startswith("http"):
         return None
     remote, path = filesystem(first.url)

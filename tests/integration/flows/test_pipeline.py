@@ -12,11 +12,12 @@ from infini_llama.configs.errors import ConfigError, DataError, TrainFailed
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
-from infini_llama.flows.dataset_choice import choose_dataset
+from infini_llama.flows.dataset_choice import choose_dataset, require_dataset_of_run
 from infini_llama.flows.workarounds.api_logs import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from infini_llama.tasks.train import launch as local
+from support.damage import flip
 from support.made_up_runs import add_checkpoint, add_result, make_run
 
 
@@ -57,6 +58,20 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     assert without_reading and without_reading.path == expected.path
     named = choose_dataset(config, reads_text=True, named=config.runtime.home / expected.path)
     assert named.lookup() == named.of_run and named.build().path == expected.path
+
+
+def test_repairing_todays_text_names_the_damaged_dataset_of_other_text(begun):
+    config, text = begun
+    expected = pipeline.preparation_for(config).build()
+    (text / "text-003.txt").write_bytes(b"some other text")
+    repaired = preprocess(config.data, config.runtime.home, repair=True)
+    require_dataset_of_run(config, expected)
+    require_dataset_of_run(config, repaired)
+    flip(config.runtime.home / expected.path / "tokenizer.json")
+    with pytest.raises(DataError, match=rf"began with {expected.name}, which is damaged") as caught:
+        require_dataset_of_run(config, repaired)
+    assert "--repair" not in str(caught.value)
+    require_dataset_of_run(config, expected)
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

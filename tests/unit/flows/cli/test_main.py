@@ -95,6 +95,9 @@ def test_preprocess_verify_report(command, texts):
     assert {"tokens", "rows", "text"} < {
         check["name"] for check in json.loads(verified.stdout)["checks"]
     }
+    assert json.loads(command("verify", "run.yaml", "--json").stdout)["dataset"] == str(
+        texts / "home" / reference["path"]
+    )
     inspected = json.loads(command("report", "latest", "--html", "dataset.html", "--json").stdout)
     assert "<svg" in Path(inspected["report"]).read_text()
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]

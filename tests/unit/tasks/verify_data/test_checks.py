@@ -15,7 +15,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.runs.gc import Rules, collect
-from infini_llama.tasks.storage.artifacts import MANIFEST, staging
+from infini_llama.tasks.storage.artifacts import MANIFEST, read_dataset, staging
 from infini_llama.tasks.verify_data import checks
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip, reseal
@@ -154,6 +154,21 @@ def test_every_refusal_says_what_to_do_and_doing_it_helps(built, dataset, row_ta
             reference, built=[]
         )
         verify(reference, home, "deep")
+
+
+def test_what_no_checksum_shows_is_rebuilt_as_the_message_says(built, dataset, data):
+    home, reference = built
+    rewrite(dataset / "train" / "data-00000.arrow", token(1, 300))
+    resealed = changed(reference, digest=reseal(dataset))
+    with pytest.raises(DataError) as caught:
+        verify(resealed, home, "deep")
+    recipe = home / "units" / read_dataset(dataset).meta.recipe
+    assert f"--repair rebuilds none: remove {dataset} and {recipe}, " in str(caught.value)
+    assert preprocess(data(), home, repair=True).built == ()
+    assert recipe.is_dir() and recipe.parent == home / "units"
+    shutil.rmtree(dataset)
+    shutil.rmtree(recipe)
+    verify(preprocess(data(), home), home, "deep")
 
 
 def test_a_dataset_under_the_name_of_another_is_refused(built, dataset, data):

@@ -12,6 +12,7 @@ import pytest
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.text_formats import RECORD_ENDINGS
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.dataset_hub import COMMIT, DATASET, Hub
@@ -44,10 +45,10 @@ def offline(tmp_path, monkeypatch):
 def write(path: Path) -> None:
     """The rows in the format that the name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    match path.name.split(".")[1]:
+    match path.name.lower().split(".")[1]:
         case "csv" | "tsv":
             with path.open("w", newline="", encoding="utf-8-sig") as file:
-                delimiter = "\t" if path.suffix == ".tsv" else ","
+                delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
                 table = csv.writer(file, delimiter=delimiter)
                 table.writerow(["id", "text"])
                 table.writerows((row["id"], row["text"]) for row in ROWS)
@@ -72,7 +73,11 @@ def of_hub(folder: Path, **given: object) -> DataConfig:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     "form",
-    ["csv", "tsv", "json", "jsonl", "ndjson", "jsonl.gz", "parquet", "arrow"],
+    [
+        *RECORD_ENDINGS,
+        *(ending.upper() for ending in RECORD_ENDINGS),
+        "jsonl.gz",
+    ],
 )
 def test_a_folder_has_the_same_documents_and_bytes_by_either_source(tmp_path, form, streaming):
     folder = tmp_path / "folder"

@@ -9,7 +9,9 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.corpus import Corpus
-from infini_llama.tasks.preprocess.sources import formats
+from infini_llama.tasks.preprocess.sources import formats, huggingface
+from infini_llama.tasks.preprocess.sources.hub import Revision
+from infini_llama.tasks.preprocess.sources.huggingface import Split
 from infini_llama.tasks.preprocess.sources.sources import describe, inputs_of
 from infini_llama.tasks.preprocess.tokens import parts
 from support.stages import Survey, survey
@@ -127,3 +129,10 @@ def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monk
             assert not Corpus(data, tmp_path / "home").recall(), name
     assert not Corpus(changed(data, format="jsonl"), tmp_path / "home").recall()
     assert Corpus(changed(data, format="txt"), tmp_path / "home").recall()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_split_that_datasets_would_copy_is_listed_without_opening_it(monkeypatch, streaming):
+    monkeypatch.setattr(huggingface, "_opened", lambda split: pytest.fail("it was opened"))
+    split = Split("someone/some", None, "train", Revision("5e" * 20), streaming, "text")
+    assert split.spans(1) is None and split.stamp() == ("5e" * 20,)
