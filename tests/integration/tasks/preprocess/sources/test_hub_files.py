@@ -45,7 +45,7 @@ def offline(tmp_path, monkeypatch):
 def write(path: Path) -> None:
     """The rows in the format that the name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    match path.name.lower().split(".")[1]:
+    match path.name.split(".")[1].lower():
         case "csv" | "tsv":
             with path.open("w", newline="", encoding="utf-8-sig") as file:
                 delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -75,7 +75,6 @@ def of_hub(folder: Path, **given: object) -> DataConfig:
     "form",
     [
         *RECORD_ENDINGS,
-        *(ending.upper() for ending in RECORD_ENDINGS),
         "jsonl.gz",
     ],
 )
@@ -114,6 +113,15 @@ def test_what_is_damaged_is_refused_in_the_same_words(tmp_path, name, content, f
         except DataError as error:
             messages.append(str(error).replace("data.dataset", "data.files"))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_endings_in_capitals_which_datasets_does_not_find_are_refused(tmp_path, streaming):
+    """By `source: files` they are read."""
+    write(tmp_path / "folder" / "A.CSV")
+    assert survey(DataConfig(files=[str(tmp_path / "folder")])).documents
+    with pytest.raises(DataError, match=r"data\.dataset: .*No \(supported\) data files found"):
+        survey(of_hub(tmp_path / "folder", streaming=streaming))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
