@@ -32,8 +32,6 @@ class Section(BaseModel):
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        # That of the whole configuration is what a process uses, and few a section's own.
-        defer_build=True,
         # Prefect's form shows the keys as a file has them.
         field_title_generator=lambda name, _: name,
     )
