@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from infini_llama.configs.errors import ConfigError, DataError
-from infini_llama.configs.schema import EvaluationConfig
+from infini_llama.configs.schema import DataConfig, EvaluationConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.files import prepared, section_of
 from infini_llama.tasks.evaluate.passkey import (
@@ -231,8 +231,8 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
     Raises:
         ConfigError: there is none.
     """
-    sources = read_dataset(dataset).meta.provenance.sources
-    made = {source.name for source in sources if source.source == "passkey"}
+    sections = DataConfig.model_validate(read_dataset(dataset).meta.data).sources
+    made = {section.name for section in sections if section.source == "passkey"}
     rows = np.arange(len(reader), dtype=np.int64)
     if reader.sources:  # rows stand in the order of their sources
         is_made = [source.name in made for source in reader.sources]

@@ -268,7 +268,7 @@ def quotes_are_syntax(blocks: Iterator[Block], text_column: str) -> bool:
     header, by the name of the text's column). Else doubled quotes say that they are syntax, and
     quotes around what needs none that they are text. Where lines are one record or as many, a
     column of numbers has to have them in all of these lines. The memory is that of one line.
-    There is no shorter rule with the same outcome: to compare with what a writer would write again
+    No shorter rule with the same outcome is known: to compare with what a writer would write again
     needs the same signs.
 
     Raises:
