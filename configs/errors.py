@@ -236,7 +236,7 @@ class Diverged(PipelineError):
 class Preempted(PipelineError):
     """Training was stopped on request; the same command resumes.
 
-    It has a checkpoint of its last step, unless the grace period ended first.
+    It has a checkpoint of its last step, unless the attempt failed or the grace period ended first.
     """
 
     exit_code = ExitCode.PREEMPTED

@@ -13,7 +13,7 @@ class Resume(StrEnum):
     """The effect of changing a key on a run that already has checkpoints.
 
     FIXED: refused.
-    INEXACT: allowed; the run logs that it is no longer bitwise.
+    INEXACT: allowed until the run has finished; it logs that it is no longer bitwise.
     FREE: no effect on the weights.
     """
 

@@ -255,7 +255,7 @@ def superseded(
 ) -> list[Path]:
     """Committed checkpoints beyond the `keep` newest.
 
-    Not among them are the best one, the one to which a rollback would go, and those of every
+    Not among them are the best one, the one to which a first rollback would go, and those of every
     `permanent_every`-th step, which do not count as one of the `keep`.
     """
     checkpoints = committed(folder)

@@ -493,8 +493,10 @@ class _Evidence:
             )
         is_bare_in_part = {_Sign.FOR_COMMA, _Sign.BARE_COMMA} <= self.lines.keys()
         is_needless = (_Sign.NEEDLESS in self.lines or is_bare_in_part) and not is_doubled
-        if text or only_syntax or is_needless or _Sign.EITHER not in self.lines:
-            return not (text or is_needless)
+        if text or only_syntax:
+            return not text
+        if is_needless or _Sign.EITHER not in self.lines:
+            return not is_needless
         is_text = _Sign.ALL_NUMBERS in self.lines
         is_syntax = _Sign.SOME_NUMBERS in self.lines or is_doubled
         if is_text != is_syntax:

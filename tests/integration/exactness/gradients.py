@@ -59,7 +59,7 @@ def differences(
     ranks.use_context_parallel(context)
     train = TrainingConfig(max_grad_norm=CLIP, **STRATEGIES[strategy])
     kind, autocast = DDP if train.parallel == "ddp" else FSDP, torch.autocast("cpu", enabled=False)
-    parallel = kind(model, train, ranks, autocast)
+    parallel = kind(model, train, ranks, autocast, micro)
     assert state_hash(model_tensors(model), "model.") == untouched
     share = len(inputs) // ranks.data_world_size
     mine = slice(ranks.data_rank * share, (ranks.data_rank + 1) * share)

@@ -1,7 +1,8 @@
 """Reporting of a run: metrics.jsonl, samples.jsonl and curves.
 
-metrics.jsonl has every step, samples.jsonl the texts of every evaluation. The curves have some
-steps; they are drawn by TensorBoard and Weights & Biases, under the same names.
+metrics.jsonl has every step, samples.jsonl the texts of every evaluation but the last, whose texts
+are in result.json. The curves have some steps; they are drawn by TensorBoard and Weights & Biases,
+under the same names.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -102,9 +103,10 @@ class TensorBoard:
 class WeightsAndBiases:
     """One W&B run per training run, over all its attempts.
 
-    `wandb.json` of the run's folder has its id and the last step sent. A step that is repeated
-    after a crash is not sent again: its numbers are bitwise equal. A run whose folder is the copy
-    of another one's has a W&B run of its own.
+    `wandb.json` of the run's folder has its id and the last step sent. A step that is repeated is
+    not sent again, since W&B takes only later steps: after a crash its numbers are bitwise equal,
+    after a rollback the curve keeps those of before. A run whose folder is the copy of another
+    one's has a W&B run of its own.
     """
 
     def __init__(self, run_dir: Path, config: JsonObject) -> None:
@@ -187,13 +189,14 @@ def reporters(
 ) -> list[ReporterThread]:
     """The reporters that `train.report_to` names.
 
-    One that cannot start is refused when the run begins; a resumed run continues without it.
+    One that cannot start ends an attempt from step 0; a later one continues without it.
 
     Args:
         longest_wait: seconds that training may wait for one of them.
 
     Raises:
-        ConfigError: W&B is requested and not available.
+        ConfigError: W&B is requested and not available. What else ends a reporter's start is raised
+            as it is.
     """
     makers: list[tuple[str, Callable[[], Reporter]]] = []
     if "tensorboard" in names:

@@ -92,6 +92,16 @@ def test_quotes_of_a_tsv_from_pandas_are_none_of_its_text(tmp_path, columns, quo
     assert read(path) == TEXTS
 
 
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_quoted_header_says_that_quotes_around_all_fields_are_syntax(tmp_path, columns):
+    """Without a doubled quote, which else would say it."""
+    plain = ["Hello, you", "fine", "last words"]
+    table = pd.DataFrame(COLUMNS[columns](plain)).to_csv(
+        sep="\t", index=False, quoting=csv.QUOTE_ALL
+    )
+    assert read(written(tmp_path, table)) == plain
+
+
 EXCEL = 'id\ttext\r\n1\t"Hello, you"\r\n2\tfine\r\n3\t"two\nlines, ""quoted"""\r\n4\t""\r\n'
 
 
