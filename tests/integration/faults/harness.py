@@ -2,7 +2,7 @@
 
 Each fault strikes a run of its own in one of four phases (start-up, in mid-run, its ending, the start-up of a resume), at a moment drawn
 from the seed. The same command then runs again, as a user would do, until it ends well, and the result is compared with the
-undisturbed run. Forty-eight rows hold two of every kind. Results are appended, with commit, machine and versions, to
+undisturbed run. Fifty-eight rows hold two of every kind. Results are appended, with commit, machine and versions, to
 benchmarks/results/faults.jsonl.
 """
 
@@ -269,6 +269,58 @@ def is_sampling(trial: Trial) -> bool:
     return False
 
 
+def happens(started: Started, event: Callable[[], bool]) -> bool:
+    """Wait for an event; False: the command has ended before."""
+    while not event():
+        if started.process.poll() is not None:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_measuring(trial: Trial, started: Started) -> bool:
+    return "measuring perplexity" in started.log.read_text()
+
+
+def is_measured(trial: Trial, started: Started) -> bool:
+    """The export follows."""
+    return (trial.lab.run_dir(trial.name) / "evaluations.jsonl").exists()
+
+
+def after_training(
+    number: signal.Signals, event: Callable[[Trial, Started], bool]
+) -> Callable[[Trial], Started]:
+    """A signal to the command after the last step, some time after this event."""
+
+    def strike(trial: Trial) -> Started:
+        trial.overrides.append("evaluate.after_training=[perplexity,export]")
+        started = trial.begin()
+        trial.struck = happens(started, lambda: event(trial, started))
+        time.sleep(trial.rng.uniform(0, 0.3))
+        trial.send(number, command_of, started)
+        return started
+
+    return strike
+
+
+def in_the_delay(number: signal.Signals) -> Callable[[Trial], Started]:
+    """A signal to the command while it waits for another attempt, after a worker was killed."""
+
+    def strike(trial: Trial) -> Started:
+        trial.overrides.append("runtime.retry_delay=5")
+        started = trial.begin()
+        trial.reach(started)
+        trial.send(signal.SIGKILL, Trial.worker, started)
+        trial.struck = trial.struck and happens(
+            started, lambda: "retrying in" in started.log.read_text()
+        )
+        time.sleep(trial.rng.uniform(0, 0.5))
+        trial.send(number, command_of, started)
+        return started
+
+    return strike
+
+
 def disk_full(trial: Trial) -> Started:
     if trial.phase == RESUME:
         trial.at = max(trial.at, 11)
@@ -364,6 +416,21 @@ FAULTS: dict[str, Fault] = {
         injected(RARELY_CALLED[1], REPORT, END="os.kill(os.getpid(), signal.SIGKILL)")
     ),
     "hang in a reporter": Fault(injected(RARELY_CALLED[1], REPORT, END="time.sleep(10000)")),
+    "SIGKILL command while it measures": Fault(
+        after_training(signal.SIGKILL, is_measuring), (ENDING,)
+    ),
+    "SIGTERM command while it measures": Fault(
+        after_training(signal.SIGTERM, is_measuring), (ENDING,)
+    ),
+    "SIGTERM command while it exports": Fault(
+        after_training(signal.SIGTERM, is_measured), (ENDING,)
+    ),
+    "SIGTERM command in the delay of a retry": Fault(
+        in_the_delay(signal.SIGTERM), (START_UP, MID_RUN, RESUME)
+    ),
+    "SIGKILL command in the delay of a retry": Fault(
+        in_the_delay(signal.SIGKILL), (START_UP, MID_RUN, RESUME)
+    ),
 }
 
 
