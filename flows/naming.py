@@ -58,13 +58,13 @@ def find(name: str, *kinds: str) -> Path:
         path = path.resolve() if ".." in path.parts else path.absolute()
         pointed = path.readlink() if path.is_symlink() else path
         return path.with_name(pointed.name) if len(pointed.parts) == 1 else path
-    datasets = home_folder() / "datasets"
-    complete: list[Path] = []
-    if name == "latest" and "datasets" in kinds:
-        complete = [*datasets.glob("[!.]*/manifest.json")]
-    if complete and not os.path.lexists(datasets / name):  # a filesystem without links
-        newest = max(complete, key=lambda manifest: manifest.stat().st_mtime)
-        return newest.parent.absolute()
+    for path in map(Path.absolute, candidates):
+        is_pointer = path.name == "latest" and path.parent.name == "datasets"
+        if is_pointer and not os.path.lexists(path):  # a filesystem without links
+            complete = (manifest.parent for manifest in path.parent.glob("[!.]*/manifest.json"))
+            last_used = max(complete, key=lambda folder: folder.stat().st_mtime, default=None)
+            if last_used is not None:
+                return last_used
     raise ConfigError(
         f"'{name}' is neither a folder nor the name of one in "
         f"{' or '.join(str(path.parent) for path in candidates[1:])}."

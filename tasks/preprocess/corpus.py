@@ -25,6 +25,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     PartReport,
     PartReports,
     parts_of,
+    without_damaged_files,
 )
 from infini_llama.tasks.preprocess.tokens.targets import targets_of
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, verify_or_remove
@@ -262,21 +263,12 @@ class Corpus:
 
     def units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""
-        dropped = self._dropped()
-        return {
-            part: [] if part in dropped else [unit.name for unit in self.reports[part].units]
-            for part in self.parts
-        }
+        reports = self.used_reports()
+        return {part: [unit.name for unit in reports[part].units] for part in self.parts}
 
-    def _dropped(self) -> set[Part]:
-        """Parts of large files of which a range is damaged.
-
-        Damaged small files are left out by `PartReader`.
-        """
-        ranges = [part for part in self.parts if part.span is not None]
-        known = (part for part in ranges if part in self.reports)
-        damaged = {part.files[0] for part in known if not self.reports[part].is_readable}
-        return {part for part in ranges if part.files[0] in damaged}
+    def used_reports(self) -> dict[Part, PartReport]:
+        """The reports of the parts that are known, without damaged files."""
+        return without_damaged_files(self.reports)
 
     def left_out(self, duplicates: int = 0, also_validation: int = 0) -> LeftOut:
         """The records that are left out.
@@ -287,16 +279,10 @@ class Corpus:
         names = ("records", "empty", "too_short", "bad_records", "bad_files")
         counts = Counter[str](dict.fromkeys(names, 0))
         bad = list[str]()
-        dropped = self._dropped()
-        counts["bad_files"] = len({part.files[0] for part in dropped})
-        for part in self.parts:
-            report = self.reports.get(part)
-            if report is None:
-                continue
-            if part not in dropped:
-                counts.update({name: getattr(report, name) for name in names})
-            if part not in dropped or not report.is_readable:
-                bad += report.bad
+        reports = self.used_reports()
+        for report in (reports[part] for part in self.parts if part in reports):
+            counts.update({name: getattr(report, name) for name in names})
+            bad += report.bad
         return LeftOut(
             **counts,
             duplicates=duplicates,
@@ -316,10 +302,9 @@ class Corpus:
         # Unknown tokens, lost bytes and all bytes of each file, int64 [3], by its name.
         losses = defaultdict[str, np.ndarray](lambda: np.zeros(3, np.int64))
         files = dict[str, TextInput]()
-        dropped = self._dropped()
+        reports = self.used_reports()
         for part in self.parts:
-            units = () if part in dropped else self.reports[part].units
-            for unit in units:
+            for unit in reports[part].units:
                 lost = open_unit(recipe, unit.name).lost()
                 if lost is None:
                     return Inexpressible()

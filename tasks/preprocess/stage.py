@@ -245,7 +245,7 @@ class Preparation:
 
     def _planned(self) -> DatasetPlan:
         corpus = self.corpus
-        if not any(report.units for report in corpus.reports.values()):
+        if not any(report.units for report in corpus.used_reports().values()):
             log_left_out(corpus.left_out())
             raise DataError(
                 "all of the text is empty or skipped (data.min_length, data.on_bad_input), "

@@ -240,12 +240,19 @@ def point(folder: Path) -> None:
     A pointer that would name none is removed.
     """
     checkpoints = committed(folder)
-    latest = checkpoints[0].path if checkpoints else None
-    for name, path in zip(POINTERS, (latest, best_of(checkpoints)), strict=True):
+    for name in POINTERS:
+        path = _pointed(checkpoints, name)
         if path is not None:
             set_pointer(folder, name, path.name)
         else:
             remove_pointer(folder, name)
+
+
+def _pointed(checkpoints: list[Checkpoint], name: str) -> Path | None:
+    """The checkpoint that a pointer names, also on a disk without links; None: there is none."""
+    if name == "best":
+        return best_of(checkpoints)
+    return checkpoints[0].path if checkpoints else None
 
 
 def superseded(
@@ -343,8 +350,8 @@ def refuse_any(folder: Path) -> None:
 def _explicit(folder: Path, path: Path) -> Path:
     # Not further: a checkpoint that was moved has a link in its place.
     path = path.parent.resolve() / path.name
-    if path.name in POINTERS and path.is_symlink():
-        path = path.parent / path.readlink()
+    if path.name in POINTERS:
+        path = _pointed(committed(path.parent), path.name) or path
     if not path.is_dir():
         raise ConfigError(
             f"runtime.resume={path} is not a folder; give auto, must, never, best or a "

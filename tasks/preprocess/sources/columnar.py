@@ -8,11 +8,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from infini_llama.configs.errors import one_line
+from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.text_format import Format, Open
@@ -50,26 +51,15 @@ class Parquet(Format):
     def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
         with open_file() as file:
             table = _opened(file)
-        sizes = list[int]()
-        for group_number in range(table.num_row_groups):
-            group = table.metadata.row_group(group_number)
-            columns = map(group.column, range(group.num_columns))
-            sizes.append(sum(column.total_compressed_size for column in columns))
+        groups = [_columns(table, number) for number in range(table.num_row_groups)]
+        sizes = [sum(column.total_compressed_size for column in columns) for columns in groups]
         return _ranges(sizes, most)
 
 
 def _ranges(sizes: list[int], most: int) -> list[Span] | None:
     """Consecutive row groups or batches, together of about `most` bytes; None: all of them."""
-    ranges = list[Span]()
-    first = 0
-    together = 0
-    for number, size in enumerate(sizes):
-        together += size
-        if together >= most or number + 1 == len(sizes):
-            ranges.append((first, number + 1))
-            first = number + 1
-            together = 0
-    return ranges if len(ranges) > 1 else None
+    groups = list(batches(range(len(sizes)), sizes.__getitem__, most))
+    return [(group[0], group[-1] + 1) for group in groups] if len(groups) > 1 else None
 
 
 def _texts_of_row_groups(
@@ -81,18 +71,16 @@ def _texts_of_row_groups(
         table = _opened(file)
         _require_column(table.schema_arrow, text_column)
         first, last = span or (0, table.num_row_groups)
-        groups = list(range(first, last))
 
         def before() -> int:
-            earlier = map(table.metadata.row_group, range(groups[0]))
-            return sum(group.num_rows for group in earlier)
+            return sum(table.metadata.row_group(number).num_rows for number in range(first))
 
-        batches = table.iter_batches(
+        rows = table.iter_batches(
             batch_size=AT_ONCE,
-            row_groups=groups,
+            row_groups=list(range(first, last)),
             columns=[text_column],
         )
-        yield from _texts(batches, text_column, before)
+        yield from _texts(rows, text_column, before)
 
 
 def _opened(file: IO[bytes]) -> "ParquetFile":
@@ -106,12 +94,11 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     from pyarrow.parquet import ParquetFile
 
     table = ParquetFile(file, page_checksum_verification=True)
-    column_ends = list[int]()
-    for group_number in range(table.num_row_groups):
-        group = table.metadata.row_group(group_number)
-        for column in map(group.column, range(group.num_columns)):
-            first_page = column.dictionary_page_offset or column.data_page_offset
-            column_ends.append(first_page + column.total_compressed_size)
+    column_ends = [
+        (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+        for number in range(table.num_row_groups)
+        for column in _columns(table, number)
+    ]
     footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
     start = min(max(column_ends, default=0), footer)
     file.seek(start)
@@ -120,6 +107,12 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
             "holds several parquet files, one after another; give each as a file of its own"
         )
     return table
+
+
+def _columns(table: "ParquetFile", group_number: int) -> list[Any]:
+    """The facts of each column of a row group."""
+    group = table.metadata.row_group(group_number)
+    return [group.column(number) for number in range(group.num_columns)]
 
 
 class Arrow(Format):
@@ -191,17 +184,17 @@ def _streamed(file: IO[bytes], text_column: str) -> Iterator[pa.RecordBatch]:
 
 
 def _texts(
-    batches: Iterable[pa.RecordBatch],
+    record_batches: Iterable[pa.RecordBatch],
     text_column: str,
     before: Callable[[], int] = int,
 ) -> TextRecords:
-    """The texts of batches.
+    """The texts of record batches.
 
     Args:
-        before: counts the rows before the first batch, for messages.
+        before: counts the rows before the first one, for messages.
     """
     number = 0
-    for batch in batches:
+    for batch in record_batches:
         column = batch.column(text_column)
         try:
             column.validate(full=True)  # to_pylist follows any offset, also out of the buffer

@@ -37,22 +37,11 @@ TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')
 DOUBLED = re.compile(r'[^"](?:"")+[^"]')
 
 
-class Csv(Format):
-    """CSV with commas. Quotes are syntax."""
+class Delimited(Format):
+    """Rows of fields. Quotes of a CSV are syntax; for those of a TSV, see `quotes_are_syntax`."""
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        blocks = _of_delimiter(_blocks(stream), ",", text_column)
-        return _texts(_rows(blocks, ",", lambda: True), text_column)
-
-
-class Tsv(Format):
-    """TSV. All quotes of the file are looked at, where there are some; see `quotes_are_syntax`."""
+    def __init__(self, delimiter: str) -> None:
+        self.delimiter = delimiter
 
     def read(
         self,
@@ -62,57 +51,52 @@ class Tsv(Format):
         reopen: Open,
     ) -> Iterator[Batch]:
         def are_syntax() -> bool:
+            if self.delimiter == ",":
+                return True
             with reopen() as again:
                 return quotes_are_syntax(_blocks(again), text_column)
 
-        blocks = _of_delimiter(_blocks(stream), "\t", text_column)
-        return _texts(_rows(blocks, "\t", are_syntax), text_column)
+        blocks = _of_delimiter(_blocks(stream), self.delimiter, text_column)
+        return _texts(_rows(blocks, self.delimiter, are_syntax), text_column)
 
 
 def _of_delimiter(blocks: Iterator[Block], delimiter: str, text_column: str) -> Iterator[Block]:
     """The same blocks.
 
     Raises:
-        Unreadable: the header is one field by this delimiter, and several by another one.
+        Unreadable: see `_refuse_other_delimiter`.
     """
-    first = next(blocks, None)
-    if first is None:
-        return
-    lines = first[1].splitlines()
-    header = lines[0] if lines else ""
-    fault = _other_delimiter(header, delimiter, text_column)
-    if fault:
-        raise Unreadable(fault)
-    yield first
-    yield from blocks
+    for number, text in blocks:
+        if number == 1:
+            _refuse_other_delimiter(text.splitlines()[0], delimiter, text_column)
+        yield number, text
 
 
-def _other_delimiter(header: str, delimiter: str, text_column: str) -> str | None:
-    """The fault of a file whose header has another delimiter; the text completes '<file> …'."""
+def _refuse_other_delimiter(header: str, delimiter: str, text_column: str) -> None:
+    """Refuse a file whose header has another delimiter.
+
+    Raises:
+        Unreadable: the header is one field by this delimiter, and several by another one; or the
+            text's column is among these alone.
+    """
     if header.lower().startswith("sep="):
-        return "begins with Excel's line 'sep=', which is no header; remove this line"
-    own = _names(header, delimiter)
-    if len(own) > 1 and text_column in own:
-        return None
-    for other, name in DELIMITERS.items():
-        columns = _names(header, other)
-        if len(columns) == 1 or (len(own) > 1 and text_column not in columns):
-            continue
-        if other == delimiter:
+        raise Unreadable("begins with Excel's line 'sep=', which is no header; remove this line")
+    columns = {
+        mark: [column.strip().strip('"') for column in header.split(mark)] for mark in DELIMITERS
+    }
+    own = columns.pop(delimiter)
+    for other, names in columns.items():
+        has_text_alone = text_column in names and text_column not in own
+        if len(names) == 1 or (len(own) > 1 and not has_text_alone):
             continue
         cure = f"save it with {DELIMITERS[delimiter]}, or as JSON lines"
         if other in OF_FORMATS:
             form = OF_FORMATS[other]
             cure = f"set data.format={form}, or let its name end with .{form}"
-        return (
-            f"has fields between {name}, not {DELIMITERS[delimiter]} "
+        raise Unreadable(
+            f"has fields between {DELIMITERS[other]}, not {DELIMITERS[delimiter]} "
             f"(its first line is '{escaped(header[:HEADER_SHOWN])}'); {cure}"
         )
-    return None
-
-
-def _names(header: str, delimiter: str) -> list[str]:
-    return [column.strip().strip('"') for column in header.split(delimiter)]
 
 
 def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
@@ -150,21 +134,10 @@ def _rows(
     """
     is_quoted: bool | None = None
     for number, text in blocks:
-        quote = text.find('"')
-        if is_quoted is False or quote < 0:
+        if is_quoted is False or '"' not in text:
             yield _plain_rows(number, text, delimiter)
             continue
         if is_quoted is None:
-            # Of the line with the quote.
-            start = 1 + max(
-                text.rfind("\n", 0, quote),
-                text.rfind("\r", 0, quote),
-            )
-            if start:
-                before = _plain_rows(number, text[:start], delimiter)
-                number += len(before[0])
-                text = text[start:]
-                yield before
             is_quoted = are_syntax()
         if is_quoted:
             yield from _quoted_rows(number, text, blocks, delimiter)
@@ -508,4 +481,4 @@ class _Evidence:
         )
 
 
-FORMATS = {"csv": Csv(), "tsv": Tsv()}
+FORMATS = {"csv": Delimited(","), "tsv": Delimited("\t")}

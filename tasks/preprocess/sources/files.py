@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infini_llama.configs.errors import portable, shown_path
 from infini_llama.tasks.preprocess.sources import formats
-from infini_llama.tasks.preprocess.sources.patterns import NotText, RealPaths, matching_files
+from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files, real_path
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
 from infini_llama.tasks.preprocess.sources.texts import Batch, Span, Stamp
@@ -119,10 +119,9 @@ def matching(source: Source, patterns: list[str], key: str, not_text: NotText) -
 def with_validation_files(source: Source, training: Sequence[File], not_text: NotText) -> Inputs:
     """These files and those of data.validation_files, which are not trained on."""
     held_out = matching(source, source.section.validation_files, "validation_files", not_text)
-    real = RealPaths()
-    validation = {real.of(file.path) for file in held_out}
+    validation = {real_path(file.path) for file in held_out}
     return Inputs(
-        training=[file for file in training if real.of(file.path) not in validation],
+        training=[file for file in training if real_path(file.path) not in validation],
         validation=[*held_out],
     )
 

@@ -3,16 +3,16 @@
 These are folders that this program wrote, wherever they are, and tables with a log of versions.
 """
 # Of thousands of folders; the functions of Path take several times as long:
-# ruff: noqa: PTH120
+# ruff: noqa: PTH119, PTH120
 
 import glob
 import os
-import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from itertools import product
+from pathlib import Path, PurePosixPath
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.text_formats import RECORD_ENDINGS
+from infini_llama.tasks.preprocess.sources.first_bytes import FORMAT_IN_NAME
 from infini_llama.tasks.storage.artifacts import MANIFEST, SELF_CHECKSUM
 
 EXPORTED = "exported models"
@@ -23,7 +23,6 @@ WRITTEN = {
     "README.md": ("exported by infini-llama", EXPORTED),
 }
 LOOKED_AT = 2**12  # bytes
-RECORDS = re.compile(rf"\.({'|'.join(RECORD_ENDINGS)})(?![a-z0-9])", re.IGNORECASE)
 # Where the log of a table is, below its folder.
 LOGS = {
     "_delta_log": "Delta Lake",
@@ -34,23 +33,20 @@ LOGS = {
 }
 
 
-class WrittenFolders:
-    """Folders on this machine that this program wrote; each is looked at once."""
+def kind_written(folder: str, seen: dict[str, str | None]) -> str | None:
+    """The kind of what this program wrote into this folder or one around it; None: it did not.
 
-    def __init__(self) -> None:
-        self.kinds: dict[str, str | None] = {}
-
-    def kind_of(self, folder: str) -> str | None:
-        """The kind of what was written into this folder or one around it; None: it is another's."""
-        if folder not in self.kinds:
-            around = os.path.dirname(folder)
-            kind = _kind_written(folder)
-            if kind is None and around != folder:
-                kind = self.kind_of(around)
-                if kind == EXPORTED:  # which has no folders
-                    kind = None
-            self.kinds[folder] = kind
-        return self.kinds[folder]
+    Args:
+        seen: the kinds of folders, each of which is looked at once.
+    """
+    if folder not in seen:
+        kind = _kind_written(folder)
+        around = os.path.dirname(folder)
+        if kind is None and around != folder:
+            of_around = kind_written(around, seen)
+            kind = None if of_around == EXPORTED else of_around  # which has no folders
+        seen[folder] = kind
+    return seen[folder]
 
 
 def _kind_written(folder: str) -> str | None:
@@ -81,19 +77,17 @@ def table_of(
         matching: the paths that a pattern matches.
         levels: how many folders above each file are looked at; None: all.
     """
-    seen = set[str]()
-    for file in files:
-        folder, name = os.path.split(file)
-        if not RECORDS.search(name):
-            continue
-        for _ in range(folder.count("/") + 1 if levels is None else levels):
-            if folder in seen:
-                break
-            seen.add(folder)
-            for log, kind in LOGS.items():
-                if matching(f"{glob.escape(folder)}/{log}"):
-                    return f"{folder}, a table of {kind} (its log is {log})"
-            folder = os.path.dirname(folder)
+    of_records = (file for file in files if FORMAT_IN_NAME.search(os.path.basename(file).lower()))
+    holding = {PurePosixPath(file).parent: None for file in of_records}  # in order
+    around = {
+        str(folder): None
+        for inner in holding
+        for folder in (inner, *inner.parents)[:levels]
+        if folder.name
+    }
+    for folder, (log, kind) in product(around, LOGS.items()):
+        if matching(f"{glob.escape(folder)}/{log}"):
+            return f"{folder}, a table of {kind} (its log is {log})"
     return None
 
 

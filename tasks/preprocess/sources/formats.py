@@ -132,7 +132,7 @@ def _object_of(kind: TextFormat) -> Format:
 
 
 def _compression(path: Path | RemoteFile) -> str:
-    ending = path.suffix.lower().lstrip(".")
+    ending = Path(path.name).suffix.lower().lstrip(".")
     return ending if ending in COMPRESSED else ""
 
 
@@ -144,11 +144,9 @@ def _faults(path: Path | RemoteFile, reader: Format) -> Iterator[None]:
     """
     try:
         yield
-    except (*DAMAGE, *reader.damage) as error:
-        raise Unreadable(f"is damaged ({one_line(error)})") from None
-    except OSError as error:
+    except (*DAMAGE, *reader.damage, OSError) as error:
         # Pyarrow's and zlib's error for a bad stream has no number; errors of the disk have one.
-        if error.errno is None:
+        if not isinstance(error, OSError) or error.errno is None:
             raise Unreadable(f"is damaged ({one_line(error)})") from None
         if error.errno in PASSING:
             raise PipelineError(

@@ -32,10 +32,6 @@ class Revision:
     commit: str | None
     cached: Path | None = None
 
-    @property
-    def is_exact(self) -> bool:
-        return COMMIT.fullmatch(self.commit or "") is not None
-
 
 @cache
 def revision_of(dataset: str, revision: str | None) -> Revision:
@@ -50,22 +46,17 @@ def revision_of(dataset: str, revision: str | None) -> Revision:
     except (RepositoryNotFoundError, RevisionNotFoundError):
         return Revision(revision)  # opening it raises a clear error
     except Exception:  # there is no network, or `dataset` is no name
-        return _cached_revision(dataset, revision)
-    _remember(dataset, revision)
+        folder = _with_card(dataset, revision, is_reached=False)
+        return Revision(folder.name, folder) if folder else Revision(revision)
+    _with_card(dataset, revision, is_reached=True)
     return Revision(info.sha or revision)
 
 
-def _remember(dataset: str, revision: str | None) -> None:
-    """Write into the cache which commit `revision` names, as any download does."""
-    from huggingface_hub import hf_hub_download
+def _with_card(dataset: str, revision: str | None, is_reached: bool) -> Path | None:
+    """The folder of the cache for the commit that `revision` names; None: there is none.
 
-    try:
-        hf_hub_download(dataset, "README.md", repo_type="dataset", revision=revision)
-    except Exception:  # it has no card, which is remembered too; or opening it raises a clear error
-        return
-
-
-def _cached_revision(dataset: str, revision: str | None) -> Revision:
+    Where the Hub is reached, the cache remembers the commit, and has the card, if there is one.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -74,11 +65,11 @@ def _cached_revision(dataset: str, revision: str | None) -> Revision:
             repo_type="dataset",
             revision=revision,
             allow_patterns=["README.md"],
-            local_files_only=True,
+            local_files_only=not is_reached,
         )
-    except Exception:
-        return Revision(revision)
-    return Revision(Path(folder).name, Path(folder))
+    except Exception:  # opening the dataset raises a clear error
+        return None
+    return Path(folder)
 
 
 @dataclass(frozen=True)
@@ -147,24 +138,21 @@ def hub_files(
     Raises:
         PipelineError, OSError: the Hub is not reached or refuses; see `tried`.
     """
-    files = list[HubFile]()
+    facts = dict[str, tuple[int, str]]()
     for first in range(0, len(paths), ASKED_AT_ONCE):
-        some = list(paths[first : first + ASKED_AT_ONCE])
-        facts = _facts(dataset, revision, some)
-        for path in some:
-            size, content = facts[path]
-            files.append(
-                HubFile(
-                    url=f"hf://datasets/{dataset}@{revision.commit}/{path}",
-                    size=size,
-                    stamp=(size, content),
-                    dataset=dataset,
-                    commit=revision.commit or "",
-                    path=path,
-                    is_streamed=is_streamed,
-                )
-            )
-    return files
+        facts |= _facts(dataset, revision, list(paths[first : first + ASKED_AT_ONCE]))
+    return [
+        HubFile(
+            url=f"hf://datasets/{dataset}@{revision.commit}/{path}",
+            size=facts[path][0],
+            stamp=facts[path],
+            dataset=dataset,
+            commit=revision.commit or "",
+            path=path,
+            is_streamed=is_streamed,
+        )
+        for path in paths
+    ]
 
 
 def _facts(dataset: str, revision: Revision, paths: list[str]) -> dict[str, tuple[int, str]]:

@@ -19,7 +19,7 @@ from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.folders import refuse_table, table_of
 from infini_llama.tasks.preprocess.sources.formats import format_of
-from infini_llama.tasks.preprocess.sources.hub import Revision, hub_files, revision_of
+from infini_llama.tasks.preprocess.sources.hub import COMMIT, Revision, hub_files, revision_of
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
@@ -58,23 +58,24 @@ class HuggingFace(Source):
         names = {"dataset_split": section.dataset_split}
         if section.validation_split is not None:
             names["validation_split"] = section.validation_split
-        if is_saved(folder):
-            splits = [[self._split(name)] for name in names.values()]
-            return Inputs(splits[0], [*chain.from_iterable(splits[1:])])
         if folder.is_dir():
-            paths = [str(path) for path in folder.rglob("[!.]*.*")]
-            refuse_table(table_of(paths), f"{self.place}.dataset: '{section.dataset}'")
-            _refuse_pointers(folder)
-        builder = self._builder()
-        files: dict[str, list[str]] = builder.config.data_files or {}
+            paths = sorted(folder.rglob("[!.]*.*"))
+            refuse_table(table_of(map(str, paths)), f"{self.place}.dataset: '{section.dataset}'")
+            for path in paths:
+                if format_of(path.name):
+                    refuse_pointer(path)
+        builder = None if is_saved(folder) else self._builder()
+        files: dict[str, list[str]] = (builder and builder.config.data_files) or {}
         for key, name in names.items():
             self._refuse_unknown_split(key, name, files)
-        if folder.is_dir():
+        if builder and folder.is_dir():
             used = [files[name] for name in names.values() if name in files]
             is_known = len(used) == len(names)  # not of an expression
             _count_unread(folder, used if is_known else files.values(), not_text)
-        splits = [self._inputs_of(builder, name) for name in names.values()]
-        return Inputs(splits[0], [*chain.from_iterable(splits[1:])])
+        training, *validation = [
+            self._inputs_of(builder, name, files.get(name, [])) for name in names.values()
+        ]
+        return Inputs(training, [*chain.from_iterable(validation)])
 
     def facts(self) -> dict[str, str]:
         commit = self._revision().commit
@@ -106,15 +107,10 @@ class HuggingFace(Source):
         folder = expanded(section.dataset)
         revision = self._revision()
         try:
-            if folder.is_dir():
-                return load_dataset_builder(str(folder), section.dataset_config)
             if revision.cached is not None and not section.streaming:
                 return self._cached_builder(revision.cached)
-            return load_dataset_builder(
-                section.dataset,
-                section.dataset_config,
-                revision=revision.commit,
-            )
+            place = str(folder) if folder.is_dir() else section.dataset
+            return load_dataset_builder(place, section.dataset_config, revision=revision.commit)
         except Exception as error:  # `datasets` has no common class for what is wrong
             words = _words(error)
             if _of_the_network(error) or revision.cached is not None:
@@ -167,19 +163,28 @@ class HuggingFace(Source):
             "unless README.md does: name one of these splits, or rename the file."
         )
 
-    def _inputs_of(self, builder: Any, split: str) -> list[TextInput]:
-        """The files of a split, or the split itself where `datasets` reads them."""
-        paths = (builder.config.data_files or {}).get(split)
-        if not paths or not _is_read_as_files(builder, paths):
-            return [self._split(split)]
+    def _inputs_of(self, builder: Any, split: str, paths: list[str]) -> list[TextInput]:
+        """The files of a split, or the split itself where `datasets` reads them.
+
+        Args:
+            builder: None: the dataset is a folder of save_to_disk.
+            paths: of its files; empty: the split is an expression, or has none.
+        """
         section = self.section
-        files = self._files(paths)
-        if files is None:
-            return [self._split(split)]
-        return [
-            File(path, portable(name), section.text_column, f"{self.place}.dataset")
-            for path, name in files
-        ]
+        key = f"{self.place}.dataset"
+        files = self._files(paths) if paths and _is_read_as_files(builder, paths) else None
+        if files is not None:
+            return [File(path, portable(name), section.text_column, key) for path, name in files]
+        split_read = Split(
+            dataset=section.dataset,
+            configuration=section.dataset_config,
+            name=split,
+            revision=self._revision(),
+            streaming=section.streaming,
+            text_column=section.text_column,
+            key=key,
+        )
+        return [split_read]
 
     def _files(self, paths: list[str]) -> list[tuple[Path | RemoteFile, str]] | None:
         """The files at these places, with their paths in the dataset.
@@ -205,18 +210,6 @@ class HuggingFace(Source):
                 f"{self.place}.dataset: {section.dataset} cannot be read ({error.strerror})."
             ) from None
         return [(file, file.path) for file in files]
-
-    def _split(self, name: str) -> "Split":
-        section = self.section
-        return Split(
-            dataset=section.dataset,
-            configuration=section.dataset_config,
-            name=name,
-            revision=self._revision(),
-            streaming=section.streaming,
-            text_column=section.text_column,
-            key=f"{self.place}.dataset",
-        )
 
 
 @dataclass(frozen=True)
@@ -246,7 +239,8 @@ class Split(TextInput):
         return f"hub://{self.dataset}/{self.configuration}/{self.name}"
 
     def stamp(self) -> Stamp | None:
-        return (self.revision.commit,) if self.revision.is_exact else None
+        commit = self.revision.commit or ""
+        return (commit,) if COMMIT.fullmatch(commit) else None
 
     def spans(self, most: int) -> list[Span] | None:
         """Ranges of rows of a folder of save_to_disk, which is read in place.
@@ -271,7 +265,6 @@ class Split(TextInput):
 
         Raises:
             Unreadable: it cannot be opened, or is damaged, or has no such column.
-            DataError: a file of a local folder is a pointer to one that was not downloaded.
             PipelineError: what is read from elsewhere breaks off, or is not reached; the text is
                 not known to be bad.
         """
@@ -285,33 +278,23 @@ class Split(TextInput):
             dataset = dataset.select_columns([self.text_column])
         if span is not None:
             dataset = dataset.select(range(*span))
-        batches = _unbroken(_batches_of(dataset), self)
-        values = chain.from_iterable(_column_of(batch, self.text_column) for batch in batches)
-        for row, value in enumerate(values, start=span[0] if span else 0):
-            yield as_text("" if value is None else value, f"row {row + 1}")
+        row = span[0] if span else 0
+        for batch in _batches_of(dataset, self):
+            named_column(list(batch), self.text_column)
+            for value in batch[self.text_column]:
+                row += 1
+                yield as_text("" if value is None else value, f"row {row}")
 
 
-def _batches_of(dataset: Any) -> Iterator[dict[str, list[Any]]]:
+def _batches_of(dataset: Any, split: Split) -> Iterator[dict[str, list[Any]]]:
+    """The rows by column; an error among them is raised as PipelineError or Unreadable."""
     from datasets import Dataset
 
-    batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
-    if isinstance(dataset, Dataset):
-        # A saved one is read in place, and any offset in it is followed.
-        dataset.data.validate(full=True)
-    yield from batches
-
-
-def _column_of(batch: dict[str, list[Any]], text_column: str) -> list[Any]:
-    named_column(list(batch), text_column)
-    return batch[text_column]
-
-
-def _unbroken(
-    batches: Iterator[dict[str, list[Any]]], split: Split
-) -> Iterator[dict[str, list[Any]]]:
-    """The batches; an error among them is raised as PipelineError or Unreadable."""
     try:
-        yield from batches
+        if isinstance(dataset, Dataset):
+            # A saved one is read in place, and any offset in it is followed.
+            dataset.data.validate(full=True)
+        yield from dataset.with_format(None).iter(batch_size=AT_ONCE)
     except Exception as error:
         # It is of the network, a filesystem, or any of the readers inside `datasets`.
         fault = f"breaks off in split '{split.name}' ({_words(error)})"
@@ -327,8 +310,6 @@ def _opened(split: Split) -> Any:
     import datasets  # heavy, and needed for this source alone
 
     folder = expanded(split.dataset)
-    if folder.is_dir():
-        _refuse_pointers(folder)
     try:
         if is_saved(folder):
             loaded: Any = datasets.load_from_disk(str(folder))
@@ -350,12 +331,6 @@ def _opened(split: Split) -> Any:
         if _of_the_network(error):
             raise PipelineError(f"{split.dataset} {fault}; run the same command again.") from None
         raise Unreadable(fault) from None
-
-
-def _refuse_pointers(folder: Path) -> None:
-    for file in sorted(folder.rglob("[!.]*.*")):
-        if format_of(file.name):
-            refuse_pointer(file)
 
 
 def _count_unread(folder: Path, used: Iterable[list[str]], not_text: NotText) -> None:
@@ -397,12 +372,11 @@ def _is_read_as_files(builder: Any, paths: list[str]) -> bool:
 
 def _configuration(configurations: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
     """The entry of a dataset's card that `datasets` takes for this name; empty: none."""
-    for entry in configurations:
-        is_default = entry.get("default") or len(configurations) == 1
-        if entry["config_name"] == name or (name is None and is_default):
-            return entry
-    default = [entry for entry in configurations if entry["config_name"] == (name or "default")]
-    return default[0] if default else {}
+    chosen = [entry for entry in configurations if entry["config_name"] == (name or "default")]
+    if name is None:
+        stated = [entry for entry in configurations if entry.get("default")]
+        chosen = configurations if len(configurations) == 1 else [*stated, *chosen]
+    return chosen[0] if chosen else {}
 
 
 def _of_the_network(error: Exception) -> bool:

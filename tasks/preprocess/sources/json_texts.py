@@ -31,7 +31,8 @@ LINE_END = ord("\n")
 REFUSED = (msgspec.DecodeError, ValueError, RecursionError)
 # Numbers are no text, and Python refuses to convert one of thousands of digits.
 DECODER = json.JSONDecoder(parse_int=lambda _: 0)
-BETWEEN = " \t\r\n,"  # values
+BETWEEN = " \t\r\n,["  # values
+BETWEEN_IN_ARRAY = " \t\r\n,]"
 
 
 class Json(Format):
@@ -56,11 +57,11 @@ def _texts_of_values(stream: IO[bytes], text_column: str) -> TextRecords:
     is_array = False
     is_end = False  # of the text
     while True:
-        allowed = BETWEEN + ("]" if is_array else "[")
-        while position < len(buffer) and buffer[position] in allowed:
+        while position < len(buffer) and buffer[position] in (
+            BETWEEN_IN_ARRAY if is_array else BETWEEN
+        ):
             if buffer[position] in "[]":
                 is_array = not is_array
-                allowed = BETWEEN + ("]" if is_array else "[")
             position += 1
         try:
             found = _value_at(buffer, position, is_end)

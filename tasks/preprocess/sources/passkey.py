@@ -161,10 +161,7 @@ class PasskeyTexts:
     form: str = "passkey"
     filler: str = "repeated"
 
-    def __iter__(self) -> Iterator[str]:
-        return self.within(())
-
-    def within(self, prose: Sequence[str]) -> Iterator[str]:
+    def within(self, prose: Sequence[str] = ()) -> Iterator[str]:
         """The texts, one by one.
 
         Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import BY_ENDING
-from infini_llama.tasks.preprocess.sources.folders import WrittenFolders, refuse_table, table_of
+from infini_llama.tasks.preprocess.sources.folders import kind_written, refuse_table, table_of
 from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.remote import (
     RemoteFile,
@@ -44,21 +44,9 @@ WRITTEN = (
 )
 
 
-class RealPaths:
-    """The targets of links; thousands of files share their folders."""
-
-    def __init__(self) -> None:
-        self.folders: dict[str, str] = {}
-
-    def of(self, path: Path | RemoteFile) -> str | RemoteFile:
-        if isinstance(path, RemoteFile):
-            return path
-        if os.path.islink(path):
-            return os.path.realpath(path)
-        folder, name = os.path.split(path)
-        if folder not in self.folders:
-            self.folders[folder] = os.path.realpath(folder)
-        return os.path.join(self.folders[folder], name)
+def real_path(path: Path | RemoteFile) -> str | RemoteFile:
+    """The file that a path leads to."""
+    return path if isinstance(path, RemoteFile) else os.path.realpath(path)
 
 
 class NotText:
@@ -81,19 +69,14 @@ class NotText:
 
     def __init__(self, home: Path, places: Mapping[str, str] | None = None) -> None:
         self.below_home = f"below {home} (runtime.home)"
-        folders = [home / name for name in WRITTEN]
-        # Where one run was moved, and a link left in its place.
-        for folder in (home / "datasets", home / "runs"):
-            folders += [path for path in folder.glob("*") if path.is_symlink()]
-        named = {str(folder): self.below_home for folder in folders}
-        for place, kind in (places or {}).items():
-            named[place] = f"{place} ({kind})"
+        named = {str(home / name): self.below_home for name in WRITTEN}
+        named |= {place: f"{place} ({kind})" for place, kind in (places or {}).items()}
         self.written = {
             place.rstrip("/") if is_remote(place) else os.path.realpath(place): name
             for place, name in named.items()
         }
         self.home = os.path.realpath(home)
-        self.folders = WrittenFolders()
+        self.kinds: dict[str, str | None] = {}
         self.own: dict[str | RemoteFile, str] = {}
         self.others = Counter[str]()
 
@@ -103,7 +86,7 @@ class NotText:
         None: it may be text.
 
         Args:
-            real: its path, see `RealPaths`; of a folder, with a slash at its end.
+            real: see `real_path`; of a folder, with a slash at its end.
             begin: the same of the file or folder where the pattern begins.
         """
         path = real.url if isinstance(real, RemoteFile) else real
@@ -114,7 +97,7 @@ class NotText:
             return self.below_home
         if isinstance(real, RemoteFile):
             return None
-        kind = self.folders.kind_of(os.path.dirname(path))
+        kind = kind_written(os.path.dirname(path), self.kinds)
         return f"{kind} elsewhere" if kind else None
 
     def count_other(self, name: str) -> None:
@@ -146,7 +129,6 @@ def matching_files(
         DataError: a pattern matches none or names what is no file, or a folder cannot be read.
     """
     seen = set[str | RemoteFile]()
-    real = RealPaths()
     for pattern in patterns:
         if is_remote(pattern):
             begin = ""
@@ -159,11 +141,12 @@ def matching_files(
                     f"{key}: '{pattern}' is a pipe, device or socket; "
                     "write its text to a file, and name that."
                 )
-            begin = os.path.realpath(_begin(local))
-            folder, files = _local(local, key, form, not_text)
+            root = target if target.exists() else _fixed_part(local)
+            begin = os.path.realpath(root)
+            folder, files = _local(local, root, key, form, not_text)
         if not files:
             raise _nothing_matches(pattern, key, folder)
-        named = [(path, name, real.of(path)) for path, name in files]
+        named = [(path, name, real_path(path)) for path, name in files]
         refuse_table(_table_of(files), f"{key}: '{shown_url(pattern)}'")
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
         if None not in own.values():
@@ -208,31 +191,26 @@ def _nothing_matches(pattern: str, key: str, is_folder: bool) -> DataError:
     return DataError(f"{key}: no file matches '{shown_url(pattern)}'{where}.")
 
 
-def _begin(pattern: str) -> Path:
-    """Beginning of a pattern on this machine.
-
-    It is the file or folder of this name, also one whose name has brackets, or its fixed part.
-    """
-    return Path(pattern) if Path(pattern).exists() else _fixed_part(pattern)
-
-
 def _local(
     pattern: str,
+    root: Path,
     key: str,
     form: str,
     not_text: NotText,
 ) -> tuple[bool, list[tuple[Path, str]]]:
-    """Whether the pattern names a folder, and each file that it matches, with its name."""
-    begin = _begin(pattern)
-    is_folder = begin.is_dir() and begin == Path(pattern)
-    if begin.is_file():
-        root = begin.parent
+    """Whether the pattern names a folder, and each file that it matches, with its name.
+
+    Args:
+        root: the file or folder of this name, also one whose name has brackets, or the pattern's
+            fixed part.
+    """
+    is_folder = root.is_dir() and root == Path(pattern)
+    if root.is_file():
+        root = root.parent
         paths = [pattern]
     elif is_folder:
-        root = begin
         paths = _known_below(root, form, key, not_text)
     else:
-        root = begin
         paths = sorted(_expanded(pattern, key, not_text))
     base = os.path.join(root, "")
     files = list[tuple[Path, str]]()
@@ -336,18 +314,11 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     if "**" not in parts:
         return set(glob.glob(pattern))
     place = parts.index("**")
-    rest = parts[place + 1 :]
-    below = Path(*rest) if rest else Path("*")
-    folders = [
-        folder
-        for base in glob.glob(str(Path(*parts[:place])))
-        if Path(base).is_dir()
-        for folder, _, _ in _folders(base, key, not_text)
-    ]
+    below = Path(*(parts[place + 1 :] or ("*",)))
     files = set[str]()
-    for folder in folders:
-        pattern_below = str(Path(glob.escape(folder), below))
-        files |= _expanded(pattern_below, key, not_text)
+    for base in filter(os.path.isdir, glob.glob(str(Path(*parts[:place])))):
+        for folder, _, _ in _folders(base, key, not_text):
+            files |= _expanded(str(Path(glob.escape(folder), below)), key, not_text)
     return files
 
 

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -52,10 +51,6 @@ class RemoteFile:
     @property
     def name(self) -> str:
         return str(self).rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.name).suffix
 
     @property
     def place(self) -> str:

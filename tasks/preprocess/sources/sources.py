@@ -58,8 +58,7 @@ def describe(data: DataConfig) -> Provenance:
             facts=source.facts(),
         )
         if isinstance(section, SourceConfig):
-            origin = changed(origin, weight=section.weight)
-            if section.license != NOT_STATED:
-                origin = changed(origin, license=section.license)
+            stated = source.license if section.license == NOT_STATED else section.license
+            origin = changed(origin, weight=section.weight, license=stated)
         origins.append(origin)
     return Provenance(sources=tuple(origins))

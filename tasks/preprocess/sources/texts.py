@@ -56,14 +56,11 @@ def documents_of(text: str) -> Iterator[str | Fault]:
 
     A Fault stands for one that no tokenizer can take in parts.
     """
-    size = len(text) if text.isascii() else len(text) * 4  # bytes at most
-    if size <= LONGEST_DOCUMENT:
+    most_bytes = len(text) if text.isascii() else len(text) * 4
+    if most_bytes <= LONGEST_DOCUMENT or len(text.encode()) <= LONGEST_DOCUMENT:
         yield _refuse_unbroken(text)
         return
     data = text.encode()
-    if len(data) <= LONGEST_DOCUMENT:
-        yield _refuse_unbroken(text)
-        return
     while data:
         end = cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
         yield _refuse_unbroken(data[:end].decode())

@@ -6,7 +6,7 @@ is not read again.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -314,15 +314,11 @@ class PartReader:
         except (Unreadable, OSError) as error:
             if no_space(error):
                 raise
-            reason = _reason(file, error)
-            if not self.filters.skip_bad:
-                is_encoding = "UTF-8" in reason and not isinstance(error, OSError)
-                verb = "convert" if is_encoding else "repair"
-                raise DataError(f"{reason}; {verb} it, or remove it from {file.key}.") from None
             self.records, self.empty, self.too_short, self.bad_records, named = before
             if first is not None:
                 del self.reports[first:]
-            self.bad[named:] = [reason]
+            del self.bad[named:]
+            self._skip(file, error)
             self.bad_files += 1
             return
         _refuse_changed_text(file, stamp)
@@ -370,11 +366,8 @@ class PartReader:
         texts = list[bytes]()
         for record in batch:
             if isinstance(record, Fault):
-                if not self.filters.skip_bad:
-                    raise Unreadable(record.reason)
+                self._skip(file, record)
                 self.bad_records += 1
-                self.bad.append(f"{file} {record.reason}")
-                del self.bad[NAMED:]
             elif not record:
                 self.empty += 1
             elif len(record) < shortest:
@@ -383,12 +376,53 @@ class PartReader:
                 texts.append(record.encode())
         return texts
 
+    def _skip(self, file: TextInput, fault: Fault | Unreadable | OSError) -> None:
+        """Name a damaged record, or a file that is damaged as a whole, which is left out.
 
-def _reason(file: TextInput, error: Unreadable | OSError) -> str:
-    """The fault of a file that cannot be read, in words."""
-    return (
-        f"{file} {error if isinstance(error, Unreadable) else f'cannot be read ({error.strerror})'}"
-    )
+        Raises:
+            DataError: data.on_bad_input says that nothing is.
+        """
+        match fault:
+            case Fault():
+                reason = fault.reason
+            case Unreadable():
+                reason = str(fault)
+            case OSError():
+                reason = f"cannot be read ({fault.strerror})"
+        if not self.filters.skip_bad:
+            is_encoding = "UTF-8" in reason and not isinstance(fault, OSError)
+            verb = "convert" if is_encoding else "repair"
+            raise DataError(f"{file} {reason}; {verb} it, or remove it from {file.key}.") from None
+        self.bad.append(f"{file} {reason}")
+        del self.bad[NAMED:]
+
+
+def without_damaged_files(reports: Mapping[Part, PartReport]) -> dict[Part, PartReport]:
+    """The reports, of which those on ranges of a damaged file have no text.
+
+    A range does not know of the others, which are read by other workers. A file that is read as a
+    whole is left out by `PartReader`.
+    """
+    ranges = {part: report for part, report in reports.items() if part.span is not None}
+    # Of each damaged file, the first damaged range stands for it.
+    damaged = {
+        part.files[0]: part for part, report in reversed(ranges.items()) if not report.is_readable
+    }
+    left_out = {
+        part: PartReport(
+            units=(),
+            records=0,
+            empty=0,
+            too_short=0,
+            bad_records=0,
+            bad_files=int(damaged[part.files[0]] is part),
+            bad=() if report.is_readable else report.bad,
+            is_readable=False,
+        )
+        for part, report in ranges.items()
+        if part.files[0] in damaged
+    }
+    return {**reports, **left_out}
 
 
 def _refuse_changed_text(file: TextInput, stamp: Stamp | None) -> None:

@@ -56,15 +56,18 @@ def test_a_missing_home_is_accepted(tmp_path, monkeypatch):
     assert home_folder() == tmp_path / "new" / "home"
 
 
-def test_latest_is_the_newest_complete_dataset_where_no_link_could_be_made(tmp_path, monkeypatch):
+def test_latest_is_the_dataset_that_was_used_last_where_no_link_could_be_made(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("INFINI_LLAMA_HOME", str(tmp_path))
-    for age, name in enumerate(("newest", "older", "incomplete")):
+    for age, name in enumerate(("incomplete", "newest", "older")):
         folder = tmp_path / "datasets" / name
         folder.mkdir(parents=True)
         if name != "incomplete":
             (folder / "manifest.json").touch()
-            os.utime(folder / "manifest.json", (1e9 - age, 1e9 - age))
-    assert find("latest", "runs", "datasets") == tmp_path / "datasets" / "newest"
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    for path in ("latest", str(tmp_path / "datasets" / "latest")):
+        assert find(path, "runs", "datasets") == tmp_path / "datasets" / "newest"
     (tmp_path / "datasets" / "latest").symlink_to("older")
     assert find("latest", "runs", "datasets") == tmp_path / "datasets" / "older"
     with pytest.raises(ConfigError, match="latest"):

@@ -461,7 +461,7 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
         "far-in-text",
     }
     tokenizer = load(config.data.tokenizer)
-    longest = max(PasskeyTexts(200, sources["far"].passkey.repetitions), key=len)
+    longest = max(PasskeyTexts(200, sources["far"].passkey.repetitions).within(), key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
     assert sources["near"].passkey.repetitions == 1, (

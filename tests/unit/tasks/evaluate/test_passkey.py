@@ -301,8 +301,8 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fi
 
 
 def test_texts_are_reproducible_and_cut_the_filler_between_words():
-    texts = list(PasskeyTexts(300, 3))
-    assert texts == list(PasskeyTexts(300, 3))
+    texts = list(PasskeyTexts(300, 3).within())
+    assert texts == list(PasskeyTexts(300, 3).within())
     after = []
     for text in texts:
         key = text[-6:-1]
@@ -321,7 +321,7 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
-    texts, is_last = list(PasskeyTexts(50, 3, form, "random")), []
+    texts, is_last = list(PasskeyTexts(50, 3, form, "random").within()), []
     for text in texts:
         statement, _, rest = text.rpartition("? ")
         answer = rest.rstrip(".").split()[-1]
@@ -355,7 +355,7 @@ def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
     settings = data(source="passkey", passkey={"documents": 20, "repetitions": 2})
     inputs = inputs_of(settings)
     (source,) = inputs.training
-    assert not inputs.validation and list(source.records()) == list(PasskeyTexts(20, 2))
+    assert not inputs.validation and list(source.records()) == list(PasskeyTexts(20, 2).within())
     reference = preprocess(settings, tmp_path)
     assert reference.train.documents + reference.validation.documents == 20
     assert preprocess(settings, tmp_path).built == ()

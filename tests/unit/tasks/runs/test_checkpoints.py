@@ -127,6 +127,23 @@ def test_the_lowest_validation_loss_is_the_best(folder):
     assert best_of(committed(folder)) == checkpoint_path(folder, 20), "the earlier of two equals"
 
 
+def test_latest_and_best_are_names_where_no_link_can_be_made(folder, monkeypatch):
+    """As on exFAT."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    point_and_prune(folder, keep=3)
+    assert not os.path.lexists(folder / "latest") and not os.path.lexists(folder / "best")
+    other = folder / "other"
+    for name, step in (("latest", 30), ("best", 20)):
+        chosen = choose_and_abandon_newer(other, str(folder / name), None)
+        assert chosen == checkpoint_path(folder, step)
+    assert choose_and_abandon_newer(folder, str(folder / "best"), None) == chosen
+    assert steps(folder) == [20, 10]
+
+
 def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
     damage(checkpoint_path(folder, 20))
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)

@@ -13,6 +13,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.flows.cli.main import main
 from infini_llama.flows.pipeline import preparation_for
 from infini_llama.tasks.preprocess.corpus import Corpus
+from infini_llama.tasks.storage.artifacts import commit, staged
 
 WRITTEN = (
     "runs/one/samples.jsonl",
@@ -68,8 +69,12 @@ def test_links_into_the_home_folder_are_left_out(project: Path) -> None:
 def test_what_was_moved_and_linked_into_the_home_folder_is_left_out(project: Path) -> None:
     (project / "workspace" / "runs").rename(project / "moved")
     (project / "workspace" / "runs").symlink_to("../moved")
-    (project / "workspace" / "datasets" / "x").rename(project / "x")
-    (project / "workspace" / "datasets" / "x").symlink_to("../../x")
+    moved = project / "workspace" / "datasets" / "moved"
+    with staged(moved) as folder:
+        write(folder, "tokenizer.json", "train/data.jsonl")
+        commit(folder, moved, "dataset", {"key": "k"})
+    moved.rename(project / "dataset")
+    moved.symlink_to("../../dataset")
     assert texts(Path("workspace"), files=["**/*"])[0] == {"a.jsonl", "text/b.jsonl"}
 
 
