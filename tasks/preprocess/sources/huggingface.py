@@ -291,10 +291,11 @@ def _batches_of(dataset: Any, split: Split) -> Iterator[dict[str, list[Any]]]:
     from datasets import Dataset
 
     try:
+        batches = dataset.with_format(None).iter(batch_size=AT_ONCE)
         if isinstance(dataset, Dataset):
             # A saved one is read in place, and any offset in it is followed.
             dataset.data.validate(full=True)
-        yield from dataset.with_format(None).iter(batch_size=AT_ONCE)
+        yield from batches
     except Exception as error:
         # It is of the network, a filesystem, or any of the readers inside `datasets`.
         fault = f"breaks off in split '{split.name}' ({_words(error)})"
