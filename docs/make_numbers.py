@@ -503,6 +503,16 @@ def commands() -> str:
         "--help": "`infini-llama --help`",
         "finished run again, --no-prefect": "`run --no-prefect` of a finished run",
         "finished run again, embedded server": "`run` of a finished run, with the embedded Prefect server",
+        "import the preparation": "imports of a preparation",
+        "import the preparation and awkward, which gigatoken needs": "the same, of more than 4 MB of text (gigatoken, awkward)",
+        "import torch, as torchrun does": "imports of torchrun",
+        "import torch, as DDP does": "imports of a rank by torch alone (DDP: torch._dynamo)",
+        "import what a worker needs": "imports of a rank",
+        "import matplotlib, as the report does": "imports of the report by matplotlib",
+        "torchrun and DDP alone, to a step": "torchrun and DDP alone, two ranks: to a step",
+        "new run, to its first step": "a new run with two ranks, `--no-prefect`: to its first step",
+        "torchrun and DDP alone, from the step to the end": "torchrun and DDP alone: from the step to the end",
+        "new run, from its last checkpoint to its end": "a new run: from its last checkpoint to its end",
     }
     rows = [[label, spread(seconds[name])] for name, label in names.items()]
     return table(["command", "seconds"], rows, "startup.py", "startup.json")
