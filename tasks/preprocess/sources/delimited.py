@@ -134,12 +134,10 @@ def _rows(
     """
     is_quoted: bool | None = None
     for number, text in blocks:
-        if is_quoted is False or '"' not in text:
-            yield _plain_rows(number, text, delimiter)
-            continue
-        if is_quoted is None:
+        has_quotes = '"' in text
+        if has_quotes and is_quoted is None:
             is_quoted = are_syntax()
-        if is_quoted:
+        if has_quotes and is_quoted:
             yield from _quoted_rows(number, text, blocks, delimiter)
         else:
             yield _plain_rows(number, text, delimiter)
@@ -194,8 +192,6 @@ def _quoted_rows(
                 rows = []
                 lines_at_yield = lines_read
     except csv.Error as error:
-        if rows:
-            yield numbers, rows
         raise Unreadable(
             f"is damaged in the record that begins in line {number} ({error})"
         ) from None
