@@ -318,25 +318,22 @@ def model_section(config: LlamaConfig) -> JsonObject:
     return model
 
 
-def configuration_of(
-    folder: Folder,
+def architecture_of(
+    chosen: LlamaConfig,
     attention: Attention | None,
     segment_length: int | None,
-    heads: HeadScores | None,
-    memory_maps: bool = False,
-) -> dict[str, JsonObject]:
-    """The configuration that trains from a folder's weights.
+    memory_maps: bool,
+) -> LlamaConfig:
+    """The architecture that is trained from a folder's, with the attention that is asked for.
 
-    It has the folder's architecture in full, its tokenizer, and rates for weights that are trained
-    already.
+    Args:
+        chosen: of the folder.
     """
-    chosen = folder.config
-    length = min(chosen.max_position_embeddings, LONGEST_ROW)
     if attention is not None and attention != chosen.attention:
         chosen = replace(
             chosen,
             attention=attention,
-            segment_length=max(1, length // 4),
+            segment_length=max(1, longest_row(chosen) // 4),
             memory_layers=None,
             memory_maps=False,
         )
@@ -352,6 +349,28 @@ def configuration_of(
                 "--memory-maps is for Infini-attention; add --attention infini, or remove it."
             )
         chosen = replace(chosen, memory_maps=True)
+    return chosen
+
+
+def longest_row(config: LlamaConfig) -> int:
+    """Tokens of the rows that training begins with."""
+    return min(config.max_position_embeddings, LONGEST_ROW)
+
+
+def configuration_of(
+    folder: Folder,
+    attention: Attention | None,
+    segment_length: int | None,
+    heads: HeadScores | None,
+    memory_maps: bool = False,
+) -> dict[str, JsonObject]:
+    """The configuration that trains from a folder's weights.
+
+    It has the folder's architecture in full, its tokenizer, and rates for weights that are trained
+    already.
+    """
+    length = longest_row(folder.config)
+    chosen = architecture_of(folder.config, attention, segment_length, memory_maps)
     if folder.untied:
         log.warning(
             "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values "
