@@ -122,6 +122,10 @@ def record_killed_attempts(run: RunFolder) -> int:
             message=message,
         )
         append_attempt(run, killed)
+        log.warning(
+            "attempt %d was killed with its command: attempts.jsonl has no end of it",
+            killed.attempt,
+        )
     return max(begun | recorded, default=0)
 
 

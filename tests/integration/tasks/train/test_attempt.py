@@ -318,7 +318,7 @@ def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, 
     assert [record.attempt for record in read_attempts(run)] == [1, 2, 3]
 
 
-def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
+def test_an_attempt_with_a_folder_and_no_record_was_killed(run, caplog):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     write_attempt_plan(run.path / "logs/attempt-04", make_attempt(run.path))
@@ -328,7 +328,9 @@ def test_an_attempt_with_a_folder_and_no_record_was_killed(run):
         (2, None),
         (4, "mine"),
     ]
+    assert [record.args for record in caplog.records] == [(4,)], "which is said once"
     assert record_killed_attempts(run) == 4 and len(read_attempts(run)) == 2
+    assert len(caplog.records) == 1
 
 
 def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
