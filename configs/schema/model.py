@@ -203,11 +203,12 @@ class ModelConfig(Section):
                 f"rope_theta={self.rope_theta} must be more than 1 with rope_type=yarn"
             )
         layers = self.memory_layers
-        if layers is not None and self.attention != "infini":
-            raise ValueError(
-                f"memory_layers={layers} is for attention=infini, not {self.attention}; set "
-                "attention=infini, or remove it"
-            )
+        for key, value in (("memory_layers", layers), ("memory_maps", self.memory_maps or None)):
+            if value is not None and self.attention != "infini":
+                raise ValueError(
+                    f"{key}={str(value).lower()} is for attention=infini, not {self.attention}; "
+                    "set attention=infini, or remove it"
+                )
         if layers is not None and (
             layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers
         ):

@@ -274,7 +274,12 @@ COMMANDS = {
         "models.evaluate",
         RUN,
         CHECKPOINT,
-        option("--files PATH", "text to evaluate on, as in data.files", repeated=True),
+        option(
+            "--files PATH",
+            "text to evaluate on, as in data.files; with --passkey: the text before the numbers, "
+            "read once for all of a length (model.memory_update=linear)",
+            repeated=True,
+        ),
         option("--source NAME", "read the files as this source of the run"),
         option(
             "--split",
@@ -309,7 +314,7 @@ COMMANDS = {
         ),
         option(
             "--form",
-            "with --segments: what is hidden, as data.passkey.form (default: passkey)",
+            "with --segments or --files: what is hidden, as data.passkey.form (default: passkey)",
             choices=["passkey", "facts", "overwritten", "variables"],
         ),
         option(

@@ -115,32 +115,41 @@ def _refuse(arguments: Namespace, names: Sequence[str], reason: str) -> None:
 
 
 def _passkey(arguments: Namespace) -> Answer:
-    perplexity = ("files", "source", "split", "sequences", "stream")
+    perplexity = ("split", "sequences", "stream")
     _refuse(arguments, perplexity, "not with --passkey, which makes its own texts; remove them.")
+    if not arguments.files:
+        _refuse(arguments, ("source",), "with --passkey only with --files; use both or neither.")
     run = find(arguments.run, "runs")
-    if not arguments.segments and (arguments.form or arguments.filler):
+    if arguments.files:
+        reason = "not with --passkey and --files, which asks after --lengths tokens; remove them."
+        _refuse(arguments, ("segments", "filler", "depths"), reason)
+    elif not arguments.segments and (arguments.form or arguments.filler):
         raise ConfigError("--form and --filler need --segments; use both or neither.")
     if arguments.segments:
         reason = "not with --segments, which decides length and place; remove them."
         _refuse(arguments, ("lengths", "depths"), reason)
+    from infini_llama.tasks.evaluate.passkey import HiddenFacts
     from infini_llama.tasks.evaluate.stage import (
         DEPTHS,
         SAMPLES,
         find_passkeys,
         find_passkeys_across,
+        find_passkeys_after,
     )
 
     checkpoint = arguments.checkpoint
     samples = arguments.samples or SAMPLES
     seed = arguments.seed or 0
-    if arguments.segments:
-        form = arguments.form or "passkey"
-        filler = arguments.filler or "repeated"
-        record = find_passkeys_across(
-            run, checkpoint, arguments.segments, samples, seed, form, filler
+    lengths = arguments.lengths or ()
+    facts = HiddenFacts(form=arguments.form or "passkey", samples=samples, seed=seed)
+    if arguments.files:
+        record = find_passkeys_after(
+            run, arguments.files, checkpoint, arguments.source, lengths, facts
         )
+    elif arguments.segments:
+        filler = arguments.filler or "repeated"
+        record = find_passkeys_across(run, checkpoint, arguments.segments, facts, filler)
     else:
-        lengths = arguments.lengths or ()
         depths = arguments.depths or DEPTHS
         record = find_passkeys(run, checkpoint, lengths, depths, samples, seed)
     return record.to_json(), passkey_text(record)

@@ -134,7 +134,8 @@ def passkey_text(result: "PasskeyRetrieval") -> str:
     Or it has one line per number of segment boundaries.
     """
     about = result.model_dump(
-        include={"run", "checkpoint", "trained_length", "samples", "form", "filler"}
+        include={"run", "checkpoint", "trained_length", "samples", "form", "filler", "text"},
+        exclude_none=True,
     )
     fractions = {
         f"found {words}".strip(): passkey_rows(cells) + distance_rows(cells)

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import PIECE, Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
@@ -34,7 +35,17 @@ from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
 KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
+BOUNDARIES_AFTER = 8  # segment boundaries between what is hidden after a long text and its answer
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class HiddenFacts:
+    """Facts of a measurement: `samples` of them per length or distance, of a form of `FORMS`."""
+
+    form: str
+    samples: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,20 @@ class Asked:
     def without_hidden(self) -> "Asked":
         """The same with filler in place of what is hidden."""
         return replace(self, hidden=[], after=len(self.hidden) + self.after)
+
+    def refuse_repetition(self, option: str, advice: str) -> None:
+        """Raise ConfigError if the filler repeats, here or in `without_hidden`.
+
+        Args:
+            option: where the filler is from.
+            advice: what to change.
+        """
+        count = self.before + len(self.hidden) + self.after
+        if count > len(self.filler):
+            raise ConfigError(
+                f"{option}: {count:,} tokens are needed around the number, and only "
+                f"{len(self.filler):,} are left, which would repeat; {advice}."
+            )
 
     def boundaries(self, segment_length: int) -> int:
         """Segment boundaries between the last mention and the answer.
@@ -151,6 +176,7 @@ def ask_across(
     statement: Hidden,
     random: Random,
     filler: list[int],
+    text: list[int] | None = None,
 ) -> Asked:
     """A text whose answer is predicted `ends` segment boundaries after its last mention.
 
@@ -159,12 +185,20 @@ def ask_across(
     are at least as far. The filler's tokens are repeated as often as needed, from a random one on,
     and cut anywhere.
 
+    Args:
+        text: whole segments that are read before everything else, and that the filler continues
+            from its first token on; None: the text begins with HEAD.
+
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
     """
     head, hidden, question, answer = encoded(encoder, statement)
-    offset = random.randrange(len(filler))
-    filler = [*filler[offset:], *filler[:offset]]
+    if text is None:
+        offset = random.randrange(len(filler))
+        filler = [*filler[offset:], *filler[:offset]]
+    else:
+        head = text
+        hidden = [*in_text(encoder, "".join(statement.others)), *hidden]
     size = len(answer)
     last = last_mention(hidden, answer)
     if last is None or size > segment_length:
@@ -214,13 +248,21 @@ class Begun:
 
 
 @torch.inference_mode()
-def begin(model: Llama, asked: Asked) -> Begun:
-    """Read all but the segment that the answer is predicted from."""
+def begin(model: Llama, asked: Asked, after_head: States | None = None) -> Begun:
+    """Read all but the segment that the answer is predicted from.
+
+    Args:
+        after_head: states after the text's head, which are copied; None: the head is read.
+    """
     size = 1 if model.config.attention == "softmax" else model.config.segment_length
     first = (asked.length - 1) // size * size
     tokens = asked.tokens()
     states = model.new_states(1, capacity=asked.length + len(asked.answer))
-    if model.uses_memory():
+    if after_head is not None:
+        states = deepcopy(after_head)
+        behind = len(asked.head)
+        remember(model, islice(tokens, behind, first), states)
+    elif model.uses_memory():
         remember(model, islice(tokens, first), states)
     elif model.config.attention == "softmax":
         for start in range(0, first, PIECE):
@@ -230,6 +272,7 @@ def begin(model: Llama, asked: Asked) -> Begun:
     return Begun(asked, states, list(tokens))
 
 
+@torch.inference_mode()
 def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
     """Read whole segments into a model's memory.
 
@@ -316,14 +359,21 @@ def greedy_tokens(
 
 
 @torch.inference_mode()
-def controls(model: Llama, texts: list[Begun]) -> MemoryControls:
+def controls(
+    model: Llama,
+    texts: list[Begun],
+    after_head: States | None = None,
+) -> MemoryControls:
     """Whether it is M and z that hold the number.
 
     Each text's last segment is read after another text, and after filler alone. Numbers that the
     two texts have in common are not counted.
+
+    Args:
+        after_head: of all texts, see `begin`.
     """
     own_text = other_text = pairs = filler = 0
-    empty = begin(model, texts[0].asked.without_hidden).states
+    empty = begin(model, texts[0].asked.without_hidden, after_head).states
     for mine, theirs in zip(texts, [*texts[1:], texts[0]], strict=True):
         answer = mine.asked.answer
         others = theirs.asked.answer
@@ -347,14 +397,19 @@ def _measured(
     texts: list[Asked],
     length: int,
     depth: float | None,
+    after_head: States | None = None,
 ) -> dict[str, PasskeyResult]:
-    """Retrieval by a model, by name as `with_and_without_memory` returns it."""
+    """Retrieval by a model, by name as `with_and_without_memory` returns it.
+
+    Args:
+        after_head: states of a model with a memory after the head that all texts share.
+    """
     boundaries = None
     if model.config.attention != "softmax":
         boundaries = max(asked.boundaries(model.config.segment_length) for asked in texts)
 
     def result(with_memory: bool) -> PasskeyResult:
-        begun = [begin(model, asked) for asked in texts]
+        begun = [begin(model, asked, after_head if with_memory else None) for asked in texts]
         answers = [right_tokens(model, text) for text in begun]
         tokens = [right for answer in answers for right in answer]
         columns = zip_longest(*answers, fillvalue=False)
@@ -367,7 +422,7 @@ def _measured(
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
-            controls=controls(model, begun) if with_memory else None,
+            controls=controls(model, begun, after_head) if with_memory else None,
         )
 
     return with_and_without_memory(model, result)
@@ -402,31 +457,93 @@ def passkey_across(
     model: Llama,
     encoder: TextEncoder,
     ends: list[int],
-    samples: int,
-    form: str,
+    facts: HiddenFacts,
     filler: list[int],
-    seed: int = 0,
+    may_repeat: bool = True,
 ) -> list[dict[str, PasskeyResult]]:
-    """Retrieval over so many segment boundaries, over `samples` texts each.
+    """Retrieval over so many segment boundaries, each fact in a text of its own.
 
     Args:
-        form: of `FORMS`.
         filler: tokens of the text around what is hidden.
+        may_repeat: whether a text may have a token of the filler twice.
 
     Raises:
-        ConfigError: as `ask_across`.
+        ConfigError: as `ask_across`, or the filler repeats and must not.
     """
     results: list[dict[str, PasskeyResult]] = []
     size = model.config.segment_length
     for count in ends:
-        random = Random(f"{seed}-{count}")
+        random = Random(f"{facts.seed}-{count}")
         texts = [
-            ask_across(encoder, size, count, FORMS[form](random), random, filler)
-            for _ in range(samples)
+            ask_across(encoder, size, count, FORMS[facts.form](random), random, filler)
+            for _ in range(facts.samples)
         ]
+        if not may_repeat:
+            for asked in texts:
+                asked.refuse_repetition("--filler text", "give fewer --segments, or another filler")
         length = max(asked.length for asked in texts)
         results.append(_measured(model, texts, length, None))
         _log(f"{count} segment boundaries", results, len(ends))
+    return results
+
+
+def refuse_other_updates(config: LlamaConfig) -> None:
+    """Raise ConfigError unless the model's memory is a sum, as `passkey_after` needs it."""
+    if config.attention != "infini" or config.memory_update != "linear":
+        update = config.memory_update if config.attention == "infini" else "no memory"
+        raise ConfigError(
+            "--files with --passkey reads one text once for all numbers, which needs "
+            f"memory_update: linear, and this run has {update}; use --segments with --filler text."
+        )
+
+
+def passkey_after(
+    model: Llama,
+    encoder: TextEncoder,
+    lengths: Sequence[int],
+    facts: HiddenFacts,
+    text: list[int],
+) -> list[dict[str, PasskeyResult]]:
+    """Retrieval of facts that follow the first tokens of a text, which is read once.
+
+    The linear update adds (eq. 8), so what was read before a fact weighs as much in the memory as
+    what is read after it. The states after `length` tokens therefore serve all facts of that
+    length: each continues from a copy, with the fact, more of the text and the question.
+
+    Args:
+        text: tokens.
+
+    Raises:
+        ConfigError: as `ask_across`, or the text is too short.
+    """
+    size = model.config.segment_length
+    text = [*in_text(encoder, HEAD, ""), *text]
+    texts_by_length: dict[int, list[Asked]] = {}
+    for length in sorted(lengths):
+        random = Random(f"{facts.seed}-{length}")
+        first = length // size * size
+        head = text[:first]
+        filler = text[first:]
+        texts_by_length[length] = [
+            ask_across(
+                encoder, size, BOUNDARIES_AFTER, FORMS[facts.form](random), random, filler, head
+            )
+            for _ in range(facts.samples)
+        ]
+        for asked in texts_by_length[length]:
+            asked.refuse_repetition(
+                f"--files, length {length}", "give more text, or shorter --lengths"
+            )
+    log.info("the text is read once for all numbers, as the memory's linear update adds")
+    results: list[dict[str, PasskeyResult]] = []
+    states = model.new_states(1, capacity=0)
+    behind = 0
+    for length, texts in texts_by_length.items():
+        head = texts[0].head
+        remember(model, iter(head[behind:]), states)
+        behind = len(head)
+        results.append(_measured(model, texts, length, 1.0, states))
+        _log(f"length {length}", results, len(texts_by_length))
     return results
 
 

@@ -4,11 +4,14 @@ Results are also kept in the run's folder.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +21,12 @@ from infini_llama.configs.schema import DataConfig, EvaluationConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.files import prepared, section_of
 from infini_llama.tasks.evaluate.passkey import (
+    HiddenFacts,
     in_text,
     passkey,
     passkey_across,
+    passkey_after,
+    refuse_other_updates,
     with_and_without_memory,
 )
 from infini_llama.tasks.evaluate.perplexity import (
@@ -30,7 +36,7 @@ from infini_llama.tasks.evaluate.perplexity import (
     part_of,
 )
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
 from infini_llama.tasks.records.evaluation import (
     Evaluated,
     EvaluationRequest,
@@ -56,7 +62,8 @@ from infini_llama.tasks.storage.record_files import append_line, read_lines
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
-MOST_FILLER = 100_000  # tokens that filler has before it repeats
+MOST_FILLER = 100_000  # tokens that filler has before it repeats; of held-out text, at least
+EXTRA_SEGMENTS = 8  # that a text may have beside those between what is hidden and the answer
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES = 10  # per length and depth
 
@@ -109,17 +116,28 @@ def evaluate_files(
         DataError: as `evaluate`, also for the files.
     """
     model, about = _open(run_dir, checkpoint)
-    reading = reading_of(run_dir)
-    section = section_of(reading, source)
-    lineage = RunFolder(run_dir).require_lineage()
-    with repairable():
-        rows = read_row_table(dataset_of(run_dir) / ROW_TABLES / lineage.dataset.row_table).content
-    home = run_dir.absolute().parents[1]
-    with prepared(reading, section, files, rows, home) as reader:
-        read = partial(over_rows, model, reader, None, lineage.train.document_masking)
+    isolate = RunFolder(run_dir).require_lineage().train.document_masking
+    with prepared_for_run(run_dir, files, source) as reader:
+        read = partial(over_rows, model, reader, None, isolate)
         if stream:
             read = partial(over_documents, model, reader)
         return _perplexity(run_dir, about, tuple(files), model, read, None, stream)
+
+
+@contextmanager
+def prepared_for_run(
+    run_dir: Path,
+    files: list[str],
+    source: str | None,
+) -> Generator[TokenReader]:
+    """Other files' text as rows like the run's own; see `evaluate_files` and `prepared`."""
+    reading = reading_of(run_dir)
+    section = section_of(reading, source)
+    table = RunFolder(run_dir).require_lineage().dataset.row_table
+    with repairable():
+        rows = read_row_table(dataset_of(run_dir) / ROW_TABLES / table).content
+    with prepared(reading, section, files, rows, run_dir.absolute().parents[1]) as reader:
+        yield reader
 
 
 def _perplexity(
@@ -178,8 +196,7 @@ def find_passkeys(
         lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
         request: as in `evaluate`.
     """
-    row = RunFolder(run_dir).require_lineage().dataset.sequence_length
-    lengths = lengths or (row, 2 * row, 4 * row, 8 * row)
+    lengths = lengths or _multiples_of_trained_length(run_dir)
     measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
     return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
 
@@ -188,9 +205,7 @@ def find_passkeys_across(
     run_dir: Path,
     checkpoint: str,
     segments: list[int],
-    samples: int,
-    seed: int,
-    form: str,
+    facts: HiddenFacts,
     filler: str,
 ) -> PasskeyRetrieval:
     """Passkey retrieval by the number of segment boundaries between what is hidden and the answer.
@@ -198,24 +213,71 @@ def find_passkeys_across(
     It is measured as by `find_passkeys`.
 
     Args:
-        form: what is hidden, of `FORMS`.
-        filler: repeated or random as in data.passkey.filler, or text: the run's own held-out text.
+        filler: repeated or random as in data.passkey.filler, or text: the run's own held-out text,
+            which a text has at most once.
+
+    Raises:
+        ConfigError: as `passkey_across`; or there is no held-out text.
     """
 
     def measure(model: Llama, encoder: TextEncoder) -> list[dict[str, PasskeyResult]]:
-        tokens = filler_tokens(run_dir, encoder, filler)
-        return passkey_across(model, encoder, segments, samples, form, tokens, seed)
+        count = (max(segments) + EXTRA_SEGMENTS) * model.config.segment_length
+        tokens = filler_tokens(run_dir, encoder, filler, max(count, MOST_FILLER))
+        return passkey_across(model, encoder, segments, facts, tokens, filler != "text")
 
-    settings = {"samples": samples, "seed": seed, "form": form, "filler": filler}
+    settings = asdict(facts) | {"filler": filler}
     return _retrieval(run_dir, checkpoint, measure, settings, None)
 
 
-def filler_tokens(run_dir: Path, encoder: TextEncoder, filler: str) -> list[int]:
-    """Tokens of the text around what is hidden; see `find_passkeys_across`."""
+def find_passkeys_after(
+    run_dir: Path,
+    files: list[str],
+    checkpoint: str,
+    source: str | None,
+    lengths: Sequence[int],
+    facts: HiddenFacts,
+) -> PasskeyRetrieval:
+    """Retrieval of facts after so many tokens of other files, whose text is read once.
+
+    It is measured as by `find_passkeys`; see `passkey_after`.
+
+    Args:
+        files, source: as in `evaluate_files`.
+        lengths: as in `find_passkeys`.
+
+    Raises:
+        ConfigError: the run's memory does not add, or as `evaluate_files` and `passkey_after`.
+        DataError: as `evaluate_files`.
+    """
+
+    def measure(model: Llama, encoder: TextEncoder) -> list[dict[str, PasskeyResult]]:
+        refuse_other_updates(model.config)
+        with prepared_for_run(run_dir, files, source) as reader:
+            tokens = np.empty(reader.stream.ends[-1], dtype=reader.stream.dtype)
+            reader.stream.copy(0, tokens)
+        text = tokens[tokens != reader.padding].tolist()
+        chosen = lengths or _multiples_of_trained_length(run_dir)
+        return passkey_after(model, encoder, chosen, facts, text)
+
+    settings = asdict(facts) | {"filler": "files", "text": tuple(files)}
+    return _retrieval(run_dir, checkpoint, measure, settings, None)
+
+
+def _multiples_of_trained_length(run_dir: Path) -> tuple[int, ...]:
+    row = RunFolder(run_dir).require_lineage().dataset.sequence_length
+    return (row, 2 * row, 4 * row, 8 * row)
+
+
+def filler_tokens(run_dir: Path, encoder: TextEncoder, filler: str, count: int) -> list[int]:
+    """Tokens of the text around what is hidden; see `find_passkeys_across`.
+
+    Args:
+        count: how many of held-out text are enough; it may have fewer.
+    """
     if filler == "text":
         reader = verified_reader(run_dir, "validation")
-        count = -(-MOST_FILLER // reader.sequence_length)
-        rows = rows_of_text(reader, dataset_of(run_dir))[:count]
+        rows = rows_of_text(reader, dataset_of(run_dir))
+        rows = without_overlap(reader, rows)[: -(-count // reader.sequence_length)]
         tokens = repairable()(reader.gather)(rows)[:, :-1]
         return tokens[tokens != end_of_text_of(run_dir)].tolist()  # nor padding
     if filler == "repeated":
@@ -245,11 +307,24 @@ def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
     return rows
 
 
+def without_overlap(reader: TokenReader, rows: np.ndarray) -> np.ndarray:
+    """Those of ascending rows that have no text of an earlier one (data.stride)."""
+    if not isinstance(reader.rows, WindowRows):
+        return rows
+    chosen: list[int] = []
+    end = 0
+    for row, start in zip(rows.tolist(), reader.rows.starts[rows].tolist(), strict=True):
+        if start >= end:
+            chosen.append(row)
+            end = start + reader.sequence_length
+    return np.array(chosen, dtype=np.int64)
+
+
 def _retrieval(
     run_dir: Path,
     checkpoint: str,
     measure: Callable[[Llama, TextEncoder], list[dict[str, PasskeyResult]]],
-    settings: dict[str, int | str],
+    settings: dict[str, Any],
     request: EvaluationRequest | None,
 ) -> PasskeyRetrieval:
     model, about = _open(run_dir, checkpoint)

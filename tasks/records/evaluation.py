@@ -117,6 +117,7 @@ class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
 
     Attributes:
         form, filler: of the texts, see `find_passkeys_across`.
+        text: files whose text was the filler, see `find_passkeys_after`.
         trained_length: tokens per sequence.
     """
 
@@ -124,6 +125,7 @@ class PasskeyRetrieval(WithMemory[tuple[PasskeyResult, ...]], Evaluated):
     seed: int
     form: str = "passkey"
     filler: str = "repeated"
+    text: tuple[str, ...] | None = None
     trained_length: int
 
 

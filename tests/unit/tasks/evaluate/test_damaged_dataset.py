@@ -67,7 +67,7 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
     path = damaged(run, name, damage)
     readers = [lambda: evaluate(run), lambda: measured_dataset(dataset)]
     if name in ("shard", "rows"):
-        readers += [lambda: filler_tokens(run, reading_of(run).encoder, "text")]
+        readers += [lambda: filler_tokens(run, reading_of(run).encoder, "text", 100)]
     if name in READ_BY_MODEL:
         output = str(tmp_path / "exported")
         readers += [

@@ -15,15 +15,25 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import (
+    BOUNDARIES_AFTER,
+    HiddenFacts,
     ask,
     ask_across,
     begin,
     controls,
     last_mention,
     passkey,
+    passkey_after,
     right_tokens,
 )
-from infini_llama.tasks.evaluate.stage import find_passkeys, find_passkeys_across, rows_of_text
+from infini_llama.tasks.evaluate.stage import (
+    filler_tokens,
+    find_passkeys,
+    find_passkeys_across,
+    find_passkeys_after,
+    rows_of_text,
+    verified_reader,
+)
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
     FORMS,
@@ -41,6 +51,7 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 from support.models import generate, small
 from support.tokenizer_kinds import of_kind
+from support.trained_runs import trained_run
 
 INFINI = {"attention": "infini", "segment_length": 8}
 
@@ -237,13 +248,141 @@ def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
 )
 def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, form, filler):
     folder, _ = run_of(attention="infini", segment_length=64)
-    record = find_passkeys_across(
-        folder, "latest", [3, 5], samples=2, seed=3, form=form, filler=filler
-    )
+    facts = HiddenFacts(form, samples=2, seed=3)
+    record = find_passkeys_across(folder, "latest", [3, 5], facts, filler)
     assert (record.form, record.filler) == (form, filler)
     for cells in (record.memory, record.no_memory):
         assert [cell.boundaries for cell in cells] == [3, 5]
         assert all(len(cell.right_by_token) >= 1 and cell.found == 0 for cell in cells)
+
+
+def recorded_texts(monkeypatch):
+    """All texts that are measured from here on."""
+    texts = []
+    measured = module._measured
+
+    def recording(model, asked, *rest):
+        texts.extend(asked)
+        return measured(model, asked, *rest)
+
+    monkeypatch.setattr(module, "_measured", recording)
+    return texts
+
+
+@pytest.mark.parametrize("stride", [None, 8])
+def test_held_out_text_never_repeats_within_a_text(run_of, data, corpus, tmp_path, stride):
+    """Rows of a window strategy overlap; their text is not read twice."""
+    packing = {"packing": "window", "stride": stride} if stride else {}
+    reference = preprocess(data(sequence_length=32, **packing), tmp_path)
+    folder, _ = trained_run(tmp_path, reference, data(), attention="infini", segment_length=64)
+    reader = verified_reader(folder, "validation")
+    encoder = TextEncoder(Tokenizer.from_file(str(tmp_path / reference.path / "tokenizer.json")), True)
+    filler = filler_tokens(folder, encoder, "text", 10**9)
+    stream = np.empty(reader.stream.ends[-1], dtype=np.int64)
+    reader.stream.copy(0, stream)
+    text = stream[stream != reader.padding].tolist()
+    assert filler == text[: len(filler)] and len(text) - len(filler) <= 33
+    many = len(filler) // 64 + 1
+    facts = HiddenFacts("passkey", samples=1, seed=0)
+    with pytest.raises(ConfigError, match=r"--filler text: [\d,]+ tokens .* give fewer --segments"):
+        find_passkeys_across(folder, "latest", [3, many], facts, "text")
+    find_passkeys_across(folder, "latest", [many], facts, "repeated")
+
+
+def book_of(folder, words=3000):
+    """A file of words in random order, all of them different from their neighbours."""
+    random = Random(1)
+    (folder / "book.txt").write_text(" ".join(f"w{random.randrange(10**4)}" for _ in range(words)))
+    return str(folder / "book.txt")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", FORMS)
+def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_whole(
+    tokenizer, monkeypatch, form
+):
+    torch.manual_seed(0)
+    fields = {**INFINI, "segment_length": 32, "num_hidden_layers": 5, "memory_layers": (1, 3)}
+    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
+    texts = recorded_texts(monkeypatch)
+    begun = []
+    monkeypatch.setattr(
+        module,
+        "begin",
+        lambda *arguments: begun.append((arguments, begin(*arguments))) or begun[-1][1],
+    )
+    encoder = TextEncoder(tokenizer, True)
+    book = [Random(2).randrange(250) for _ in range(3000)]
+    results = passkey_after(model, encoder, [900, 300], HiddenFacts(form, 3, 0), book)
+    assert [cell["memory"].length for cell in results] == [300, 900]
+    start = module.in_text(encoder, HEAD, "") + book
+    for asked in texts:
+        tokens = list(asked.tokens())
+        size = len(asked.head)
+        assert size in (288, 896) and asked.boundaries(32) == BOUNDARIES_AFTER
+        without = tokens[: size + asked.before]
+        without += tokens[size + asked.before + len(asked.hidden) : -len(asked.question)]
+        assert without == start[: len(without)], "the text continues around what is hidden"
+    once = [(rest[0], found) for (_, *rest), found in begun if rest[1] is not None]
+    assert len(once) == 2 * (3 + 1), "each text, and one of each length that hides nothing"
+    for asked, found in once:
+        whole = begin(model, asked)
+        assert found.rest == whole.rest
+        for number in (1, 3):
+            torch.testing.assert_close(
+                [*found.states.layers[number].memory], [*whole.states.layers[number].memory]
+            )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("update", "is_sum"), [("linear", True), ("delta_bounded", False)])
+def test_what_is_read_before_a_fact_weighs_as_much_as_what_is_read_after_it(
+    tokenizer, update, is_sum
+):
+    """With one memory layer the linear update is the same sum, wherever the fact stands."""
+    torch.manual_seed(0)
+    fields = {**INFINI, "memory_update": update, "memory_layers": (1,), "memory_maps": True}
+    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
+    fact = [Random(1).randrange(250) for _ in range(24)]
+    book = [Random(2).randrange(250) for _ in range(800)]
+    memories = []
+    for text in (fact + book, book + fact):
+        states = model.new_states(1, 0)
+        module.remember(model, iter(text), states)
+        memories.append(states.layers[1].memory)
+    assert torch.allclose(memories[0].M, memories[1].M) == is_sum
+
+
+def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, read_page, caplog):
+    folder, _ = run_of(attention="infini", segment_length=64)
+    book = book_of(tmp_path)
+    caplog.set_level("INFO")
+    facts = HiddenFacts("facts", samples=2, seed=3)
+    record = find_passkeys_after(folder, [book], "latest", None, [500, 200], facts)
+    assert (record.form, record.filler, record.text) == ("facts", "files", (book,))
+    assert "read once" in caplog.text
+    for cells in (record.memory, record.no_memory):
+        assert [(cell.length, cell.depth, cell.boundaries) for cell in cells] == [
+            (200, 1.0, BOUNDARIES_AFTER),
+            (500, 1.0, BOUNDARIES_AFTER),
+        ]
+    assert all(cell.controls is not None for cell in record.memory)
+    write_report(folder)
+    assert "files" in read_page((folder / "report.html").read_text()).text
+    with pytest.raises(ConfigError, match="--files, length 90,000.*shorter --lengths"):
+        find_passkeys_after(folder, [book], "latest", None, [200, 90_000], facts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({}, "no memory"), ({"attention": "infini", "memory_update": "delta"}, "has delta")],
+)
+def test_only_a_memory_that_adds_reads_one_text_for_all(run_of, tmp_path, fields, words):
+    folder, _ = run_of(**fields)
+    with pytest.raises(ConfigError, match=words):
+        find_passkeys_after(
+            folder, [book_of(tmp_path)], "latest", None, [200], HiddenFacts("passkey", 1, 0)
+        )
 
 
 def test_shares_are_those_of_the_samples(run_of, tokenizer, monkeypatch):

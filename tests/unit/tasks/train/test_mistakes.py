@@ -42,6 +42,7 @@ def planned(
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
+        "attention": "infini" if memory_maps else "softmax",
         "memory_maps": memory_maps,
     }
     runtime = {"home": str(home), "name": "mine", "resume": resume}
