@@ -53,8 +53,8 @@ class PasskeyConfig(Section):
     filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",
         description="The text around it. repeated: the same sentences again and again. random: "
-        "their words in random order. files: consecutive words of the text in data.files, of which "
-        "the first 8 MiB are used.",
+        "their words in random order. files: consecutive words of the text in data.files, as it is "
+        "written, without documents that are held out. 8 MiB are used, as much of each file.",
     )
 
 

@@ -532,7 +532,7 @@ def passkey_after(
         ]
         for asked in texts_by_length[length]:
             asked.refuse_repetition(
-                f"--files, length {length}", "give more text, or shorter --lengths"
+                f"--files, length {length:,}", "give more text, or shorter --lengths"
             )
     log.info("the text is read once for all numbers, as the memory's linear update adds")
     results: list[dict[str, PasskeyResult]] = []

@@ -70,7 +70,7 @@ def listed(data: DataConfig, not_text: NotText) -> list[OfSource[Part]]:
     """
     sources: list[OfSource[Part]] = []
     for name, section in sections(data).items():
-        inputs = inputs_of(section, name, not_text)
+        inputs = inputs_of(section, name, not_text, data.validation_fraction)
         share = 0.0 if inputs.validation else data.validation_fraction
         targets = targets_of(section)
         source = OfSource(

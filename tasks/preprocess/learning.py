@@ -13,8 +13,8 @@ from xxhash import xxh3_128_digest
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
 from infini_llama.tasks.preprocess.fast_learning import learn
+from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.tokens.parts import Documents, Part
-from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.artifacts import Damaged, key_of

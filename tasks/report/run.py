@@ -291,17 +291,17 @@ def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
 def _passkeys(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
     for line in lines:
         for words, cells in line.measurements():
-            yield from (_about(line, words) | row for row in passkey_rows(cells))
+            yield from (_row_of(line, words, row) for row in passkey_rows(cells))
 
 
 def _distances(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
     for line in lines:
         for words, cells in line.measurements():
-            yield from (_about(line, words) | row for row in distance_rows(cells))
+            yield from (_row_of(line, words, row) for row in distance_rows(cells))
 
 
-def _about(line: PasskeyLine, words: str) -> Cells:
-    return {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+def _row_of(line: PasskeyLine, words: str, row: Cells) -> Cells:
+    return {"step": line.step, "": words, "form": line.form, "filler": line.filler, **row}
 
 
 def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:

@@ -6,11 +6,16 @@ The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.
 keys, variables, a value that changes.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from random import Random
 
+import numpy as np
+from xxhash import xxh3_128_digest
+
 from infini_llama.tasks.preprocess.sources.files import File, matching
+from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
 from infini_llama.tasks.preprocess.sources.texts import (
@@ -28,10 +33,13 @@ FILLER = (
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
-MADE_VERSION = 2  # of the texts: a change of what is below for the same settings is another one
+# Of the texts: a change of what is below for the same settings is another one.
+MADE_VERSION = 2
+MADE_FROM_FILES_VERSION = 3
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
 WORDS = FILLER.replace(".", "").lower().split()
 FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
+LEAST_OF_FILE = 2**16  # characters, if it has them; of more files than that allows, some are drawn
 
 
 def new_key(random: Random) -> str:
@@ -124,16 +132,16 @@ def cut_anywhere(
     random: Random,
     prose: Sequence[str] = (),
 ) -> list[str]:
-    """Consecutive words, from a random one on, each after a space.
+    """Consecutive words, from a random one on, each with the whitespace before it.
 
     Args:
         filler: repeated (`FILLER`), random, or files (`prose`).
         count: how many words.
-        prose: words of other text.
+        prose: words of other text, each with the whitespace before it.
     """
     if filler == "files":
         first = random.randrange(len(prose))
-        return [f" {prose[number % len(prose)]}" for number in range(first, first + count)]
+        return [prose[number % len(prose)] for number in range(first, first + count)]
     first = random.randrange(len(WORDS))
     words = list[str]()
     while len(words) < first + count:
@@ -165,7 +173,8 @@ class PasskeyTexts:
         """The texts, one by one.
 
         Args:
-            prose: words of the text that filler `files` is cut from, at least one.
+            prose: words of the text that filler `files` is cut from, at least one; see
+                `cut_anywhere`.
         """
         random = Random(0)
         for _ in range(self.documents):
@@ -190,10 +199,13 @@ class MadeTexts(TextInput):
 
     Attributes:
         filler: files with the text around what is hidden.
+        held_out_share: share of the files' documents that are no filler, the ones that are held out
+            where these files are text themselves.
     """
 
     made: PasskeyTexts
     filler: tuple[File, ...]
+    held_out_share: float
     text_column: str
     key: str
     name: str = "passkey"
@@ -209,30 +221,65 @@ class MadeTexts(TextInput):
         return in_batches(self.made.within(self._filler_words()))
 
     def _filler_words(self) -> list[str]:
-        """Words of the filler files, from their beginning on."""
+        """Words of the filler files as they are written, see `cut_anywhere`.
+
+        Each file gives as much, from its beginning on, or all it has.
+        """
+        sizes = [file.size() or FILLER_CHARACTERS for file in self.filler]
+        most = max(LEAST_OF_FILE, equal_limit(sizes, FILLER_CHARACTERS))
         words = list[str]()
         left = FILLER_CHARACTERS
-        for file in self.filler:
-            try:
-                for text in file.texts():
-                    words += text[:left].split()
-                    left -= len(text)
-                    if left <= 0:
-                        return words
-            except Unreadable as fault:
-                raise Unreadable(f"takes its filler from {file}, which {fault}") from None
+        for file in Random(0).sample(self.filler, len(self.filler)):
+            left_of_file = most
+            for text in self._training_documents(file):
+                cut = text[:left_of_file]
+                in_cut = re.findall(r"\s*\S+", cut)
+                if in_cut and not in_cut[0][0].isspace():
+                    in_cut[0] = f" {in_cut[0]}"
+                words += in_cut
+                left -= len(cut)
+                left_of_file -= len(cut)
+                if left_of_file <= 0:
+                    break
+            if left <= 0:
+                break
         if self.filler and not words:
-            raise Unreadable("has no filler: the files contain no word")
+            raise Unreadable("has no filler: the files contain no word that is not held out")
         return words
 
+    def _training_documents(self, file: File) -> Iterator[str]:
+        try:
+            for text in file.texts():
+                digest = np.frombuffer(xxh3_128_digest(text.encode()), np.uint8)
+                if not is_held_out(digest[None], self.held_out_share)[0]:
+                    yield text
+        except Unreadable as fault:
+            raise Unreadable(f"takes its filler from {file}, which {fault}") from None
+
     def stamp(self) -> Stamp | None:
+        if not self.filler:
+            return (MADE_VERSION, *astuple(self.made))
         stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
         if any(stamp is None for *_, stamp in stamps):
             return None
-        return (MADE_VERSION, *astuple(self.made), *stamps)
+        return (MADE_FROM_FILES_VERSION, self.held_out_share, *astuple(self.made), *stamps)
 
     def last_change(self, stamp: Stamp | None) -> int:
         return max((file.last_change(file.stamp()) for file in self.filler), default=0)
+
+
+def equal_limit(sizes: Sequence[int], total: int) -> int:
+    """The limit at which these sizes, each cut to it, have this total.
+
+    It is the total itself where they have less.
+    """
+    left = total
+    for number, size in enumerate(sorted(sizes)):
+        limit = left // (len(sizes) - number)
+        if size > limit:
+            return limit
+        left -= size
+    return total
 
 
 class Passkey(Source):
@@ -249,6 +296,7 @@ class Passkey(Source):
         texts = MadeTexts(
             made=made,
             filler=tuple(filler),
+            held_out_share=self.validation_fraction,
             text_column=self.section.text_column,
             key=f"{self.place}.passkey",
         )

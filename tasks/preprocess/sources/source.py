@@ -124,6 +124,8 @@ class Source(ABC):
     Args:
         section: whose `source` is this one.
         place: key of the section.
+        validation_fraction: share of documents that are held out, where the section names no text
+            for that.
 
     Attributes:
         license: of the text, where the section states none.
@@ -131,9 +133,10 @@ class Source(ABC):
 
     license = NOT_STATED
 
-    def __init__(self, section: TextConfig, place: str) -> None:
+    def __init__(self, section: TextConfig, place: str, validation_fraction: float = 0.0) -> None:
         self.section = section
         self.place = place
+        self.validation_fraction = validation_fraction
 
     @abstractmethod
     def inputs(self, not_text: NotText) -> Inputs:

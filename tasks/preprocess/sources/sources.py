@@ -20,29 +20,36 @@ def sections(data: DataConfig) -> dict[str, TextConfig]:
     return {source.name: source for source in by_name} or {"": data}
 
 
-def source_of(section: TextConfig, name: str = "") -> Source:
+def source_of(section: TextConfig, name: str = "", validation_fraction: float = 0.0) -> Source:
     """The source of a section.
 
     Args:
         name: of the section in data.sources; "" for `data` itself.
+        validation_fraction: of the section `data`.
     """
     place = f"data.sources.{name}" if name else "data"
     module = import_module(f"{__package__}.{section.source.replace('-', '_')}")
     source: type[Source] = module.SOURCE
-    return source(section, place)
+    return source(section, place, validation_fraction)
 
 
-def inputs_of(section: TextConfig, name: str = "", not_text: NotText | None = None) -> Inputs:
+def inputs_of(
+    section: TextConfig,
+    name: str = "",
+    not_text: NotText | None = None,
+    validation_fraction: float = 0.0,
+) -> Inputs:
     """The inputs of a section.
 
     Args:
-        name: see `source_of`.
+        name, validation_fraction: see `source_of`.
         not_text: counts the files that are left out; None: those of the default home.
 
     Raises:
         ConfigError, DataError, PipelineError: see `Source.inputs`.
     """
-    return source_of(section, name).inputs(not_text or NotText(default_home()))
+    source = source_of(section, name, validation_fraction)
+    return source.inputs(not_text or NotText(default_home()))
 
 
 def describe(data: DataConfig) -> Provenance:

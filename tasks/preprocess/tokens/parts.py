@@ -117,7 +117,7 @@ class Documents:
     Attributes:
         texts: in UTF-8.
         files: how many of them are from each file, in order.
-        held_out_share: share of them that is validation text; see `units.is_held_out`.
+        held_out_share: share of them that is validation text; see `held_out.is_held_out`.
         spans: bytes of each one that count in the loss; None: all.
     """
 

@@ -13,7 +13,6 @@ verify?
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, TokenizerFails
 from infini_llama.tasks.batches import batches
+from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Abandoned, Documents, never
 from infini_llama.tasks.preprocess.tokens.shards import (
@@ -247,21 +247,6 @@ def _occurring(counts: Mapping[str, np.ndarray]) -> np.ndarray:
     for split in SPLITS:
         occurring[split] = counts[split][tokens]
     return occurring
-
-
-def is_held_out(hashes: np.ndarray, share: float) -> np.ndarray:
-    """Whether each document is validation text, bool [n].
-
-    Content alone decides, so that adding files moves none.
-
-    Args:
-        hashes: of the documents, uint8 [n, 16].
-        share: share of documents that are validation text.
-    """
-    leading = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
-    if share >= 1:
-        return np.ones(len(leading), dtype=bool)
-    return leading < np.uint64(math.ceil(share * 2**64))
 
 
 @dataclass(frozen=True)

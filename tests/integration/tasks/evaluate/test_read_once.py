@@ -22,7 +22,12 @@ def test_numbers_after_a_text_are_found_as_before_it(lab, tmp_path):
     (tmp_path / "book.txt").write_text(FILLER * 600)
     run = lab.run_dir(name)
     once = find_passkeys_after(
-        run, [str(tmp_path / "book.txt")], "latest", None, [256, 8192], HiddenFacts("passkey", 40, 0)
+        run,
+        [str(tmp_path / "book.txt")],
+        "latest",
+        None,
+        [256, 8192],
+        HiddenFacts("passkey", 40, 0),
     )
     whole = find_passkeys(run, "latest", [256, 8192], [0.0], samples=40)
     for mine, theirs in zip(once.memory, whole.memory, strict=True):

@@ -276,7 +276,9 @@ def test_held_out_text_never_repeats_within_a_text(run_of, data, corpus, tmp_pat
     reference = preprocess(data(sequence_length=32, **packing), tmp_path)
     folder, _ = trained_run(tmp_path, reference, data(), attention="infini", segment_length=64)
     reader = verified_reader(folder, "validation")
-    encoder = TextEncoder(Tokenizer.from_file(str(tmp_path / reference.path / "tokenizer.json")), True)
+    encoder = TextEncoder(
+        Tokenizer.from_file(str(tmp_path / reference.path / "tokenizer.json")), True
+    )
     filler = filler_tokens(folder, encoder, "text", 10**9)
     stream = np.empty(reader.stream.ends[-1], dtype=np.int64)
     reader.stream.copy(0, stream)
@@ -312,7 +314,7 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
         lambda *arguments: begun.append((arguments, begin(*arguments))) or begun[-1][1],
     )
     encoder = TextEncoder(tokenizer, True)
-    book = [Random(2).randrange(250) for _ in range(3000)]
+    book = Random(2).choices(range(250), k=3000)
     results = passkey_after(model, encoder, [900, 300], HiddenFacts(form, 3, 0), book)
     assert [cell["memory"].length for cell in results] == [300, 900]
     start = module.in_text(encoder, HEAD, "") + book
@@ -343,8 +345,8 @@ def test_what_is_read_before_a_fact_weighs_as_much_as_what_is_read_after_it(
     torch.manual_seed(0)
     fields = {**INFINI, "memory_update": update, "memory_layers": (1,), "memory_maps": True}
     model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
-    fact = [Random(1).randrange(250) for _ in range(24)]
-    book = [Random(2).randrange(250) for _ in range(800)]
+    fact = Random(1).choices(range(250), k=24)
+    book = Random(2).choices(range(250), k=800)
     memories = []
     for text in (fact + book, book + fact):
         states = model.new_states(1, 0)
@@ -369,7 +371,7 @@ def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, re
     assert all(cell.controls is not None for cell in record.memory)
     write_report(folder)
     assert "files" in read_page((folder / "report.html").read_text()).text
-    with pytest.raises(ConfigError, match="--files, length 90,000.*shorter --lengths"):
+    with pytest.raises(ConfigError, match=r"--files, length 90,000: .* shorter --lengths"):
         find_passkeys_after(folder, [book], "latest", None, [200, 90_000], facts)
 
 

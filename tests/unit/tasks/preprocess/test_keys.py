@@ -5,8 +5,8 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import OfSource, tokens_key
 from infini_llama.tasks.preprocess.learning import learned_key
 from infini_llama.tasks.preprocess.rows.tables import row_table_key
+from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.tokens.parts import Documents
-from infini_llama.tasks.preprocess.tokens.units import is_held_out
 
 TEXTS = [OfSource("", ["aa", "bb"], ["cc"])]
 

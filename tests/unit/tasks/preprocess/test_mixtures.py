@@ -16,11 +16,11 @@ from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.learning import training_texts
+from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
-from infini_llama.tasks.preprocess.tokens.units import is_held_out
 from infini_llama.tasks.report.dataset import _sources, describe
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.binding import bind_run

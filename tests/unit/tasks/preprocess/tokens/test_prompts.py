@@ -14,6 +14,7 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.sources import passkey
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.source import TextInput
@@ -358,6 +359,63 @@ def test_several_spans_go_through_units_datasets_and_rows(data, tmp_path, monkey
     assert found == expected and len(found) > 20
 
 
+def filler_of(settings, share=0.0):
+    """The text that filler is cut from."""
+    (source,) = inputs_of(settings, validation_fraction=share).training
+    return "".join(source._filler_words())
+
+
+def test_filler_is_drawn_from_all_files_alike(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(passkey, "FILLER_CHARACTERS", 10_000)
+    monkeypatch.setattr(passkey, "LEAST_OF_FILE", 1_000)
+    settings = data(source="passkey", files=[str(tmp_path / "*.txt")], passkey={"filler": "files"})
+    (tmp_path / "0.txt").write_text("a\n\n  b" * 10_000)
+    (tmp_path / "1.txt").write_text("c " * 250)
+    (tmp_path / "2.txt").write_text("d\t" * 20_000)
+    text = filler_of(settings)
+    assert [text.count(letter) for letter in "cd"] == [250, 4_750 // 2]
+    assert abs(text.count("b") - 4_750 // 6) <= 1 and "a\n\n  b" in text
+    for number in range(3, 60):
+        (tmp_path / f"{number}.txt").write_text(f"{chr(200 + number)}\n" * 5_000)
+    text = filler_of(settings)
+    kinds = {letter for letter in text if letter > "\x7f"}
+    assert 6 <= len(kinds) <= 10 and all(text.count(kind) == 500 for kind in kinds)
+    assert text == filler_of(settings)
+
+
+def test_filler_has_no_document_that_is_held_out(data, tmp_path):
+    lines = [f"line{number} of many" for number in range(200)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": x}) + "\n" for x in lines))
+    (tmp_path / "b.txt").write_text("text of one document " * 50)
+    files = [str(tmp_path / "*")]
+    sources = [
+        {"name": "text", "files": files, "weight": 0.5},
+        {
+            "name": "made",
+            "source": "passkey",
+            "files": files,
+            "weight": 0.5,
+            "passkey": {"documents": 40, "repetitions": 9, "filler": "files"},
+        },
+    ]
+    settings = data(sources=sources, files=[], validation_fraction=0.2)
+    reference = preprocess(settings, tmp_path / "home")
+    folder = tmp_path / "home" / reference.path
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    held_out = set[str]()
+    for shard in (folder / "validation").glob("*.arrow"):
+        offsets, values = map_shard(shard)
+        for start, end in pairwise(offsets.tolist()):
+            held_out.add(tokenizer.decode(values[start : end - 1].tolist()))
+    held_out &= set(lines)
+    assert 20 < len(held_out) < 60
+    made = settings.sources[0] if settings.sources[0].name == "made" else settings.sources[1]
+    words = filler_of(made, settings.validation_fraction).split()
+    assert set(words) & {line.split()[0] for line in lines} == {
+        line.split()[0] for line in set(lines) - held_out
+    }
+
+
 def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "SETTLED", -(10**12))  # the files are new
     prose = [f"word{number}" for number in range(200)]
@@ -378,7 +436,11 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
         before, hidden, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(
             HIDDEN.format(key=key)
         )
-        assert hidden and (before + rest).strip() in joined
+        assert hidden and " ".join((before + rest).split()) in joined
+        spaces = re.findall(r"\s+", before + rest)
+        assert set(spaces) <= {"\n", " "} and spaces.count(" ") <= 2 * len(spaces) / 90 + 2, (
+            "lines stay lines; files, not words, are joined by spaces"
+        )
         starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
     assert len(texts) == 30 and len(starts) > 15
     digest = preprocess(settings, tmp_path / "home").digest
