@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from infini_llama.configs.errors import ConfigError, DataError, disk_full_as, portable
 from infini_llama.configs.packing import PACKED
 from infini_llama.configs.reading import changed
+from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, OfSource
 from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source
@@ -87,6 +88,14 @@ def section_of(reading: Reading, source: str | None) -> TextConfig:
 def _manner(section: TextConfig) -> tuple[str, ...]:
     """The settings by which a file is read and its targets are chosen."""
     return (section.text_column, section.format, section.loss_on, section.answer_after)
+
+
+def with_all_targets(data: DataConfig) -> DataConfig:
+    """The same sources, in whose texts every token is a target."""
+    everything = {"loss_on": "all", "answer_after": ""}
+    if not data.sources:
+        return changed(data, **everything)
+    return changed(data, sources=[changed(source, **everything) for source in data.sources])
 
 
 @contextmanager

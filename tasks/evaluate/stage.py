@@ -6,7 +6,7 @@ Results are also kept in the run's folder.
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig, EvaluationConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.evaluate.files import prepared, section_of
+from infini_llama.tasks.evaluate.files import prepared, section_of, with_all_targets
 from infini_llama.tasks.evaluate.passkey import (
     HiddenFacts,
     in_text,
@@ -129,9 +129,16 @@ def prepared_for_run(
     run_dir: Path,
     files: list[str],
     source: str | None,
+    all_targets: bool = False,
 ) -> Generator[TokenReader]:
-    """Other files' text as rows like the run's own; see `evaluate_files` and `prepared`."""
+    """Other files' text as rows like the run's own; see `evaluate_files` and `prepared`.
+
+    Args:
+        all_targets: every token is a target, whatever the run's rule is.
+    """
     reading = reading_of(run_dir)
+    if all_targets:
+        reading = replace(reading, data=with_all_targets(reading.data))
     section = section_of(reading, source)
     table = RunFolder(run_dir).require_lineage().dataset.row_table
     with repairable():
@@ -252,7 +259,7 @@ def find_passkeys_after(
 
     def measure(model: Llama, encoder: TextEncoder) -> list[dict[str, PasskeyResult]]:
         refuse_other_updates(model.config)
-        with prepared_for_run(run_dir, files, source) as reader:
+        with prepared_for_run(run_dir, files, source, all_targets=True) as reader:
             tokens = np.empty(reader.stream.ends[-1], dtype=reader.stream.dtype)
             reader.stream.copy(0, tokens)
         text = tokens[tokens != reader.padding].tolist()

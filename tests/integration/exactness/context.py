@@ -26,6 +26,7 @@ ROWS: dict[str, dict] = {
     "recomputed": {"checkpointing": "full"},
     "selective": {"checkpointing": "selective"},
     "chunks": {"loss_chunk": 5},
+    "maps": {"memory_maps": True},
 }
 
 
@@ -55,6 +56,9 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
     model = Llama(config).double()
     for layer in model.model.layers:
         nn.init.normal_(layer.self_attn.gate)
+    for name, parameter in model.named_parameters():
+        if ".memory_" in name:
+            nn.init.normal_(parameter, 0, 0.5)
     generator = torch.Generator().manual_seed(3)
     ids, labels = (torch.randint(0, 61, (2, length), generator=generator) for _ in range(2))
     labels[0, :7] = -100

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as their_logging
 
@@ -207,10 +208,14 @@ def test_bfloat16_exports_compute_in_bfloat16_and_keep_weights_of_the_memory_fp3
     run, model = run_of(attention="infini", memory_maps=maps)
     exported(run, tmp_path / "out", dtype="bfloat16")
     theirs = opened(tmp_path / "out", trust_remote_code=True)
-    kinds = {name: tensor.dtype for name, tensor in theirs.state_dict().items()}
-    assert len(list(filter(is_of_memory, kinds))) == (10 if maps else 2)
-    assert {kind for name, kind in kinds.items() if is_of_memory(name)} == {torch.float32}
-    assert {kind for name, kind in kinds.items() if not is_of_memory(name)} == {torch.bfloat16}
+    exported(run, tmp_path / "wide")
+    narrowed = opened(tmp_path / "wide", trust_remote_code=True, dtype=torch.bfloat16)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    for state in (stored, theirs.state_dict(), narrowed.state_dict()):
+        kinds = {name: tensor.dtype for name, tensor in state.items()}
+        assert len(list(filter(is_of_memory, kinds))) == (10 if maps else 2)
+        assert {kind for name, kind in kinds.items() if is_of_memory(name)} == {torch.float32}
+        assert {kind for name, kind in kinds.items() if not is_of_memory(name)} == {torch.bfloat16}
     ids = torch.randint(0, 300, (1, 40))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits.float(), model(ids), rtol=0, atol=0.3)

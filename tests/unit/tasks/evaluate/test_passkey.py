@@ -154,7 +154,9 @@ def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("most", "fields"), [(4096, {}), (5, {"memory_update": "delta"})])
+@pytest.mark.parametrize(
+    ("most", "fields"), [(4096, {"memory_maps": True}), (5, {"memory_update": "delta"})]
+)
 def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
     tokenizer, monkeypatch, most, fields
 ):
@@ -165,6 +167,9 @@ def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
         .double()
         .eval()
     )
+    for name, parameter in model.named_parameters():
+        if ".memory_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.5)
     asked = ask(TextEncoder(tokenizer, True), 900, 0.3, "12345")
     monkeypatch.setattr(module, "PIECE", 40)
     monkeypatch.setattr(module, "KNOWN_SEGMENTS", most)
@@ -270,7 +275,7 @@ def recorded_texts(monkeypatch):
 
 
 @pytest.mark.parametrize("stride", [None, 8])
-def test_held_out_text_never_repeats_within_a_text(run_of, data, corpus, tmp_path, stride):
+def test_held_out_text_never_repeats_within_a_text(ranks, data, tmp_path, stride):
     """Rows of a window strategy overlap; their text is not read twice."""
     packing = {"packing": "window", "stride": stride} if stride else {}
     reference = preprocess(data(sequence_length=32, **packing), tmp_path)
@@ -373,6 +378,19 @@ def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, re
     assert "files" in read_page((folder / "report.html").read_text()).text
     with pytest.raises(ConfigError, match=r"--files, length 90,000: .* shorter --lengths"):
         find_passkeys_after(folder, [book], "latest", None, [200, 90_000], facts)
+
+
+def test_text_before_the_facts_needs_no_answer_where_the_runs_own_text_has_some(
+    ranks, data, tmp_path
+):
+    made = {"documents": 60, "repetitions": 2}
+    settings = data(source="passkey", passkey=made, loss_on="answer", answer_after=QUESTION)
+    reference = preprocess(settings, tmp_path)
+    folder, _ = trained_run(tmp_path, reference, settings, attention="infini", segment_length=64)
+    (tmp_path / "book.txt").write_text(FILLER * 100)
+    facts = HiddenFacts("passkey", samples=2, seed=0)
+    record = find_passkeys_after(folder, [str(tmp_path / "book.txt")], "latest", None, [30], facts)
+    assert [cell.tokens > 8 * 64 for cell in record.memory] == [True], "shorter than a segment"
 
 
 @pytest.mark.parametrize(

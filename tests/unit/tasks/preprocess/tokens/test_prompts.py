@@ -14,9 +14,11 @@ from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.preprocess.corpus import listed
 from infini_llama.tasks.preprocess.sources import passkey
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
+from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.sources import inputs_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
@@ -359,9 +361,9 @@ def test_several_spans_go_through_units_datasets_and_rows(data, tmp_path, monkey
     assert found == expected and len(found) > 20
 
 
-def filler_of(settings, share=0.0):
+def filler_of(settings):
     """The text that filler is cut from."""
-    (source,) = inputs_of(settings, validation_fraction=share).training
+    (source,) = inputs_of(settings).training
     return "".join(source._filler_words())
 
 
@@ -380,6 +382,8 @@ def test_filler_is_drawn_from_all_files_alike(data, tmp_path, monkeypatch):
     text = filler_of(settings)
     kinds = {letter for letter in text if letter > "\x7f"}
     assert 6 <= len(kinds) <= 10 and all(text.count(kind) == 500 for kind in kinds)
+    first_by_name = sorted(map(str, range(3, 60)))[:12]
+    assert not {str(ord(kind) - 200) for kind in kinds} <= set(first_by_name)
     assert text == filler_of(settings)
 
 
@@ -409,8 +413,11 @@ def test_filler_has_no_document_that_is_held_out(data, tmp_path):
             held_out.add(tokenizer.decode(values[start : end - 1].tolist()))
     held_out &= set(lines)
     assert 20 < len(held_out) < 60
-    made = settings.sources[0] if settings.sources[0].name == "made" else settings.sources[1]
-    words = filler_of(made, settings.validation_fraction).split()
+    listed_sources = {
+        source.name: source for source in listed(settings, NotText(tmp_path / "home"))
+    }
+    (part,) = listed_sources["made"].training
+    words = "".join(part.files[0]._filler_words()).split()
     assert set(words) & {line.split()[0] for line in lines} == {
         line.split()[0] for line in set(lines) - held_out
     }
