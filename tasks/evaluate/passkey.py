@@ -182,12 +182,10 @@ def ask_across(
 
     That holds for every token of the answer. The mention stands whole in one segment, and all
     tokens from which the answer is predicted in another. Other mentions, and what else is hidden,
-    are at least as far. The filler's tokens are repeated as often as needed, from a random one on,
-    and cut anywhere.
+    are at least as far. The filler repeats from a random one of its tokens on, and is cut anywhere.
 
     Args:
-        text: whole segments that are read before everything else, and that the filler continues
-            from its first token on; None: the text begins with HEAD.
+        text: whole segments before everything else, which the filler continues; None: HEAD.
 
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
