@@ -1,6 +1,7 @@
 """One file of any known format as texts, in order and in bounded memory.
 
-Checked before the text is read: pointer to another file, archive, compression, byte order mark.
+Checked before the text is read: pointer to another file, archive, compression, byte order mark, and
+whether the content is what the name says.
 """
 
 import codecs

@@ -1,7 +1,7 @@
 """`source: huggingface`: a dataset of the Hugging Face Hub, or a folder of one.
 
-`datasets` decides which configurations and splits it has, and which files are of each. Files of a
-format of ours are read as those of data.files are; all else is read by `datasets`.
+`datasets` decides which configurations and splits it has, and which files are of each. Files of
+records in a format of ours are read as those of data.files are; all else is read by `datasets`.
 """
 
 import os

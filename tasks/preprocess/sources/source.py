@@ -63,7 +63,7 @@ class TextInput(ABC):
 
     @abstractmethod
     def stamp(self) -> Stamp | None:
-        """Values that stay the same while its text does; None where nothing is known."""
+        """Values that change with its text, perhaps without it; None: nothing is known."""
 
     def last_change(self, stamp: Stamp | None) -> int:
         """The newest time in its stamp, in nanoseconds; 0: the stamp has no times."""

@@ -41,7 +41,7 @@ TextRecords = Iterator[str | Fault]
 Batch = Sequence[str | Fault]  # records in order
 # A range of bytes, row groups, record batches or rows: the first, and the one after the last.
 Span = tuple[int, int]
-Stamp = tuple[Any, ...]  # values that stay the same while the text of a file does
+Stamp = tuple[Any, ...]  # values of a file that change with its text
 # Bytes that a record counts in a batch beside its text, so that short ones fill it.
 PER_RECORD = BLOCK // 1024
 

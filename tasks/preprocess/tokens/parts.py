@@ -1,7 +1,7 @@
 """The text in parts: a file, a run of small files, or a range of a large one.
 
 Parts are found without reading the text. What reading a part has found, the names of its units and
-what was left out, is remembered by the places, sizes and times of its files, so that unchanged text
+what was left out, is remembered by the places and stamps of its files, so that unchanged text
 is not read again.
 """
 
@@ -49,7 +49,7 @@ class Part:
         held_out_share: share of its documents that are validation text: 1 of validation files; of
             training files data.validation_fraction, or 0 where validation files are named.
         size: bytes to read, as far as they are known.
-        stamps: of each file when it was listed, what stays the same while its text does; None where
+        stamps: of each file when it was listed, what changes with its text; None where
             nothing is known.
         targets: the rule of which bytes of its documents count in the loss; None: all.
     """
