@@ -148,6 +148,13 @@ class PipelineError(Exception):
     exit_code: int = ExitCode.UNEXPECTED
 
 
+def in_words(error: BaseException) -> str:
+    """The sentence of an error of this program; of another one its kind, too."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
 class ConfigError(PipelineError):
     """A setting is invalid.
 

@@ -68,6 +68,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     from infini_llama.flows.cli.tables import as_text, estimate_text
     from infini_llama.flows.dataset_choice import choose_dataset
     from infini_llama.tasks.estimate.run import estimate as estimate_run
+    from infini_llama.tasks.patch_environment.stage import pinned_settings
     from infini_llama.tasks.preprocess.corpus import Corpus
     from infini_llama.tasks.records.plan import EnvironmentRecord
     from infini_llama.tasks.runs.run_reader import RunReader
@@ -87,7 +88,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     }
     shown = without_secrets(config).model_dump(mode="json", exclude={"deployment"})
     before = run_folder.find(EnvironmentRecord, run_folder.environment)
-    planned, estimated = estimate_run(config, before and before.pinned)
+    planned, estimated = estimate_run(config, pinned_settings(run_folder, before))
     plan = planned.masked().to_json()
     choices: list[JsonValue] = [choice.to_json() for choice in planned.choices]
     if workers is not None:

@@ -69,7 +69,7 @@ def patch_environment(
     require_temporary_folder()
     run = RunFolder.of(config.runtime)
     before = run.find(EnvironmentRecord, run.environment)
-    earlier = before.pinned if before else _pinned_by_an_attempt(run)
+    earlier = pinned_settings(run, before)
     plan = plan_environment(config, facts, earlier)
     if earlier is None:
         pinned = plan.pinned()
@@ -102,11 +102,15 @@ def _refuse_errors(plan: EnvironmentPlan) -> None:
             )
 
 
-def _pinned_by_an_attempt(run: RunFolder) -> PinnedSettings | None:
-    """Settings of the newest attempt whose plan can be read; None before the first.
+def pinned_settings(run: RunFolder, record: EnvironmentRecord | None) -> PinnedSettings | None:
+    """Settings that a run keeps; None before its first attempt.
 
-    They replace an environment.json that is missing or damaged.
+    Args:
+        record: of environment.json; where it is missing or damaged, the newest attempt whose plan
+            can be read replaces it.
     """
+    if record is not None:
+        return record.pinned
     for attempt_dir in reversed(attempt_folders(run)):
         with suppress(Damaged):
             plan = read_attempt_plan(attempt_dir).plan

@@ -14,7 +14,8 @@ class RankError(Record):
     """The reason for which a rank failed.
 
     Attributes:
-        message, traceback: "" in attempts.jsonl.
+        type: of the exception.
+        message: of `in_words`. This and the traceback are "" in attempts.jsonl.
         peer_lost: a collective failed because another rank is gone; that one is the cause, not
             this.
         phase: of the heartbeat.

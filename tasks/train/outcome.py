@@ -140,9 +140,9 @@ def _reported(evidence: Evidence) -> Outcome:
 
 
 def _failed(status: RankStatus, log_folder: str) -> Outcome:
-    error = status.error or RankError(type="unknown")
+    error = status.error or RankError(type="unknown", message="it did not report why")
     log = f"{log_folder}/rank-{status.rank}.log"
-    message = f"rank {status.rank}: {error.type}: {error.message} (log: {log})"
+    message = f"rank {status.rank}: {error.message} (log: {log})"
     return Outcome("failed", status.code, message, status.step, status.rank, status.error)
 
 

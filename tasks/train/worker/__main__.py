@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError
+from infini_llama.configs.errors import ExitCode, PipelineError, in_words
 from infini_llama.tasks.runs.exec_wrapper import LAUNCHER, die_with_parent
 
 
@@ -51,7 +51,7 @@ def main() -> int:
         code = error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
         about = RankError(
             type=type(error).__name__,
-            message=str(error),
+            message=in_words(error),
             traceback=traceback.format_exc(),
         )
         write_status(attempt_dir, rank, "failed", code, error=about)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infini_llama.configs.errors import ENDINGS, ExitCode, Preempted
+from infini_llama.configs.errors import ENDINGS, DataError, ExitCode, Preempted, in_words
 from infini_llama.tasks.records.status import RankError, RankStatus
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import exception_of
@@ -37,6 +37,17 @@ def test_the_first_rank_that_failed_by_itself_is_the_cause():
         and "rank 1" in outcome.message
         and "shard is damaged" in outcome.message
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (DataError("result.json is a folder."), "result.json is a folder."),
+        (KeyError("weight"), "KeyError: 'weight'"),
+    ],
+)
+def test_only_an_error_of_another_program_has_its_kind_in_its_words(error, words):
+    assert in_words(error) == words
 
 
 def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
