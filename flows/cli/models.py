@@ -109,9 +109,14 @@ def evaluate(arguments: Namespace) -> Answer:
 
 def _refuse(arguments: Namespace, names: Sequence[str], reason: str) -> None:
     """Refuse the options of these names that were given."""
-    options = [f"--{name}" for name in names if getattr(arguments, name) not in (None, False, [])]
+    options = [f"--{name}" for name in names if _is_given(getattr(arguments, name))]
     if options:
         raise ConfigError(f"{', '.join(options)}: {reason}")
+
+
+def _is_given(value: object) -> bool:
+    """Whether this is the value of an option that was given; 0 is one."""
+    return value is not None and value is not False and value != []
 
 
 def _passkey(arguments: Namespace) -> Answer:

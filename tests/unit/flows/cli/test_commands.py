@@ -34,6 +34,11 @@ def test_numbers_that_would_overflow_are_refused(words, capsys):
     assert left.value.code == 64 and f"argument {words[-2]}" in capsys.readouterr().err
 
 
+def test_an_option_without_effect_is_refused_also_if_it_is_zero(capsys):
+    assert main(["evaluate", "run", "--seed", "0"]) == 64
+    assert "--seed" in capsys.readouterr().err
+
+
 def test_overrides_and_options_in_any_order():
     for words in (
         ["run", "a.yaml", "x.y=1", "z=2", "--no-prefect"],
