@@ -16,7 +16,7 @@ from infini_llama.configs.errors import one_line
 from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
-from infini_llama.tasks.preprocess.sources.text_format import Format, Open
+from infini_llama.tasks.preprocess.sources.text_format import Content, Format, Open
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Span,
@@ -39,14 +39,8 @@ class Parquet(Format):
 
     damage = (pa.ArrowException,)
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        return in_batches(_texts_of_row_groups(stream, text_column, span))
+    def read(self, content: Content) -> Iterator[Batch]:
+        return in_batches(_texts_of_row_groups(content))
 
     def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
         with open_file() as file:
@@ -62,15 +56,11 @@ def _ranges(sizes: list[int], most: int) -> list[Span] | None:
     return [(group[0], group[-1] + 1) for group in groups] if len(groups) > 1 else None
 
 
-def _texts_of_row_groups(
-    stream: IO[bytes],
-    text_column: str,
-    span: Span | None,
-) -> TextRecords:
-    with _seekable(stream) as file:
+def _texts_of_row_groups(content: Content) -> TextRecords:
+    with _seekable(content.stream) as file:
         table = _opened(file)
-        _require_column(table.schema_arrow, text_column)
-        first, last = span or (0, table.num_row_groups)
+        _require_column(table.schema_arrow, content.text_column)
+        first, last = content.span or (0, table.num_row_groups)
 
         def before() -> int:
             return sum(table.metadata.row_group(number).num_rows for number in range(first))
@@ -78,9 +68,9 @@ def _texts_of_row_groups(
         rows = table.iter_batches(
             batch_size=AT_ONCE,
             row_groups=list(range(first, last)),
-            columns=[text_column],
+            columns=[content.text_column],
         )
-        yield from _texts(rows, text_column, before)
+        yield from _texts(rows, content.text_column, before)
 
 
 def _opened(file: IO[bytes]) -> "ParquetFile":
@@ -120,14 +110,8 @@ class Arrow(Format):
 
     damage = (pa.ArrowException, EOFError)
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        return in_batches(_texts_of_batches(stream, text_column, span))
+    def read(self, content: Content) -> Iterator[Batch]:
+        return in_batches(_texts_of_batches(content))
 
     def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
         with open_file() as file:
@@ -137,18 +121,15 @@ class Arrow(Format):
         return _ranges([size // max(1, count)] * count, most)
 
 
-def _texts_of_batches(
-    stream: IO[bytes],
-    text_column: str,
-    span: Span | None,
-) -> TextRecords:
-    with _seekable(stream) as file:
+def _texts_of_batches(content: Content) -> TextRecords:
+    text_column = content.text_column
+    with _seekable(content.stream) as file:
         if not _is_arrow_file(file):
             yield from _texts(_streamed(file, text_column), text_column)
             return
         table = pa.ipc.open_file(file)
         _require_column(table.schema, text_column)
-        first, last = span or (0, table.num_record_batches)
+        first, last = content.span or (0, table.num_record_batches)
 
         def before() -> int:
             return sum(table.get_batch(number).num_rows for number in range(first))

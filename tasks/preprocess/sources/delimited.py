@@ -14,11 +14,10 @@ from typing import IO
 
 from infini_llama.configs.errors import escaped
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.text_format import Format, Open
+from infini_llama.tasks.preprocess.sources.text_format import Content, Format
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Fault,
-    Span,
     Unreadable,
     are_short,
     in_batches,
@@ -43,20 +42,15 @@ class Delimited(Format):
     def __init__(self, delimiter: str) -> None:
         self.delimiter = delimiter
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
+    def read(self, content: Content) -> Iterator[Batch]:
         def are_syntax() -> bool:
             if self.delimiter == ",":
                 return True
-            with reopen() as again:
+            with content.reopen() as again:
                 return quotes_are_syntax(_blocks(again), text_column)
 
-        blocks = _of_delimiter(_blocks(stream), self.delimiter, text_column)
+        text_column = content.text_column
+        blocks = _of_delimiter(_blocks(content.stream), self.delimiter, text_column)
         return _texts(_rows(blocks, self.delimiter, are_syntax), text_column)
 
 

@@ -24,7 +24,7 @@ from infini_llama.tasks.preprocess.sources.first_bytes import (
     refuse_records,
 )
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
-from infini_llama.tasks.preprocess.sources.text_format import Format
+from infini_llama.tasks.preprocess.sources.text_format import Content, Format
 from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable
 
 READER_VERSION = 4  # increased by a change after which the same file has other texts
@@ -96,7 +96,8 @@ def read(
     with _faults(path, reader), _content(path, kind, span) as stream:
         if form == "auto" and not kind.is_binary and not (span and span[0]):
             _refuse_other_content(stream, path, kind, text_column)
-        yield from reader.read(stream, text_column, span, partial(_content, path, kind))
+        reopen = partial(_content, path, kind)
+        yield from reader.read(Content(stream, text_column, span, reopen))
 
 
 def spans(

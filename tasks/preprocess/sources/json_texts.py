@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.text_format import Format, Open
+from infini_llama.tasks.preprocess.sources.text_format import Content, Format, Open
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
     Fault,
@@ -38,14 +38,8 @@ BETWEEN_IN_ARRAY = " \t\r\n,]"
 class Json(Format):
     """An array of records, one record, or one after the other; decoded value by value."""
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        return in_batches(_texts_of_values(stream, text_column))
+    def read(self, content: Content) -> Iterator[Batch]:
+        return in_batches(_texts_of_values(content.stream, content.text_column))
 
 
 def _texts_of_values(stream: IO[bytes], text_column: str) -> TextRecords:
@@ -107,14 +101,9 @@ def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None
 class JsonLines(Format):
     """JSON lines. Spans are bytes: that of a line is the one with its first byte."""
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        first, last = span or (0, None)
+    def read(self, content: Content) -> Iterator[Batch]:
+        stream = content.stream
+        first, last = content.span or (0, None)
         if first:
             stream.seek(first - 1)
             _skip_line(stream)
@@ -122,7 +111,7 @@ class JsonLines(Format):
         elif last is not None:
             # A byte order mark was read, with which the first line begins.
             first = min(stream.tell(), last - 1)
-        return _texts_of_lines(stream, text_column, first, last)
+        return _texts_of_lines(stream, content.text_column, first, last)
 
     def spans(self, open_file: Open, size: int, most: int) -> list[Span] | None:
         return [(first, min(first + most, size)) for first in range(0, size, most)]

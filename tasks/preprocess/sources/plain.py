@@ -4,21 +4,15 @@ from collections.abc import Iterator
 from typing import IO
 
 from infini_llama.tasks.preprocess.sources import texts
-from infini_llama.tasks.preprocess.sources.text_format import Format, Open
-from infini_llama.tasks.preprocess.sources.texts import Batch, Span, Unreadable, cut, in_batches
+from infini_llama.tasks.preprocess.sources.text_format import Content, Format
+from infini_llama.tasks.preprocess.sources.texts import Batch, Unreadable, cut, in_batches
 
 
 class Plain(Format):
     """A file that is one document; several that end at a line where it is too long for one."""
 
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
-        return in_batches(_texts(stream))
+    def read(self, content: Content) -> Iterator[Batch]:
+        return in_batches(_texts(content.stream))
 
 
 def _texts(stream: IO[bytes]) -> Iterator[str]:

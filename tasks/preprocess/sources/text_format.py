@@ -7,11 +7,29 @@ each format are in configs/text_formats.py.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import IO
 
 from infini_llama.tasks.preprocess.sources.texts import Batch, Span
 
 Open = Callable[[], AbstractContextManager[IO[bytes]]]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a file, or a part of it.
+
+    Attributes:
+        stream: unpacked and after its byte order mark; `peek` gives its first bytes.
+        text_column: column or field with the text of a record.
+        span: one of those that `Format.spans` gave; None: all of it.
+        reopen: gives the stream from its beginning once more.
+    """
+
+    stream: IO[bytes]
+    text_column: str
+    span: Span | None
+    reopen: Open
 
 
 class Format(ABC):
@@ -24,21 +42,8 @@ class Format(ABC):
     damage: tuple[type[Exception], ...] = ()
 
     @abstractmethod
-    def read(
-        self,
-        stream: IO[bytes],
-        text_column: str,
-        span: Span | None,
-        reopen: Open,
-    ) -> Iterator[Batch]:
+    def read(self, content: Content) -> Iterator[Batch]:
         """Every text of a file, and a Fault for each bad record, several at a time.
-
-        Args:
-            stream: the content of the file, unpacked and after its byte order mark; `peek` gives
-                its first bytes.
-            text_column: column or field with the text of a record.
-            span: one of those that `spans` gave; None: all of it.
-            reopen: gives the stream from its beginning once more.
 
         Raises:
             Unreadable: the file is damaged, or has no such column.
