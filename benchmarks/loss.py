@@ -26,7 +26,7 @@ from agreement import require_close
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.machine import cpu
-from infini_llama.tasks.patch_environment.plan import GLIBC_TUNABLES
+from infini_llama.tasks.patch_environment.worker_variables import GLIBC_TUNABLES
 
 TOKENS, WIDTH = 2048, 256
 CHUNKS = ("chunks of 64", "chunks of 256", "chunks of 1024", "chunks of 2048")

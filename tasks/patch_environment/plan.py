@@ -4,8 +4,7 @@ It follows from the configuration and the machine's facts.
 """
 
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
@@ -15,15 +14,21 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import flops_per_token
 from infini_llama.tasks.patch_environment import footprint
 from infini_llama.tasks.patch_environment.gpus import FLASH_HEAD_SIZES
-from infini_llama.tasks.patch_environment.machine import CUDA_MEMORY, GLIBC_MEMORY, THREAD_WAITING
+from infini_llama.tasks.patch_environment.machine import GLIBC_MEMORY
 from infini_llama.tasks.patch_environment.patches import needed_patches
+from infini_llama.tasks.patch_environment.plan_findings import findings_of
+from infini_llama.tasks.patch_environment.worker_variables import (
+    OF_THREADS,
+    SET_BY_TORCHRUN,
+    set_by_user,
+    worker_environment,
+)
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
     Compile,
     Device,
     EnvironmentPlan,
-    Finding,
     PinnedSettings,
     Precision,
     finding,
@@ -31,25 +36,6 @@ from infini_llama.tasks.records.plan import (
 
 log = logging.getLogger("infini_llama.environment")
 Value = TypeVar("Value", bound=str | int)
-# torchrun sets these for each worker; one value for all would make every worker the same rank.
-SET_BY_TORCHRUN = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page
-# of every large tensor: the lanes "as shipped" and "our allocator" of
-# benchmarks/results/training.json differ in this alone.
-GLIBC_TUNABLES = (
-    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
-)
 # FLOPs of a run per core from which its layers are compiled on a CPU with AMX: a quarter of an hour
 # at 2e11 a second. Steps were 1.20 to 1.29 times as fast (benchmarks/results/environment.json);
 # compiling takes about a minute.
@@ -103,7 +89,7 @@ def plan_environment(
         log.warning("this machine cannot use the run's original plan: %s", sentence)
     variables = worker_environment(config, plan, facts)
     replacements = config.environment.env
-    findings = _warnings(config, plan, facts)
+    findings = findings_of(config, plan, facts)
     for name, value in variables.items():
         if replacements.get(name, value) != value:
             key = f"environment.env.{name}"
@@ -689,151 +675,3 @@ class Planner:
             )
 
         return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
-
-
-def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFacts) -> str:
-    """The first of these variables that is in `environment.env` or exported; "" where none is."""
-    set_names = (name for name in names if name in config.environment.env or name in facts.exported)
-    return next(set_names, "")
-
-
-def worker_environment(
-    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
-) -> dict[str, str]:
-    """Variables of every worker of this plan."""
-    variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {"TOKENIZERS_PARALLELISM": "false"}
-    if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
-        # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait
-        # for would need: beside busy neighbours, steps took several times as long as with threads
-        # that sleep at once. Without neighbours, spinning saves some percent, and a spin of some
-        # 100 microseconds saved as much. Seen once on two cores; no result is stored.
-        if facts.load >= 1:
-            variables["OMP_WAIT_POLICY"] = "passive"
-        else:
-            variables["GOMP_SPINCOUNT"] = "10000"
-    if plan.compile != "off":
-        in_home = str(config.runtime.home.absolute() / "compile-cache")
-        # The user's: programs may not be loaded from the disk of the home folder (noexec), or it
-        # may be a slow one.
-        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
-    if plan.device == "cuda":
-        if not set_by_user(CUDA_MEMORY, config, facts):
-            variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-        if len(plan.gpus) < len(facts.gpus):
-            names = [str(number) for number in range(len(facts.gpus))]
-            if facts.visible_gpus:
-                names = facts.visible_gpus.split(",")
-            used = [names[number].strip() for number in plan.gpus]
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(used)
-    if plan.allocator == "glibc":
-        # The last value of a tunable holds.
-        tunables = [os.environ.get("GLIBC_TUNABLES"), GLIBC_TUNABLES]
-        variables["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-    return variables
-
-
-def _warnings(config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts) -> list[Finding]:
-    """Warnings and notes of what is allowed, and slow or likely to fail."""
-    findings: list[Finding] = []
-    if plan.nproc_per_node * plan.threads > facts.cores:
-        value = f"{plan.nproc_per_node} worker(s) x {plan.threads} thread(s)"
-        sentence = (
-            f"More threads than the {facts.cores} usable core(s) wait for each other; "
-            "use fewer workers or threads."
-        )
-        findings.append(_warning("threads", value, sentence))
-    if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
-        sentence = (
-            "This processor has no bf16 arithmetic and emulates it slowly; "
-            "use environment.precision=fp32."
-        )
-        findings.append(_warning("precision", "bf16", sentence))
-    if plan.device == "cpu" and facts.gpus:
-        sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
-        findings.append(finding("device", "cpu", "note", sentence))
-    cuda_name = set_by_user(CUDA_MEMORY, config, facts)
-    if plan.device == "cuda" and cuda_name:
-        sentence = "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."
-        findings.append(finding(cuda_name, "set", "note", sentence))
-    glibc_name = set_by_user(GLIBC_MEMORY, config, facts)
-    overruled = plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
-    if overruled and glibc_name:
-        sentence = (
-            "The run's allocator=glibc overrules what it sets; "
-            "use environment.allocator=system to keep it."
-        )
-        findings.append(_warning(glibc_name, "set", sentence))
-    findings += _warnings_of_gpus(config, plan, facts)
-    need = footprint.bytes_of_plan(config, plan)
-    have = footprint.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
-    if not footprint.fits(need, have):
-        sentence = (
-            "A worker will probably run out of memory; "
-            "set train.micro_batch_size=auto or a smaller one, "
-            "train.activation_checkpointing=full, or use fewer workers."
-        )
-        findings.append(_warning("memory", footprint.describe(need, have), sentence))
-    disk_space = footprint.check_disk_space(config, facts.disk)
-    if disk_space:
-        findings.append(disk_space)
-    return findings
-
-
-def _warning(name: str, value: str | int, sentence: str) -> Finding:
-    return finding(name, value, "warning", sentence)
-
-
-def _warnings_of_gpus(
-    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
-) -> list[Finding]:
-    """Findings about GPUs that stay unused or are busy, and about their communication."""
-    findings: list[Finding] = []
-    if plan.device == "cuda":
-        unused = _unused_gpus(config, plan, facts)
-        if unused:
-            findings.append(unused)
-    busy = [number for number in plan.gpus if facts.gpus[number].is_busy]
-    if busy:
-        name = f"GPU {', '.join(map(str, busy))} in the plan"
-        sentence = (
-            "Another program uses it too, so memory and time may not suffice; "
-            "choose others by environment.gpus."
-        )
-        findings.append(_warning(name, "in use", sentence))
-    if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
-        sentence = (
-            "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
-        )
-        findings.append(_warning("distributed_backend", "gloo", sentence))
-    return findings
-
-
-def _unused_gpus(
-    config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
-) -> Finding | None:
-    """A finding if GPUs stay unused.
-
-    Where the batch is the reason, it is a warning with the batch sizes that would use all of them.
-    """
-    unused = len(facts.gpus) - plan.nproc_per_node
-    if unused <= 0:
-        return None
-    sentence = f"{unused} GPU(s) stay unused."
-    group = config.train.context_parallel
-    free = sum(not gpu.is_busy for gpu in facts.gpus) // group * group
-    if (
-        config.environment.nproc_per_node != "auto"
-        or config.environment.gpus != "auto"
-        or plan.nproc_per_node >= free
-    ):
-        return finding("workers", plan.nproc_per_node, "note", sentence)
-    # With any micro-batch: what each of them takes at once is chosen after the number of workers.
-    batch = config.train.global_batch_size
-    share = config.train.least_micro_batch * free * plan.nnodes // group
-    below = batch // share * share
-    sizes = [str(size) for size in (below, below + share) if size]
-    sentence += (
-        f" train.global_batch_size={batch} cannot be divided among {free}; "
-        f"{' or '.join(sizes)} uses all of them."
-    )
-    return finding("workers", plan.nproc_per_node, "warning", sentence)

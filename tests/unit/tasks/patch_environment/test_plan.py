@@ -13,9 +13,10 @@ from infini_llama.model.config import parameters
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.footprint import bytes_needed, checkpoint_bytes, model_of
-from infini_llama.tasks.patch_environment.plan import GLIBC_TUNABLES, plan_environment
+from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.stage import differences
+from infini_llama.tasks.patch_environment.worker_variables import GLIBC_TUNABLES
 from support.machines import H100, T4, in_home, reason_of, settings
 
 
