@@ -79,13 +79,14 @@ class Ending:
     Attributes:
         cause, action: for people; the table of docs/resume.md is written from them.
         of_command: what the help says of a command that ended so; "": the cause.
-        is_final: a scheduler does not start the command again, since it would end the same way.
+        should_requeue: whether a scheduler is to start the command again; not where it would end
+            the same way.
     """
 
     cause: str
     action: str
     of_command: str = ""
-    is_final: bool = False
+    should_requeue: bool = True
 
 
 ENDINGS = {
@@ -93,17 +94,17 @@ ENDINGS = {
         cause="finished",
         action="None. Running the command again only prints the result.",
         of_command="success",
-        is_final=True,
+        should_requeue=False,
     ),
     ExitCode.INVALID_CONFIG: Ending(
         cause="invalid configuration or arguments",
         action="Not retried. The error names the key.",
-        is_final=True,
+        should_requeue=False,
     ),
     ExitCode.INVALID_DATA: Ending(
         cause="invalid data: missing, damaged, or a different dataset",
         action="Not retried. The error names the file and the command that repairs it.",
-        is_final=True,
+        should_requeue=False,
     ),
     ExitCode.UNEXPECTED: Ending(
         cause="unexpected error, killed worker, killed torchrun",
@@ -122,7 +123,7 @@ ENDINGS = {
         cause="loss, gradient or weights not finite",
         action="Rolled back at most `runtime.max_rollbacks` times.",
         of_command="loss, gradient or weights not finite, also after rollbacks",
-        is_final=True,
+        should_requeue=False,
     ),
     ExitCode.PREEMPTED: Ending(
         cause="stopped by a signal or by Prefect",

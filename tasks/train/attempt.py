@@ -182,16 +182,16 @@ def watch(
 
 
 def exception_of(outcome: Outcome, evidence: Evidence, run: RunFolder) -> Exception | None:
-    """The exception that ends the command, whatever follows the exit code.
+    """The exception that ends the stage, whatever follows the exit code.
 
-    It is a request to stop this process, or a fault of this process.
+    It is a request to stop this process, or a fault of this process, which may be retried.
     """
     failed = outcome.kind == "failed"
     if evidence.stop_request is None:
         return evidence.fault if failed and outcome.culprit is None else None
     # Where a rank refused its settings or data, the same command would not resume: that is what is
     # reported.
-    if failed and what_follows(outcome.code).is_final:
+    if failed and what_follows(outcome.code).is_nothing:
         return None
     if failed:
         log.error("the attempt failed while it was stopped: %s", outcome.message)
@@ -220,8 +220,8 @@ class Following:
     is_retried: bool
 
     @property
-    def is_final(self) -> bool:
-        """No attempt follows, on any node: the same command would end the same way."""
+    def is_nothing(self) -> bool:
+        """Whether no attempt follows, on any node: the same command would end the same way."""
         return self.change is None and not self.is_retried
 
 

@@ -72,8 +72,8 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str
 def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
     """Take part in one attempt after the other until the supervisor has ended the run.
 
-    The supervisor is the command on node 0. After 70 and 76 it waits for the next attempt, unless
-    the supervisor has marked the last one as not retried.
+    The supervisor is the command on node 0. This function waits while another attempt may follow
+    (`_continues`).
 
     Args:
         master_addr: address of node 0 as seen from here; None: as node 0 has recorded it.
@@ -123,7 +123,7 @@ def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_T
 def _continues(run: RunFolder, code: int, is_supervised: bool) -> bool:
     """Whether another attempt may follow the last one, which ended with this exit code."""
     following = what_follows(code)
-    if following.is_final:
+    if following.is_nothing:
         return False
     # In the delay before a retry, the supervisor holds no lease.
     return is_supervised or (following.is_retried and is_retried(run))

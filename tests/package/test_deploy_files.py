@@ -258,7 +258,7 @@ def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, argu
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
-FINAL = {int(code) for code, ending in ENDINGS.items() if ending.is_final}
+FINAL = {int(code) for code, ending in ENDINGS.items() if not ending.should_requeue}
 
 
 def test_a_job_goes_back_into_the_queue_after_every_code_but_final_ones():

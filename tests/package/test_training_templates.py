@@ -52,7 +52,7 @@ def pods() -> dict[str, dict]:
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainingRuntime"])
 def test_pods_start_again_after_every_code_but_final_ones(kind):
-    final = {int(code) for code, ending in ENDINGS.items() if ending.is_final}
+    final = {int(code) for code, ending in ENDINGS.items() if not ending.should_requeue}
     job = job_of(DOCUMENTS[kind])
     (rule,) = job["podFailurePolicy"]["rules"]
     codes = rule["onExitCodes"]
