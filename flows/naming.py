@@ -99,7 +99,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     home = usable_home(config.runtime.home, "runtime.home")
     name = run_name(config.runtime.name, due)
     resume = config.runtime.resume
-    # A run compares the path with the one that it has followed, also from another folder.
+    # Stored as an absolute path, so that the same command from another folder is recognized.
     if resume not in RULES:
         resume = str(expanded(resume).absolute())
     runtime = changed(config.runtime, home=home, name=name, resume=resume)

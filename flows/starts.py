@@ -1,9 +1,9 @@
 """A start of a run, and the name that is filled in for it.
 
-A name with {date} or {time} belongs to one start. The start is known by the ID of its flow run, or
-of its Slurm job, which a requeue keeps. `<home>/starts/<ID>` has the name, so that a retry, a
-resume and a requeue continue the run, also on another machine that has the mirror. A command
-without such an ID is a new start each time.
+A name with {date} or {time} belongs to one start. The ID of a start is that of its flow run. In a
+Slurm job, it is that of the job, which a requeue keeps, and a digest of the settings.
+`<home>/starts/<ID>.json` has the name, so that a retry, a resume and a requeue continue the run,
+also on another machine that has the mirror. A command without such an ID is a new start each time.
 """
 
 import contextlib

@@ -123,7 +123,7 @@ def record_killed_attempts(run: RunFolder) -> int:
         )
         append_attempt(run, killed)
         log.warning(
-            "attempt %d was killed with its command: attempts.jsonl has no end of it",
+            "attempt %d was killed with its command, which is now recorded in attempts.jsonl",
             killed.attempt,
         )
     return max(begun | recorded, default=0)

@@ -128,6 +128,11 @@ class HangDetector:
             self.polled_at = self.clock()
 
     def _look(self, now: float) -> str | None:
+        """Read the statuses and heartbeats of all ranks, and return a sentence if one is hung.
+
+        `gap` is the time in which this process was stopped, `starved` the time in which a rank
+        waited for a processor. Neither counts as silence.
+        """
         gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
         starved = self._starved()
         self.silent_since = {

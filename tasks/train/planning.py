@@ -55,7 +55,7 @@ def plan_attempt(
         _refuse_other_model(chosen, state, lineage)
         _refuse_other_dataset(run, chosen, state, lineage)
         _warn_of_differences(chosen, state, lineage, plan)
-    # A path holds until the run has a checkpoint of its own since.
+    # A path in runtime.resume is followed until the run has saved a checkpoint of its own after it.
     if resume not in checkpoints.RULES:
         lineage = changed(lineage, resumed_from=resume)
     if chosen is not None and from_step >= lineage.max_steps:

@@ -1,4 +1,7 @@
-"""Decision whether and when the caller of the stage, Prefect or `pipeline.run`, enters it again."""
+"""Decision whether and when the caller of the stage enters it again.
+
+The caller is Prefect or `pipeline.train_with_retries`.
+"""
 
 import logging
 from collections.abc import Callable, Generator

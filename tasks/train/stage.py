@@ -84,10 +84,10 @@ def train(
 
 @contextmanager
 def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
-    """Restore the run's records if what is done inside fails before an attempt is made.
+    """Inside, the run is bound to the settings of a command.
 
-    Inside, a run is bound to the settings of a command. After a failure, a new run leaves its name
-    to other settings, and a finished one has those that it was trained with.
+    If the stage fails before it makes an attempt, lineage, environment and configuration are put
+    back as they were, so that the failed command leaves no trace.
     """
     paths = (run.lineage, run.environment, run.config)
     records = {path: path.read_bytes() for path in paths if path.is_file()}

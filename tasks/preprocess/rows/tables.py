@@ -231,9 +231,7 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
 
     Their strategy and length are those of the section `data`.
 
-    On a GPU only where one is requested, for strategies ON_A_GPU. A table of concat from a GPU's
-    process took 4.6 times as long as numpy takes for all of it at 67 million rows, and 6 times at
-    134 million (2 busy cores, without CUDA's start). What packs has not been timed on a GPU.
+    On a GPU only where one is requested, for strategies ON_A_GPU.
 
     Raises:
         DataError: a split, or a source's training text, is shorter than one row.

@@ -152,12 +152,12 @@ def weighted_sources(
 def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: int) -> np.ndarray:
     """Rows, int64 [count], of the samples numbered first … first+count-1 of the whole run.
 
-    Of the first n samples floor(n w/W) are of the first source, evenly spread (Bresenham 1965), and
-    of the m others floor(m w/W) of the second, where W is what weights are left, and so on: exact
-    at each multiple of the sum of the weights, and anywhere to fewer samples than there are
-    sources; nothing drifts. The k-th sample of a source is row k mod its rows of the permutation
-    for the source's own epoch k div its rows: each source is gone through wholly before it begins
-    anew, in another order, sooner for a larger weight, and whatever the other sources do.
+    The first source gets floor(n w/W) of the first n samples, evenly spread (Bresenham 1965): w is
+    its weight, W the sum of all. The next source gets its share of the remaining samples in the
+    same way, by the remaining weights. The shares are exact at each multiple of the sum of the
+    weights, and elsewhere off by fewer samples than there are sources.
+
+    Each source is shuffled anew whenever it has been used up, whatever the others do.
     """
     rows = np.empty(count, dtype=np.int64)
     places = np.arange(count)

@@ -27,7 +27,8 @@ from infini_llama.tasks.storage.artifacts import Damaged, key_of
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.record_files import read_record, write_record
 
-# Of text at most in a unit, unless a single document is longer; of a file in a range of it.
+# Most bytes of text in a unit, unless a single document is longer. A large file is read in ranges
+# of this size.
 UNIT_BYTES = 32 * 2**20
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening

@@ -76,9 +76,9 @@ def encode_spans(
 ) -> EncodedSpans:
     """Encode documents so that no token reaches across a bound of a span.
 
-    The tokens are those of the whole text: a piece by itself may have others, as with Llama 2's
-    tokenizer, which puts a space before what it encodes. Where a token would reach across a bound,
-    all pieces of that document are encoded by themselves.
+    Each text is encoded as a whole, and its tokens are cut at the bounds. A piece by itself may
+    have other tokens: Llama 2's tokenizer puts a space before what it encodes. If a bound falls
+    inside a token, the pieces of that document are encoded separately.
 
     Args:
         spans: of each text.
