@@ -124,6 +124,8 @@ class Deployment:
             },
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
+        # Private to Prefect 3.9.1, which makes the form from the flow alone. Its own command sets
+        # it, too. No issue upstream is known.
         deployment._parameter_openapi_schema = form(self.config)
         return deployment
 
@@ -143,7 +145,9 @@ def read_deployments(files: Sequence[str]) -> list[Deployment]:
                 f"{file}: its deployment would be {pretrain.name}/{name}, and the name of a "
                 f"deployment cannot contain {' or '.join(unusable)}; rename the file."
             )
-        if name.endswith(".py"):  # Prefect 3.9.1 would leave it out of the deployment's name
+        # Prefect 3.9.1 would leave it out of the name (PrefectHQ/prefect#17446, closed, reports the
+        # same of every ending).
+        if name.endswith(".py"):
             raise ConfigError(
                 f"{file}: the name of a deployment cannot end with .py; rename the file."
             )
@@ -175,7 +179,9 @@ def read_deployment(file: str) -> Deployment:
 
 
 def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
-    """Refuse a schedule that the scheduler of Prefect 3.9.1 would silently make no run of.
+    """Refuse a schedule that the scheduler of Prefect 3.9.1 would make no run of.
+
+    Only the server's log would have the error. No issue upstream is known.
 
     Raises:
         ConfigError: its cron expression is not valid, or no such date exists.
@@ -247,8 +253,11 @@ def _automations(silent_for: timedelta) -> list[AutomationCore]:
     """A run without progress is ended: its machine is gone, or its process is stopped.
 
     A run that trains sends heartbeats. One that is pending sends nothing, and may wait for a node
-    or an image: it has longer. One that is cancelling still sends heartbeats, and Prefect's rules
-    let it only be cancelled.
+    or an image: it has longer. One that is cancelling still sends heartbeats, and a rule of Prefect
+    lets it only be cancelled (PrefectHQ/prefect#20275).
+
+    The server of Prefect 3.9.1 does not end such runs itself (PrefectHQ/prefect#16746, open). Its
+    documentation has the automation for silent runs ("detect zombie flows").
     """
     pending = ["Pending", "Submitting", "InfrastructurePending"]
     ends = ["Cancelled", "Completed", "Failed", "Crashed"]
@@ -323,8 +332,10 @@ def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> 
     if not stored:
         client.create_automation(automation)
         return
-    # The description has the only setting. An automation that is rewritten forgets what it watches.
-    if stored[0].description != automation.description:
+    # One that is the same is left alone: Prefect 3.9.1 resets what a rewritten automation watches.
+    # No issue of Prefect's is known; PrefectHQ/prefect-operator#316 reports it.
+    compared = ("description", "trigger", "actions")
+    if any(getattr(stored[0], field) != getattr(automation, field) for field in compared):
         client.update_automation(
             stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled})
         )
@@ -354,6 +365,7 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
     limit = stored.global_concurrency_limit
     if (limit and limit.limit) != current.concurrency_limit:
         return False
+    # Private, see `to_prefect`.
     schema = current._parameter_openapi_schema.model_dump(exclude_unset=True)
     if stored.parameter_openapi_schema != schema:
         return False
