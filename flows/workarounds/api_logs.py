@@ -1,7 +1,9 @@
 """The log lines of the stages on a run's page.
 
-Prefect sends each line; ten thousand delay the end of a process by most of a minute. A line with a
-lone surrogate is lost, and those that are sent with it.
+Prefect 3.9.1 sends each line before a process ends: ten thousand delay the end by most of a minute.
+No issue upstream is known.
+
+A line with a lone surrogate is lost, and those that are sent with it.
 
 Needed with Prefect 3.9.1. Upstream: no issue is known. Test:
 `test_a_lone_surrogate_cannot_be_sent`.
@@ -34,7 +36,7 @@ class ThrottledAPILogHandler(APILogHandler):
         return escaped(super().format(record))  # a lone surrogate of a path could not be sent
 
     def emit(self, record: logging.LogRecord) -> None:
-        if FlowRunContext.get() is None:  # another thread, of no run
+        if FlowRunContext.get() is None:  # another thread, of no run: Prefect would warn
             return
         if getattr(record, "progress", None) is not None and record.levelno < logging.WARNING:
             now = time.monotonic()

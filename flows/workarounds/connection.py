@@ -59,6 +59,9 @@ def adapt_clients(patient: bool = False) -> None:
     Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#20462, open. Test:
     `test_a_first_connection_is_not_tried_again`.
 
+    The module `prefect._internal.websockets` and the attribute `_has_connected` are private to that
+    version.
+
     Args:
         patient: a request is also tried again where the client has not reached the server before;
             it may be about to start again.
@@ -101,7 +104,7 @@ def refuse_unusable_proxy(url: str) -> None:
     """Refuse a proxy of the environment that Prefect's client cannot be made with.
 
     One for another kind of address is enough: a client prepares its proxies before it is asked for
-    an address.
+    an address. Prefect 3.9.1 raises the error of httpx as it is. No issue upstream is known.
 
     Raises:
         ConfigError: `url` is on another machine, and there is such a proxy.

@@ -4,7 +4,9 @@ This is Prefect's engine with the clients of `connection`, and with the lock tha
 has a process.
 
 Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#16746, open: a run whose worker is killed
-stays Running. Test: `test_a_first_connection_is_not_tried_again`.
+stays Running. Test: `test_a_worker_that_is_stopped_reports_nothing_of_its_runs`.
+
+Prefect's worker sets PREFECT__FLOW_RUN_ID, which is private to that version.
 """
 
 import os

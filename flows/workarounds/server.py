@@ -40,7 +40,8 @@ _MOVE = (
     "and results are not in it"
 )
 _FREE = "free space, and run the same command again"
-# What a server logs of a database that it cannot use, with the cause and what to do.
+# What a server logs of a database that it cannot use, with the cause and what to do. The server of
+# Prefect 3.9.1 ends with a traceback; PrefectHQ/prefect#10778, closed, reports the first one.
 DATABASE_FAULTS = {
     "Can't locate revision": (
         "was last used by a newer version of Prefect",
@@ -115,7 +116,8 @@ class Server:
         prefect_home().mkdir(parents=True, exist_ok=True)
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         seconds = _start_timeout()
-        # Two first starts would create the tables twice.
+        # Two first starts of Prefect 3.9.1 would create the tables twice. No issue upstream is
+        # known.
         with Lock(prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
             process = self._spawn()
             self.process = process
@@ -138,6 +140,18 @@ class Server:
         """Start the command of Prefect's SubprocessASGIServer, with a check of the host.
 
         The wrapper before it ties it to this process.
+
+        Unless the origins are set, all are allowed; the UI comes from the server itself.
+
+        Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#15074 added the setting. Test:
+        `test_a_server_allows_every_origin`.
+
+        Unless a folder is set, the UI is unpacked beside Prefect's code. A user who may not write
+        there would have no UI.
+
+        Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#11640, closed, reports a server that
+        does not start; since PrefectHQ/prefect#21035, it starts without a UI. Test:
+        `test_the_ui_is_unpacked_beside_the_code`.
         """
         command = [sys.executable, exec_wrapper.__file__, "SIGKILL", str(os.getpid())]
         # -P and --app-dir: nothing in the working directory is imported.
@@ -147,13 +161,9 @@ class Server:
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--log-level", "error", "--lifespan", "on"]
         defaults = {
-            # Prefect 3.9.1 allows every origin (PrefectHQ/prefect#15074 added the setting); the
-            # UI comes from the server itself.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": (
                 f"http://127.0.0.1:{self.port},http://localhost:{self.port}"
             ),
-            # Prefect 3.9.1 unpacks the UI beside its code, where this user may not write: then
-            # there would be none (PrefectHQ/prefect#11640 reports a server that does not start).
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(prefect_home() / "ui"),
         }
         with self.log.open("ab") as output:
@@ -209,7 +219,7 @@ class Server:
 
 
 def _start_timeout() -> int:
-    """Seconds that a server may take to start."""
+    """Seconds that a server may take to start: Prefect's setting for its temporary server."""
     try:
         return int(os.environ.get(START_TIMEOUT, HEALTHY_WITHIN))
     except ValueError:
@@ -221,7 +231,8 @@ def _start_timeout() -> int:
 def _import_client() -> None:
     """Import Prefect's client, for this server and with its password.
 
-    Prefect's settings name the password, wherever they are.
+    Prefect's settings name the password of the server, wherever they are. As documented, a client
+    has a setting of its own for it.
     """
     settings = client_settings()
     import prefect.main  # noqa: F401
@@ -230,12 +241,16 @@ def _import_client() -> None:
     adapt_clients()
     if password := settings.server.api.auth_string:
         os.environ["PREFECT_API_AUTH_STRING"] = password.get_secret_value()
-    # For a process that had imported Prefect before the URL was known.
+    # For a process that had imported Prefect, and so its settings, before the URL was known.
     refresh_global_settings_context()
 
 
 def _drain_client() -> None:
-    """Send what the client still holds: the last log lines, and events of the last task states."""
+    """Send what the client still holds: the last log lines, and events of the last task states.
+
+    Prefect 3.9.1 would send them when this process ends, and this server has ended by then.
+    PrefectHQ/prefect#14854 does the same for the server of Prefect's tests.
+    """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

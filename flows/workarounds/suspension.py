@@ -6,7 +6,7 @@ in the last minutes keeps the event back: it has not seen the one before. So a s
 confirmed by an event that follows no other.
 
 Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#18653, open, the same after a run's end.
-Test: `test_a_suspended_run_stays_suspended_and_resumes`, which fails without it.
+Test: `test_an_event_waits_for_the_one_before`.
 """
 
 from prefect.client.orchestration import SyncPrefectClient

@@ -2,6 +2,13 @@
 
 Its runs are executed by the module `engine`; both have the clients of `connection`. That the server
 is started again is logged in a line, not in a traceback for each connection.
+
+Each run is registered before its process starts, so that `lost_runs` finds those whose process and
+worker were killed.
+
+Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#16746, open; PrefectHQ/prefect#23016, open,
+would report the runs of a worker that is stopped. Test:
+`test_a_worker_that_is_stopped_reports_nothing_of_its_runs`.
 """
 
 import logging
@@ -30,7 +37,11 @@ DISCONNECTED = (OSError, TransportError, WebSocketException)
 
 
 class RunConfiguration(ProcessJobConfiguration):
-    """The configuration of a flow run's process."""
+    """The configuration of a flow run's process, whose command is the module `engine`.
+
+    A command of the work pool or the deployment stays. Prefect 3.9.1 has no setting for the command
+    of one worker, and `_command_configured` is private. No issue upstream is known.
+    """
 
     def prepare_for_flow_run(self, *arguments: Any, **settings: Any) -> None:
         super().prepare_for_flow_run(*arguments, **settings)
@@ -40,11 +51,14 @@ class RunConfiguration(ProcessJobConfiguration):
             self.command = command_to_string([sys.executable, "-m", engine])
 
 
-# Prefect warns that this type of worker is replaced, which is meant.
+# Prefect intentionally warns where a type of worker is replaced. Here, that is meant.
 with warnings.catch_warnings(action="ignore"):
 
     class Worker(ProcessWorker):
         """Starts flow runs by the module `engine`.
+
+        Prefect 3.9.1 has no hooks for the start of a process and its end, so that `run` and two
+        private methods are overridden. No issue upstream is known.
 
         Attributes:
             ended: runs whose process has ended, and was reported by Prefect's executor.
@@ -101,7 +115,10 @@ with warnings.catch_warnings(action="ignore"):
 
 
 class BriefRecord(logging.LogRecord):
-    """A log record with the error of a lost connection in its message, and no traceback of it."""
+    """A log record with the error of a lost connection in its message, and no traceback of it.
+
+    Prefect 3.9.1 logs a traceback for each request that fails. No issue upstream is known.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

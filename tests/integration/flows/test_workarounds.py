@@ -4,6 +4,7 @@ A test that fails here says that Prefect has changed: what works around it can g
 """
 
 import asyncio
+import contextlib
 import http.server
 import inspect
 import json
@@ -12,19 +13,26 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 from uuid import uuid4
 
 import httpx
+import prefect
 import psutil
 import pytest
 from prefect import flow_engine
 from prefect.client.base import PrefectHttpxSyncClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.flows import Flow
+from prefect.server.events.ordering import EventArrivedEarly, get_triggers_causal_ordering
+from prefect.server.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings.models.server.api import ServerAPISettings
 from prefect.settings.models.server.concurrency import ServerConcurrencySettings
+from prefect.settings.models.server.ui import ServerUISettings
+from prefect.types._datetime import now
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.base import BaseWorker
 from sqlalchemy import make_url
@@ -118,6 +126,34 @@ def test_leases_are_kept_in_memory():
     assert ServerConcurrencySettings().lease_storage.endswith(".memory")
 
 
+def test_a_server_allows_every_origin():
+    assert ServerAPISettings().cors_allowed_origins == "*"
+
+
+def test_the_ui_is_unpacked_beside_the_code():
+    code = Path(prefect.__file__).parent
+    assert ServerUISettings().static_directory is None
+    assert code in prefect.__ui_static_subpath__.parents
+
+
+def test_an_event_waits_for_the_one_before():
+    """A server that has not seen the one before keeps back the event of a suspension."""
+    run = Resource({"prefect.resource.id": "prefect.flow-run.1"})
+    suspended = Event(
+        occurred=now("UTC"), event="prefect.flow-run.Suspended", resource=run, id=uuid4()
+    )
+
+    async def process(event: Event) -> None:
+        ordering = get_triggers_causal_ordering()
+        async with ordering.preceding_event_confirmed(AsyncMock(), event.receive()):
+            pass
+
+    asyncio.run(process(suspended))
+    follower = suspended.model_copy(update={"id": uuid4(), "follows": uuid4()})
+    with pytest.raises(EventArrivedEarly):
+        asyncio.run(process(follower))
+
+
 def test_the_path_of_the_database_ends_at_a_question_mark():
     assert make_url("sqlite+aiosqlite:////home/what?/prefect.db").database == "/home/what"
 
@@ -160,8 +196,13 @@ def reports_of_worker(is_started: bool, **run: object) -> list[str]:
     status = Mock()
     status._future.done.return_value = is_started
     submission = BaseWorker._submit_run_and_capture_errors(worker, FlowRun(flow_id=uuid4()), status)
-    asyncio.run(submission)
+    with contextlib.suppress(asyncio.CancelledError):  # of a worker that is stopped
+        asyncio.run(submission)
     return [call.args[1] for call in worker._propose_crashed_state.await_args_list]
+
+
+def test_a_worker_that_is_stopped_reports_nothing_of_its_runs():
+    assert reports_of_worker(True, side_effect=asyncio.CancelledError) == []
 
 
 def test_a_worker_gives_up_a_run_when_the_server_is_gone():
