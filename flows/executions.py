@@ -27,7 +27,8 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.locks import Lock
 from infini_llama.tasks.train.task import lasting_suspension
 
-# Environment variable of the worker of `serve` and of its runs, whose home may be another one.
+# Environment variable with the folder of `folder_of`. `serve` sets it for its workers and their
+# runs, since the home of a run may be another folder than that of `serve`.
 FOLDER = "INFINI_LLAMA_FLOW_RUNS"
 # States of a task run; one that awaits its retry is scheduled.
 UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]
@@ -35,7 +36,7 @@ UNFINISHED = ["RUNNING", "PENDING", "SCHEDULED"]
 ENDING = 600.0
 POLL_SECONDS = 10.0
 # Answers in a row that a run was deleted: a single one may be of a proxy, or of a server that
-# starts.
+# starts. This is caution; no fault of Prefect is known.
 MISSING = 2
 _locked_runs: dict[str, Lock] = {}  # by the ID of a run that this process executes
 log = logging.getLogger("infini_llama.prefect")
@@ -71,6 +72,9 @@ def register(run: str, folder: Path, scheduled: str) -> None:
 def hold(run: str, folder: Path) -> None:
     """Lock the file of a flow run that this process executes, until this process ends.
 
+    With Prefect 3.9.1, a run whose process and worker are killed stays Running
+    (PrefectHQ/prefect#16746, open). The lock shows that it still has a process.
+
     Raises:
         Busy: another process executes it, and does not end.
     """
@@ -78,7 +82,7 @@ def hold(run: str, folder: Path) -> None:
         return
     file = folder / run
     registered = file.read_bytes() if file.exists() else b""
-    # Not left: the end of a flow is reported after its function.
+    # The lock is never released here: Prefect reports the end after the flow function returns.
     _locked_runs[run] = Lock(file, wait=ENDING).__enter__()
     file.write_bytes(registered)  # in place of the lock's own record
 
@@ -105,6 +109,7 @@ def execution(home: Path) -> Iterator[None]:
         # resume it.
         (folder / run).unlink(missing_ok=True)
         try:
+            # See workarounds/suspension.py (Prefect 3.9.1, PrefectHQ/prefect#18653, open).
             with get_client(sync_client=True) as client:
                 confirm(client, client.read_flow_run(UUID(run)), str(flow_run.flow_name))
         except Exception as fault:

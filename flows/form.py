@@ -69,7 +69,8 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         settings["train"] |= {"max_steps": None}
     for name, (section, key) in SHORT.items():
         value = changes.get(name)
-        # The form sends each value of its first section, changed or not.
+        # As Prefect intends (PrefectHQ/prefect-ui-library#2476), the form sends each value of its
+        # first section, changed or not.
         if value in (None, deployed[name]):
             continue
         settings[section][key] = value
@@ -110,7 +111,8 @@ class AsConfig:
     """Annotation of the flow's parameter `config`.
 
     The value is a configuration, or its JSON, which is checked as a file is. It has no schema of
-    its own: Prefect 3.9.1 would make it in every run, and no page shows it.
+    its own: Prefect 3.9.1 would make it in every run, and no page shows it. No issue upstream is
+    known.
     """
 
     def __get_pydantic_core_schema__(self, *_: object) -> core_schema.CoreSchema:
@@ -147,8 +149,8 @@ class ChangesForm:
         properties: dict[str, Schema] = {}
         for position, (name, (section, key)) in enumerate(SHORT.items()):
             properties[name] = sections[section]["properties"].pop(key) | {"position": position}
-            # A form shows it once; who writes it below its section, as in a file, is not refused by
-            # the server.
+            # A form shows `properties` only, so that the key is in it once. Who writes it below its
+            # section, as in a file, is not refused by the server.
             sections[section].setdefault("patternProperties", {})[f"^{key}$"] = True
         properties["name"]["description"] += (
             " It also names the flow run: Prefect's own field Run Name is not used."
@@ -181,10 +183,10 @@ def form(config: PipelineConfig) -> ParameterSchema:
 def _explicit(field: Schema) -> Schema:
     """A field whose error names the limit.
 
-    The error for a union only reports that no branch is valid. A limit of numbers does not apply to
-    text, nor one of text to numbers, so both can stand beside the union. A null that is the default
-    of a plain type is left out, since Prefect's server allows it for every such field without a
-    default.
+    As usual for JSON schemas, the error for a union only reports that no branch is valid. A limit
+    of numbers does not apply to text, nor one of text to numbers, so both can stand beside the
+    union. A null that is the default of a plain type is left out, since the server of Prefect 3.9.1
+    intentionally allows it for every such field without a default.
     """
     branches = field.get("anyOf")
     if branches is None:

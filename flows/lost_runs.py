@@ -5,7 +5,7 @@ call it Pending, Running or Cancelling. Runs of other programs, machines and hom
 the folder, or their file is of an execution that is over.
 
 Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#16746, open: a run whose worker is killed
-stays Running.
+stays Running. Test: `test_a_worker_that_is_stopped_reports_nothing_of_its_runs`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed, Scheduled
-from prefect.types._datetime import now
+from prefect.types._datetime import now  # private to Prefect 3.9.1
 
 from infini_llama.flows.executions import (
     Execution,
@@ -38,7 +38,7 @@ from infini_llama.tasks.storage.locks import lock_holder
 ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]
 # That a busy machine may need to start the process of a pending run.
 STARTING = timedelta(minutes=1)
-MOST_IDS = 100  # of a filter; the server returns at most 200 runs
+MOST_IDS = 100  # of a filter; as documented, the server returns at most 200 runs
 log = logging.getLogger("infini_llama.serve")
 
 
@@ -104,7 +104,7 @@ class LostRuns:
             return
         state = _state_of_lost(run)
         log.warning(
-            "run %s of an earlier execution has lost its process, and is marked as %s",
+            "run %s has lost its process and is marked as %s",
             run.name,
             state.name,
         )
@@ -181,6 +181,9 @@ def _read(path: Path) -> Execution | None:
 
 def flow_processes(variable: str = "") -> dict[int, UUID]:
     """Processes of this machine that execute a flow run for a worker, each with the ID of its run.
+
+    Prefect 3.9.1 keeps no list of them. Its worker sets PREFECT__FLOW_RUN_ID, which is private. No
+    issue upstream is known.
 
     Args:
         variable: NAME=VALUE that the environment of the process contains.

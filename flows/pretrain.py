@@ -50,7 +50,8 @@ keep_slots()
 def _show_name(name: str) -> None:
     """Give the flow run the name of its run.
 
-    It is known here and not in `flow_run_name`: another start may have taken the name.
+    Prefect uses `flow_run_name` before it calls the flow function. The name is only known in it,
+    since another start may have taken the one of the configuration.
     """
     if flow_run.name != name:
         with get_client(sync_client=True) as client:
@@ -134,6 +135,7 @@ def _tasks(page: RunPage) -> Stages:
     """The stages as Prefect tasks, which write their cards on the run's page."""
 
     def preprocess_text(preparation: Preparation) -> DatasetRef:
+        # As documented, the state that the task returns has the result.
         return preprocess(preparation, page, return_state=True).result()
 
     def verify(dataset: DatasetRef, home: Path, level: str) -> VerifyReport:

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
-from prefect.types._datetime import now
+from prefect.types._datetime import now  # private to Prefect 3.9.1
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
@@ -57,7 +57,8 @@ def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> Pipe
     """The configuration of this flow run, with what its schedule changes, if it has one.
 
     A deployment keeps these changes in its own parameters: the server of Prefect 3.9.1 drops those
-    of a schedule that is paused. No issue upstream is known.
+    of a schedule that is paused. PrefectHQ/prefect#17380, closed, reports it of the switch in the
+    UI.
 
     Raises:
         ConfigError: the schedule of this run is no longer on the server, so that its overrides are
@@ -142,7 +143,8 @@ def superseded() -> State | None:
     log.warning(
         "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(waiting)
     )
-    # A state of its own: one that was sent for another run loses its message.
+    # A new state: as documented, Prefect takes one that was sent for another run as that run's,
+    # and ends this run with a state of its own, without the message.
     return Cancelled(message=message)
 
 

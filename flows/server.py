@@ -127,7 +127,8 @@ def prepare_client(home: Path) -> None:
     What the user has set stays, unless it is empty. Prefect's files go to home/prefect if the user
     has no Prefect home.
     """
-    # `docker compose` passes what is not set as empty; Prefect would require an empty password.
+    # `docker compose` passes what is not set as empty; Prefect 3.9.1 would require an empty
+    # password. No issue upstream is known.
     for name, value in list(os.environ.items()):
         if name.startswith("PREFECT_") and not value:
             del os.environ[name]
@@ -140,7 +141,7 @@ def prepare_client(home: Path) -> None:
 def log_into(home: Path, verbose: bool) -> None:
     """Send Prefect's log to a file, or with `verbose` to the console.
 
-    Prefect leaves the root logger as it is if that has a handler.
+    Prefect intentionally leaves the root logger as it is if that has a handler with a formatter.
 
     Raises:
         ConfigError: `home` cannot be used.
@@ -159,7 +160,7 @@ def has_api() -> bool:
     """Whether the user has a server: environment, profile or a project file names it.
 
     Call `prepare_client` before. Prefect takes a second to import, and its settings are read only
-    if one of these files could name a server.
+    if one of the files that Prefect documents for them could name a server.
 
     Raises:
         ConfigError: PREFECT_API_URL is not an address, or a setting of Prefect is wrong.
@@ -185,7 +186,7 @@ def has_api() -> bool:
 def _check_result_storage() -> None:
     """Refuse a server without the block that PREFECT_DEFAULT_RESULT_STORAGE_BLOCK names.
 
-    Each run loads it.
+    Each run loads it, and Prefect 3.9.1 does not look for it before. No issue upstream is known.
 
     Raises:
         ConfigError: the server lacks the block.
@@ -196,7 +197,7 @@ def _check_result_storage() -> None:
     from prefect.results import resolve_result_storage
 
     try:
-        # `_sync` is its decorator's, for callers inside an event loop.
+        # `_sync` is private to Prefect 3.9.1: its decorator's, for callers inside an event loop.
         resolve_result_storage(block, _sync=True)  # pyright: ignore[reportCallIssue]
     except ValueError as error:
         raise ConfigError(
@@ -211,7 +212,7 @@ def _user_api() -> Iterator[None]:
     """Inside, an error of the user's server is explained.
 
     A server that takes connections and is silent is found at once: Prefect's client would wait for
-    minutes, several times.
+    a minute, its documented default, several times.
 
     Raises:
         ConfigError: a proxy of the environment cannot be used.
@@ -239,6 +240,9 @@ def _user_api() -> Iterator[None]:
 @contextlib.contextmanager
 def _unreachable_explained(action: str, server: "Server | None" = None) -> Iterator[None]:
     """Turn the errors of a server that does not respond as Prefect's API does into one sentence.
+
+    Prefect 3.9.1 has no exceptions of their own for most of them, so that its words are compared.
+    No issue upstream is known.
 
     Args:
         server: started here; its log may have the cause.

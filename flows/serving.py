@@ -158,7 +158,8 @@ def _signal_runs(mark: str, number: signal.Signals) -> None:
 def _cancel(runs: set[UUID]) -> None:
     """Cancel these runs and wait for them.
 
-    A worker that is stopped ends its runs too, but leaves them Running for ever.
+    A worker of Prefect 3.9.1 that is stopped ends its runs too, but leaves them Running
+    (PrefectHQ/prefect#16746 and PrefectHQ/prefect#22528, open).
     """
     if not runs:
         return

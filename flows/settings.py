@@ -1,6 +1,7 @@
 """Prefect's settings of every process.
 
-This is the one source that `run`, `serve` and `deploy` set them from.
+This is the one source that `run`, `serve` and `deploy` set them from. They are documented, except
+those that begin with PREFECT__.
 The files in deploy/ repeat them, since their readers do not read Python; a test compares both.
 """
 
@@ -53,7 +54,8 @@ LEASES = {
     )
 }
 # For the embedded server only: no UI, no catalogue of blocks (a second of a first start), and no
-# memo that it was written.
+# memo that it was written. PREFECT__SERVER_EPHEMERAL and PREFECT__SERVER_FINAL are private to
+# Prefect 3.9.1, which sets both for its own temporary server.
 EMBEDDED = {
     "PREFECT_SERVER_API_BASE_PATH": "/api",
     "PREFECT_UI_ENABLED": "0",

@@ -225,7 +225,7 @@ def explain(error: BaseException, is_resumed: bool) -> tuple[int, str]:
 def _preempted_behind(error: BaseException) -> Preempted | None:
     """The training stage's report that caused an interruption.
 
-    Prefect passes the interruption on as the signal that it was.
+    Under Prefect, the task of training has raised the signal itself, see tasks/train/task.py.
     """
     seen: list[BaseException] = []
     cause: BaseException | None = error

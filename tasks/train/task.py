@@ -18,7 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
-from prefect.types._datetime import now
+from prefect.types._datetime import now  # private to Prefect 3.9.1
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.schema import PipelineConfig
@@ -56,8 +56,8 @@ def train(
 ) -> RunSummary:
     """Run `stage.train`, with its progress on the run's page.
 
-    A request to stop reaches Prefect as what it was, so that the run is crashed, cancelled or
-    suspended, not failed.
+    A request to stop reaches Prefect as the exception that it was. By intent, Prefect then marks
+    the run as crashed, cancelled or suspended; after any other exception, it is failed.
     """
     try:
         gpus = local_gpus(config.environment, environment.plan)
@@ -78,7 +78,8 @@ def train(
 def with_retries(retries: Retries) -> Task[..., RunSummary]:
     """The task under this policy.
 
-    Prefect reads the delay of a retry after its condition has returned, which therefore sets it.
+    Prefect 3.9.1 has no delay that depends on the error. It reads `retry_delay_seconds` after the
+    condition has returned, which therefore sets it. No issue upstream is known.
     """
 
     def set_delay_if_retried(task: Task[..., RunSummary], run: Any, state: Any) -> bool:
@@ -132,7 +133,11 @@ def _extend_suspension() -> None:
 
 
 def _raise_if_suspended() -> None:
-    """Raise Pause if Suspend was pressed, which Prefect would only notice between two tasks."""
+    """Raise Pause if Suspend was pressed.
+
+    Prefect 3.9.1 would only notice it between two tasks (PrefectHQ/prefect#20388, open). Its
+    `flow_run_suspension_request` is of a private module.
+    """
     context = FlowRunContext.get()
     if context is None:
         return
@@ -155,7 +160,7 @@ def _progress(page: RunPage) -> Generator[None]:
         made = create_progress_artifact(
             0.0, key=page.key("progress"), description=f"Run {page.run} is starting"
         )
-        # Not the coroutine that a coroutine would get.
+        # Called from a coroutine, this function would return an awaitable instead of the ID.
         assert isinstance(made, UUID)
         artifact.append(made)
     with Live("infini_llama.train", show) if artifact else contextlib.nullcontext():
@@ -182,7 +187,8 @@ def _gpu_slots(slots: int) -> Generator[None]:
             f"raise it by 'infini-llama deploy --gpus {slots}', "
             "or set environment.nproc_per_node."
         )
-    # A lease that cannot be renewed is no reason to end healthy training.
+    # A lease that cannot be renewed is no reason to end healthy training. The argument for that is
+    # documented.
     with concurrency(
         GPU_LIMIT, occupy=slots, lease_duration=GPU_LEASE, raise_on_lease_renewal_failure=False
     ):
