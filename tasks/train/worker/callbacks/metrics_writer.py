@@ -32,8 +32,7 @@ from infini_llama.tasks.records.metrics import (
 )
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
-from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.storage.record_files import with_checksum
+from infini_llama.tasks.storage.record_files import with_checksum, write_record
 from infini_llama.tasks.train.worker.callbacks.reporting import (
     CLOSE_SECONDS,
     REPORTING,
@@ -52,12 +51,12 @@ class WandbRecord(Record):
     """wandb.json of a run.
 
     Attributes:
-        name: of the run; a copy of its folder has another one.
+        folder: the run's absolute path; that of a copy is another one.
         step: the last one sent.
     """
 
     id: str
-    name: str
+    folder: str
     step: int = -1
 
 
@@ -105,8 +104,8 @@ class WeightsAndBiases:
 
     `wandb.json` of the run's folder has its id and the last step sent. A step that is repeated is
     not sent again, since W&B takes only later steps: after a crash its numbers are bitwise equal,
-    after a rollback the curve keeps those of before. A run whose folder is the copy of another
-    one's has a W&B run of its own.
+    after a rollback the curve keeps those of before. A copy of the run's folder has a W&B run of
+    its own.
     """
 
     def __init__(self, run_dir: Path, config: JsonObject) -> None:
@@ -117,16 +116,12 @@ class WeightsAndBiases:
                 "train.report_to has wandb, but it is not installed; "
                 "run pip install 'infini-llama[wandb]', or remove it."
             ) from error
-        self.file = RunFolder(run_dir).wandb
-        text = self.file.read_bytes() if self.file.exists() else None
-        stored = WandbRecord.model_validate_json(text) if text else None
-        if stored is not None and stored.name == run_dir.name:
-            self.sent = stored
-        else:
-            self.sent = WandbRecord(id=uuid.uuid4().hex[:8], name=run_dir.name)
+        run = RunFolder(run_dir.absolute())
+        self.file = run.wandb
+        self.sent = _wandb_record(run)
         # Before W&B creates its run: an attempt that ends inside init resumes that run instead of
         # creating another.
-        write_atomic(self.file, self.sent.model_dump_json())
+        write_record(self.file, self.sent)
         try:
             self.run = wandb.init(
                 project="infini-llama",
@@ -161,7 +156,7 @@ class WeightsAndBiases:
         """Send the complete step to W&B, once: it is recorded first."""
         if self.waiting:
             self.sent = changed(self.sent, step=self.step)
-            write_atomic(self.file, self.sent.model_dump_json())
+            write_record(self.file, self.sent)
             self.run.log(self.waiting, step=self.step)
             self.waiting = {}
 
@@ -178,6 +173,27 @@ class WeightsAndBiases:
             self.send()
         self.step = step
         self.waiting |= values
+
+
+def _wandb_record(run: RunFolder) -> WandbRecord:
+    """The record of this run's W&B run; a new one if it has none, or is the copy of another run."""
+    stored = run.find(WandbRecord, run.wandb)
+    if stored is None or _is_copied(stored, run):
+        return WandbRecord(id=uuid.uuid4().hex[:8], folder=str(run.path))
+    return changed(stored, folder=str(run.path))
+
+
+def _is_copied(stored: WandbRecord, run: RunFolder) -> bool:
+    """Whether the run's record is that of another folder, which has it still.
+
+    A run that was moved, or restored from a mirror, keeps its name.
+    """
+    other = RunFolder(Path(stored.folder))
+    if other.path.name != run.path.name:
+        return True
+    of_other = other.find(WandbRecord, other.wandb)
+    has_same_id = of_other is not None and of_other.id == stored.id
+    return has_same_id and not other.path.samefile(run.path)
 
 
 def reporters(

@@ -34,9 +34,9 @@ def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, m
     assert len(ids) == 2 and len({name for pair in ids for name in pair}) == 1
 
 
-def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
-    tmp_path, monkeypatch
-):
+@pytest.fixture
+def ids(monkeypatch) -> list[str]:
+    """Of the W&B runs that were begun or resumed, in their order."""
     ids = []
 
     def init(id: str, **settings: object) -> SimpleNamespace:
@@ -45,12 +45,22 @@ def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
 
     module = SimpleNamespace(init=init, Settings=lambda **settings: None, Error=OSError)
     monkeypatch.setitem(sys.modules, "wandb", module)
+    return ids
+
+
+def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(tmp_path, ids):
     trunk = tmp_path / "trunk"
     trunk.mkdir()
     reporter = WeightsAndBiases(trunk, {})
     reporter.scalars({"train/loss": 1.0}, 5)
     reporter.send()
     shutil.copytree(trunk, tmp_path / "branch")
+    in_copied_home = shutil.copytree(trunk, tmp_path / "copied" / "trunk")
+    WeightsAndBiases(in_copied_home, {})
+    (tmp_path / "linked").symlink_to(tmp_path)
+    WeightsAndBiases(tmp_path / "linked" / "trunk", {})
+    assert ids[0] == ids[2] != ids[1]
+    del ids[1:]
     (tmp_path / "elsewhere").mkdir()
     shutil.move(trunk, tmp_path / "elsewhere" / "trunk")
     branch = WeightsAndBiases(tmp_path / "branch", {})
@@ -58,6 +68,17 @@ def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
     again = WeightsAndBiases(tmp_path / "branch", {})
     assert ids[0] == ids[2] and ids[1] == ids[3] != ids[0]
     assert (branch.sent.step, moved.sent.step, again.sent.step) == (-1, 5, -1)
+
+
+@pytest.mark.parametrize("content", ["", '{"id": "abc', "[]", '{"id": "abc"}'])
+def test_a_damaged_record_of_the_wandb_run_is_named_and_another_run_begins(
+    tmp_path, ids, caplog, content
+):
+    (tmp_path / "wandb.json").write_text(content)
+    for _ in range(2):
+        WeightsAndBiases(tmp_path, {})
+    assert ids[0] == ids[1] != "abc"
+    assert str(tmp_path / "wandb.json") in caplog.text
 
 
 class Stuck:
