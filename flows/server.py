@@ -7,7 +7,6 @@ server for the time of the run, `serve` one with a UI, which it restarts; `deplo
 import contextlib
 import logging
 import os
-import re
 import socket
 from collections.abc import Iterator, Sequence
 from json import JSONDecodeError
@@ -29,7 +28,7 @@ from infini_llama.flows.workarounds.connection import (
     proxy_variable,
     refuse_unusable_proxy,
 )
-from infini_llama.flows.workarounds.server import Server
+from infini_llama.flows.workarounds.server import USER_AND_PASSWORD, Server
 from infini_llama.tasks.storage.filesystem import require_folder
 
 REFUSALS = (401, 403)  # HTTP
@@ -258,7 +257,7 @@ def _unreachable_explained(action: str, server: "Server | None" = None) -> Itera
         cause = (
             error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
         )
-        words = re.sub(r"(?<=//)[^/@\s]+@", "", str(cause))  # name and password of an address
+        words = USER_AND_PASSWORD.sub("", str(cause))
         if isinstance(cause, PrefectHTTPStatusError):
             words = words.partition(" - For more information")[0]
             if cause.response.status_code in REFUSALS:

@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -40,6 +41,7 @@ _MOVE = (
     "and results are not in it"
 )
 _FREE = "free space, and run the same command again"
+_ALLOW = "give this user the file, or set PREFECT_HOME to another folder"
 # What a server logs of a database that it cannot use, with the cause and what to do. The server of
 # Prefect 3.9.1 ends with a traceback; PrefectHQ/prefect#10778, closed, reports the first one.
 DATABASE_FAULTS = {
@@ -49,9 +51,14 @@ DATABASE_FAULTS = {
     ),
     "file is not a database": ("is damaged", _MOVE),
     "database disk image is malformed": ("is damaged", _MOVE),
+    "attempt to write a readonly database": ("may not be written by this user", _ALLOW),
+    "unable to open database file": ("cannot be opened by this user", _ALLOW),
     "database or disk is full": (FULL, _FREE),
     "No space left on device": (FULL, _FREE),
 }
+# The last line of a traceback, with the class of the exception in full.
+ERROR = re.compile(r"^[ |]*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
+USER_AND_PASSWORD = re.compile(r"(?<=//)[^/@\s]+@")  # of an address
 log = logging.getLogger("infini_llama.prefect")
 
 
@@ -180,12 +187,10 @@ class Server:
         """Refuse a database that the server cannot use, as its log shows.
 
         Raises:
-            ConfigError: it is damaged, or of another version of Prefect.
+            ConfigError: it is damaged, of another version of Prefect, or another user's.
             PipelineError: its disk is full.
         """
-        with self.log.open("rb") as log_file:
-            log_file.seek(self.logged_before)
-            text = log_file.read().decode(errors="replace")
+        text = self._logged()
         words = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
         place = f"that {words} names" if words in os.environ else prefect_home() / "prefect.db"
         for fault, (what, action) in DATABASE_FAULTS.items():
@@ -193,14 +198,23 @@ class Server:
                 error = PipelineError if what == FULL else ConfigError
                 raise error(f"Prefect's database {place} {what} (log: {self.log}); {action}.")
 
+    def _logged(self) -> str:
+        """The log of this server, without those of earlier ones and without passwords."""
+        with self.log.open("rb") as log_file:
+            log_file.seek(self.logged_before)
+            text = log_file.read().decode(errors="replace")
+        return USER_AND_PASSWORD.sub("", text)
+
     def _wait_until_healthy(self, process: subprocess.Popen, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 self.refuse_database()
+                errors = ERROR.findall(self._logged())
+                cause = f" ({errors[-1]})" if errors else ""
                 raise PipelineError(
-                    f"the Prefect server exited with code {process.returncode}; its log is "
-                    f"{self.log}. Try again, or use --no-prefect."
+                    f"the Prefect server exited with code {process.returncode}{cause}; its log is "
+                    f"{self.log}. Correct the cause and try again, or use --no-prefect."
                 )
             connection = http.client.HTTPConnection(self.address, self.port, timeout=5)
             try:
