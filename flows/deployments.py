@@ -46,7 +46,7 @@ from infini_llama.configs.secrets import refuse_secrets
 from infini_llama.flows.form import form
 from infini_llama.flows.pretrain import pretrain, tags_of
 from infini_llama.flows.scheduled import Changes, changes_of
-from infini_llama.flows.settings import RUN, STREAM_OUTPUT
+from infini_llama.flows.settings import RUN, STREAM_OUTPUT, TAG
 from infini_llama.tasks.train.task import GPU_LIMIT
 
 # In the name of a deployment: Prefect 3.9.1 refuses the first four, and does not encode the others
@@ -298,17 +298,16 @@ def _automation(
     fault: str,
 ) -> AutomationCore:
     """An automation that puts a run into `state` if no event in `expect` follows one in `after`."""
-    flow = ResourceSpecification(
-        {"prefect.resource.role": "flow", "prefect.resource.name": pretrain.name}
-    )
+    # Another program's flow may have the same name.
+    tag = ResourceSpecification({"prefect.resource.id": f"prefect.tag.{TAG}"})
     again = "Retry starts the run again, from the newest checkpoint if it has one."
     seconds = f"{within.total_seconds():.0f} s"
     return AutomationCore(
         name=name,
-        description=f"A run of {pretrain.name} is {state.value.lower()}: {fault} for {seconds}.",
+        description=f"A run of infini-llama is {state.value.lower()}: {fault} for {seconds}.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=flow,
+            match_related=tag,
             after={f"prefect.flow-run.{event}" for event in after},
             expect={f"prefect.flow-run.{event}" for event in expect},
             for_each={"prefect.resource.id"},

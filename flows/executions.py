@@ -24,7 +24,7 @@ from prefect.states import Crashed
 
 from infini_llama.flows.workarounds.suspension import confirm
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.locks import Lock, running_kernel
 from infini_llama.tasks.train.task import lasting_suspension
 
 # Environment variable with the folder of `folder_of`. `serve` sets it for its workers and their
@@ -43,14 +43,31 @@ log = logging.getLogger("infini_llama.prefect")
 
 
 class Execution(Record):
-    """What this machine has begun to execute.
+    """What a machine has begun to execute.
 
     Attributes:
+        kernel: see `running_kernel`; containers of a machine share it, and their locks.
+        file: absolute path of the record.
         scheduled: see `newest_scheduled`.
     """
 
     host: str
+    kernel: str
+    file: str
     scheduled: str = ""
+
+    def is_of(self, file: Path) -> bool:
+        """Whether this machine executes the run, and locks `file`, which the record was read from.
+
+        Not on another machine, whose locks are not seen on some filesystems, and not in the copy
+        of a home folder that is still there.
+        """
+        if self.host != socket.gethostname() and self.kernel != running_kernel():
+            return False
+        try:
+            return file.samefile(self.file)
+        except OSError:  # the folder was moved
+            return True
 
 
 def folder_of(home: Path) -> Path:
@@ -65,8 +82,14 @@ def register(run: str, folder: Path, scheduled: str) -> None:
         scheduled: see `newest_scheduled`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    record = Execution(host=socket.gethostname(), scheduled=scheduled)
-    (folder / run).write_text(record.model_dump_json())
+    file = folder.absolute() / run
+    record = Execution(
+        host=socket.gethostname(),
+        kernel=running_kernel(),
+        file=str(file),
+        scheduled=scheduled,
+    )
+    file.write_text(record.model_dump_json())
 
 
 def hold(run: str, folder: Path) -> None:
@@ -111,7 +134,7 @@ def execution(home: Path) -> Iterator[None]:
         try:
             # See workarounds/suspension.py (Prefect 3.9.1, PrefectHQ/prefect#18653, open).
             with get_client(sync_client=True) as client:
-                confirm(client, client.read_flow_run(UUID(run)), str(flow_run.flow_name))
+                confirm(client, client.read_flow_run(UUID(run)))
         except Exception as fault:
             log.warning(
                 "the suspension cannot be confirmed (%r); 'infini-llama serve' confirms it as well",

@@ -11,7 +11,6 @@ stays Running. Test: `test_a_worker_that_is_stopped_reports_nothing_of_its_runs`
 import contextlib
 import logging
 import re
-import socket
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -130,8 +129,7 @@ class LostRuns:
         ids: list[UUID] = []
         for path in self.folder.glob("*-*-*-*-*"):
             record = _read(path)
-            # Another machine's locks are not seen on some filesystems.
-            if record and record.host == socket.gethostname():
+            if record is not None and record.is_of(path):
                 ids.append(UUID(path.name))
         runs: list[FlowRun] = []
         for first in range(0, len(ids), MOST_IDS):
@@ -158,15 +156,15 @@ def _state_of_lost(run: FlowRun) -> State:
     return end(message="The process of the run was killed. Retry executes the run again.")
 
 
-def correct_states(lost: LostRuns, flow: str, *, at_once: bool = False) -> None:
-    """Confirm suspensions of this flow's runs and mark lost runs, as far as the server responds."""
+def correct_states(lost: LostRuns, *, at_once: bool = False) -> None:
+    """Confirm suspensions and mark lost runs, as far as the server responds."""
     try:
         # Without retries: the server may have ended, and `serve` starts it again.
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
             get_client(sync_client=True) as client,
         ):
-            confirm_suspensions(client, flow)
+            confirm_suspensions(client)
             lost.mark(client, at_once=at_once)
     except (HTTPError, RuntimeError) as fault:  # the server is busy or has just ended
         log.debug("the state of the runs cannot be checked (%s)", fault)

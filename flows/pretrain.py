@@ -23,7 +23,7 @@ from infini_llama.flows.executions import execution
 from infini_llama.flows.form import AsConfig, with_changes
 from infini_llama.flows.pipeline import Stages, run_stages
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
-from infini_llama.flows.settings import TAGS
+from infini_llama.flows.settings import TAG
 from infini_llama.flows.starts import Start
 from infini_llama.flows.workarounds.api_logs import api_logs
 from infini_llama.flows.workarounds.flow import PipelineFlow
@@ -65,7 +65,7 @@ def tags_of(config: PipelineConfig) -> list[str]:
     """
     sources = {source.source for source in config.data.sources} or {config.data.source}
     from_sources = [f"data:{name}" for name in sorted(sources)]
-    return [*TAGS, f"attention:{config.model.attention}", *from_sources]
+    return [TAG, f"attention:{config.model.attention}", *from_sources]
 
 
 @partial(

@@ -22,7 +22,6 @@ from prefect.states import Cancelling
 from infini_llama.flows.deployments import Deployment, deploy
 from infini_llama.flows.executions import FOLDER, folder_of
 from infini_llama.flows.lost_runs import LostRuns, correct_states, flow_processes
-from infini_llama.flows.pretrain import pretrain
 from infini_llama.flows.settings import WORKER
 from infini_llama.flows.workarounds.server import Server
 from infini_llama.tasks.runs import exec_wrapper
@@ -60,7 +59,7 @@ def serve(
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[FOLDER] = str(folder_of(home).absolute())
     lost = LostRuns(Path(os.environ[FOLDER]))
-    correct_states(lost, pretrain.name, at_once=True)
+    correct_states(lost, at_once=True)
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
@@ -102,7 +101,7 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None, lost: Lo
             log.info("the Prefect server is up again")
         if time.monotonic() >= check_at:
             check_at = time.monotonic() + CHECK_SECONDS
-            correct_states(lost, pretrain.name)
+            correct_states(lost)
         time.sleep(0.5)
 
 

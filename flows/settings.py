@@ -34,7 +34,7 @@ WORKER = RUN | {"PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
 # Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and
 # lines on its page.
 STREAM_OUTPUT = False
-TAGS = ("infini-llama",)
+TAG = "infini-llama"  # of every run of this program, also beside those of others on a server
 
 # For a process that calls flows or Prefect's client; what the user has set stays.
 CLIENT = {

@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> Answer:
             from infini_llama.flows.lost_runs import LostRuns, correct_states
             from infini_llama.flows.pretrain import pretrain, tags_of
 
-            correct_states(LostRuns(folder_of(home)), pretrain.name, at_once=True)
+            correct_states(LostRuns(folder_of(home)), at_once=True)
             with tags(*tags_of(named)):
                 summary = pretrain(shown)
             assert isinstance(summary, dict)  # only a scheduled run is skipped

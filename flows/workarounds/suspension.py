@@ -10,38 +10,40 @@ Test: `test_an_event_waits_for_the_one_before`.
 """
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
-from prefect.events.schemas.events import Event, RelatedResource, Resource
+from prefect.events.related import tags_as_related_resources
+from prefect.events.schemas.events import Event, Resource
+
+from infini_llama.flows.settings import TAG
 
 CONFIRMATION = "prefect.flow-run.still-suspended"
 
 
-def confirm_suspensions(client: SyncPrefectClient, flow: str) -> None:
-    """Confirm each suspension of this flow's runs whose newest event is another one.
+def confirm_suspensions(client: SyncPrefectClient) -> None:
+    """Confirm each suspension of this program's runs whose newest event is another one.
 
     The process of such a run was killed, or its events are lost.
     """
-    suspended = {"state": {"type": {"any_": ["PAUSED"]}}, "deployment_id": {"is_null_": False}}
-    runs = client.read_flow_runs(
-        flow_filter=FlowFilter.model_validate({"name": {"any_": [flow]}}),
-        flow_run_filter=FlowRunFilter.model_validate(suspended),
-    )
-    for run in runs:
+    suspended = {
+        "state": {"type": {"any_": ["PAUSED"]}},
+        "deployment_id": {"is_null_": False},
+        "tags": {"all_": [TAG]},
+    }
+    for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(suspended)):
         own = EventResourceFilter(id=[_resource(run)])
         events = EventFilter(event=EventNameFilter(prefix=["prefect.flow-run."]), resource=own)
         newest = client.read_events(events, limit=1).events  # the latest first
         if not newest or newest[0].event != CONFIRMATION:
-            confirm(client, run, flow)
+            confirm(client, run)
 
 
-def confirm(client: SyncPrefectClient, run: FlowRun, flow: str) -> None:
-    """Send the event that confirms the suspension of this flow's run."""
+def confirm(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Send the event that confirms the suspension of a run of this program."""
     resource = Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name})
-    role = {"id": f"prefect.flow.{run.flow_id}", "role": "flow", "name": flow}
-    related = RelatedResource({f"prefect.resource.{key}": value for key, value in role.items()})
-    event = Event(event=CONFIRMATION, resource=resource, related=[related])
+    related = tags_as_related_resources([TAG])
+    event = Event(event=CONFIRMATION, resource=resource, related=related)
     client.request("POST", "/events", json=[event.model_dump(mode="json")])
 
 

@@ -1,6 +1,7 @@
 """Runs of this machine that the server calls Running although no process executes them; on a real server: tests/integration/prefect."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -102,8 +103,8 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_marked(records, lost, tmp_
 
 def test_a_run_that_is_deleted_while_it_is_executed_is_logged(records, lost, tmp_path, caplog):
     run = records.add(aged(Running()))
-    register(str(run), tmp_path, "")
     with Lock(tmp_path / str(run)):
+        register(str(run), tmp_path, "")
         lost.mark(records.client)
         del records.states[run]
         lost.mark(records.client)
@@ -125,11 +126,33 @@ def test_a_run_that_another_machine_executes_is_left_alone(records, lost, tmp_pa
     register(str(here), tmp_path, str(records.states[here][2].id))
     register(str(elsewhere), tmp_path, str(records.states[elsewhere][0].id))
     shared = records.add(aged(Running()))
-    other = Execution(host=f"not-{socket.gethostname()}", scheduled="")
-    (tmp_path / str(shared)).write_text(other.model_dump_json())
+    file = tmp_path / str(shared)
+    other = Execution(host=f"not-{socket.gethostname()}", kernel="another", file=str(file))
+    file.write_text(other.model_dump_json())
     lost.mark(records.client, at_once=True)
     assert records.forced == {here: "Crashed"}
     assert not (tmp_path / str(elsewhere)).exists() and (tmp_path / str(shared)).exists()
+
+
+def test_a_run_of_a_container_that_had_another_host_name_is_marked(records, lost, tmp_path):
+    run = records.add(aged(Running()))
+    register(str(run), tmp_path, "")
+    file = tmp_path / str(run)
+    record = Execution.model_validate_json(file.read_bytes())
+    file.write_text(record.model_copy(update={"host": "0123456789ab"}).model_dump_json())
+    lost.mark(records.client, at_once=True)
+    assert records.forced == {run: "Crashed"}
+
+
+def test_a_run_of_the_home_folder_that_this_one_is_a_copy_of_is_left_alone(records, tmp_path):
+    run = records.add(aged(Running()))
+    home = tmp_path / "home"
+    register(str(run), home, "")
+    copy = LostRuns(shutil.copytree(home, tmp_path / "copy"))
+    copy.mark(records.client, at_once=True)
+    assert not records.forced and (copy.folder / str(run)).exists()
+    LostRuns(home.rename(tmp_path / "moved")).mark(records.client, at_once=True)
+    assert records.forced == {run: "Crashed"}
 
 
 def test_a_run_that_is_killed_before_its_flow_function_is_marked(records, lost, tmp_path):

@@ -187,19 +187,23 @@ class House:
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
-    def send_heartbeat(self, run: str) -> None:
-        """What the process of a run sends every half minute."""
+    def send_heartbeat(self, run: str, *tags: str) -> None:
+        """What the process of a run with these tags sends every half minute."""
         flow = {
             "prefect.resource.id": "prefect.flow.of-the-run",
             "prefect.resource.role": "flow",
             "prefect.resource.name": "pretrain",
         }
+        related = [flow]
+        for tag in tags:
+            resource = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+            related.append(resource)
         event = {
             "id": str(uuid.uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
             "event": "prefect.flow-run.heartbeat",
             "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
-            "related": [flow],
+            "related": related,
         }
         httpx.post(
             f"{self.api}/events", json=[event], headers=self.headers(), timeout=60

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -175,6 +176,22 @@ def test_a_silent_run_is_marked_as_crashed(house):
     assert "No heartbeat" in json.dumps(ended["state"])
 
 
+def test_a_silent_run_of_another_program_is_left_alone(house):
+    """Its flow has the name of ours; it is silent for longer than a run of ours that is ended."""
+    command = [sys.executable, "-c", DEPLOY, str(house.config), "35"]
+    subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
+    flow = house.post("flows/", name="pretrain")["id"]
+    running = {"type": "RUNNING", "name": "Running"}
+    other = house.post("flow_runs/", flow_id=flow, name="of-another", state=running)["id"]
+    ours = house.post("flow_runs/", flow_id=flow, tags=["infini-llama"], state=running)["id"]
+    house.send_heartbeat(other)
+    house.send_heartbeat(ours, "infini-llama")
+    house.wait_for(ours, "CRASHED")
+    time.sleep(10)  # in which the automation acts on a run that was silent as long
+    assert house.state(other) == "RUNNING"
+    house.post(f"flow_runs/{other}/set_state", state={"type": "COMPLETED"})
+
+
 @pytest.mark.parametrize(
     "states", [("PENDING",), ("PENDING", "CANCELLING"), ("PENDING", "RUNNING", "CANCELLING")]
 )
@@ -190,7 +207,7 @@ def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     for state in states:
         house.post(f"flow_runs/{run}/set_state", state={"type": state})
     if "RUNNING" in states:  # its process goes on with heartbeats while it is cancelled
-        house.send_heartbeat(run)
+        house.send_heartbeat(run, "infini-llama")
     assert (
         house.state(run) == states[-1]
         and [one["active_slots"] for one in house.post(limit)] != before
