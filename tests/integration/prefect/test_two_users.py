@@ -202,10 +202,7 @@ def begin_our_flow(other: Other) -> dict[str, str]:
     """He trains with `run`, and has a deployment in a work pool of his own."""
     house = other.house
     hook = inject(other.folder, "infini_llama.tasks.train.worker.trainer", SLOW_UNTIL)
-    env = {
-        "PYTHONPATH": hook.partition("=")[2],
-        "RELEASED": str(other.folder / "released"),
-    }
+    env = {"PYTHONPATH": hook.partition("=")[2]}
     settings = CONFIG | {
         "train": CONFIG["train"]
         | {"max_steps": 10 * DURATION, "save_steps": 1000, "eval_steps": 10 * DURATION},
