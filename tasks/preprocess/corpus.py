@@ -15,7 +15,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
-from infini_llama.tasks.preprocess.sources.sources import inputs_of, sections
+from infini_llama.tasks.preprocess.sources.sources import sections, source_of
 from infini_llama.tasks.preprocess.tokens.parts import (
     NAMED,
     Documents,
@@ -34,12 +34,7 @@ from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, key_of
-from infini_llama.tasks.tokenizers.expressed import (
-    FEW_BYTES,
-    LARGEST_LOSS,
-    is_too_much,
-    keeps_text,
-)
+from infini_llama.tasks.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, keeps_text
 from infini_llama.tasks.tokenizers.tokenizer import identity, load
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -70,7 +65,7 @@ def listed(data: DataConfig, not_text: NotText) -> list[OfSource[Part]]:
     """
     sources: list[OfSource[Part]] = []
     for name, section in sections(data).items():
-        inputs = inputs_of(section, name, not_text, data.validation_fraction)
+        inputs = source_of(section, name, data.validation_fraction).inputs(not_text)
         share = 0.0 if inputs.validation else data.validation_fraction
         targets = targets_of(section)
         source = OfSource(
@@ -320,10 +315,10 @@ class Corpus:
             return Inexpressible()
         for name in worst:
             _, lost_bytes, size = losses[name].tolist()
-            if lost_bytes > FEW_BYTES and is_too_much(lost_bytes, size):
+            if lost_bytes > max(FEW_BYTES, LARGEST_LOSS * size):
                 raise _too_much_lost(files[name], losses[name], self.data)
         total = sum(losses.values(), np.zeros(3, np.int64))
-        if is_too_much(*total[1:].tolist()):
+        if total[1] > LARGEST_LOSS * total[2]:
             raise _too_much_lost(files[worst[0]], losses[worst[0]], self.data)
         return Inexpressible(
             unknown=int(total[0]),

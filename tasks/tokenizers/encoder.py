@@ -115,11 +115,6 @@ class TextEncoder:
     def vocab_size(self) -> int:
         return self.tokenizer.get_vocab_size()
 
-    def spells_special_token(self, text: str) -> bool:
-        """Whether a text spells one of the tokenizer's special tokens."""
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        return any(token.special and token.content in text for token in added)
-
 
 def encoder_of_dataset(dataset: Path) -> TextEncoder:
     """The encoder of a dataset's documents.

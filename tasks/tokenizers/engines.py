@@ -105,46 +105,40 @@ def remember_comparison(
         fault: why the fast engine is not to be used for this tokenizer; None: it may be.
     """
     notes.mkdir(parents=True, exist_ok=True)
-    file_of = _agreement if fault is None else _refusal
-    write_atomic(file_of(_note(tokenizer, split_special_tokens), notes), fault or "")
+    agreement, refusal = _notes_of(tokenizer, split_special_tokens, notes)
+    write_atomic(agreement if fault is None else refusal, fault or "")
 
 
 def _compared(tokenizer: Tokenizer, split_special_tokens: bool, notes: Path) -> str | None:
-    note = _note(tokenizer, split_special_tokens)
-    refusal = _refusal(note, notes)
+    agreement, refusal = _notes_of(tokenizer, split_special_tokens, notes)
     if os.path.lexists(refusal):
         try:
             return refusal.read_text(encoding="utf-8", errors="replace")
         except OSError as error:  # it refuses all the same
             return f"{refusal} cannot be read ({error.strerror})"
-    if _agreement(note, notes).exists():
+    if agreement.exists():
         return None
     fault = compare(tokenizer, split_special_tokens, golden(tokenizer))
     remember_comparison(tokenizer, split_special_tokens, notes, fault)
     return fault
 
 
-def _refusal(note: str, notes: Path) -> Path:
-    """The note that refuses the fast engine.
+def _notes_of(
+    tokenizer: Tokenizer,
+    split_special_tokens: bool,
+    notes: Path,
+) -> tuple[Path, Path]:
+    """The note that the fast engine agreed with this version of the reference, and its refusal.
 
-    It names no version of the reference, since the engine's units (`recipe_for`) do not either:
-    wrong ones may be in the store.
+    The refusal names no version of the reference, since the engine's units (`recipe_for`) do not
+    either: wrong ones may be in the store. Both may be there, if another preparation has refused
+    the engine meanwhile.
     """
-    return notes / f"{note}.refused"
-
-
-def _agreement(note: str, notes: Path) -> Path:
-    """The note that the fast engine agreed with this version of the reference.
-
-    Another preparation may have refused it meanwhile.
-    """
-    return notes / f"{note}-{REFERENCE}-{version(REFERENCE)}.agrees"
-
-
-def _note(tokenizer: Tokenizer, split_special_tokens: bool) -> str:
     number = version(FAST)
     key = key_of([FAST, number, description_of(tokenizer), split_special_tokens])
-    return f"{FAST}-{number}-{key[:16]}"
+    name = f"{FAST}-{number}-{key[:16]}"
+    agreement = notes / f"{name}-{REFERENCE}-{version(REFERENCE)}.agrees"
+    return agreement, notes / f"{name}.refused"
 
 
 def compare(
@@ -220,12 +214,7 @@ def open_engine(name: str, tokenizer: Tokenizer, split_special_tokens: bool) -> 
     encoder = encoder_of(tokenizer, split_special_tokens)
     with tokenizer_faults():
         encode = reference(encoder) if name == REFERENCE else _sampling(encoder)
-
-    def guarded(texts: list[bytes]) -> Ids:
-        with tokenizer_faults():
-            return encode(texts)
-
-    return guarded
+    return tokenizer_faults()(encode)
 
 
 def _sampling(encoder: Tokenizer) -> Encode:

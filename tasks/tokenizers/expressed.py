@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from infini_llama.configs.errors import tokenizer_faults
-from infini_llama.tasks.tokenizers.encoder import encoder_of
 from infini_llama.tasks.tokenizers.tokenizer import (
     LONGEST_WORD,
     WORDS,
@@ -33,7 +32,7 @@ Loss = tuple[int, int, int]
 class Losses:
     """Counts what a tokenizer loses of each text.
 
-    A tokenizer that cannot lose any needs none, see `losses_of`.
+    A tokenizer that `has_all_bytes` needs none.
 
     Args:
         encoder: of documents.
@@ -86,22 +85,6 @@ class Losses:
                 first, last = token.offsets
                 kept += last - first
         return unknown, max(0, size - kept), size
-
-
-def losses_of(tokenizer: Tokenizer, split_special_tokens: bool) -> Losses | None:
-    """Counter of what the tokenizer loses; None: it has a token for every byte.
-
-    Args:
-        split_special_tokens: see `encoder_of`.
-    """
-    if has_all_bytes(tokenizer):
-        return None
-    return Losses(encoder_of(tokenizer, split_special_tokens))
-
-
-def is_too_much(lost: int, size: int) -> bool:
-    """Whether these bytes that have no token are too many of a text of `size` bytes."""
-    return lost > LARGEST_LOSS * size
 
 
 def has_all_bytes(tokenizer: Tokenizer) -> bool:

@@ -42,12 +42,10 @@ def cut_of(encoder: Tokenizer) -> Cut:
     spaces look at what follows them); words are then encoded each by itself. So it holds where such
     a pattern cuts the text as it is, and no added token is looked for before.
     """
-    if encoder.normalizer or encoder.get_added_tokens_decoder() or not encoder.pre_tokenizer:
-        return lambda text: [text]
-    seam = _seam_of(json.loads(encoder.pre_tokenizer.__getstate__()))
-    if seam is None:
-        return lambda text: [text]
-    return lambda text: list(_fragments(text, seam))
+    seam = None
+    if encoder.pre_tokenizer and not (encoder.normalizer or encoder.get_added_tokens_decoder()):
+        seam = _seam_of(json.loads(encoder.pre_tokenizer.__getstate__()))
+    return lambda text: [text] if seam is None else list(_fragments(text, seam))
 
 
 def _seam_of(step: dict) -> re.Pattern | None:

@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
         case "unigram":
             model = models.Unigram()
             trainer = trainers.UnigramTrainer(**learned)
-            texts = _at_least_one(texts)
+            # The scores of a model that is learned from nothing are no numbers.
+            rest = iter(texts)
+            texts = chain([next(rest, " ")], rest)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
@@ -95,19 +98,6 @@ def byte_pair_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
     return tokenizer
-
-
-def _at_least_one(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, or a blank where there are none.
-
-    The scores of a unigram model that is learned from nothing are no numbers.
-    """
-    has_texts = False
-    for text in texts:
-        has_texts = True
-        yield text
-    if not has_texts:
-        yield " "
 
 
 def is_given(settings: TokenizerConfig) -> bool:

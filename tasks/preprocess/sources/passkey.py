@@ -8,12 +8,13 @@ keys, variables, a value that changes.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from infini_llama.configs.schema.sources import PasskeyConfig
 from infini_llama.tasks.preprocess.sources.files import File, matching
 from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.sources.patterns import NotText
@@ -149,48 +150,31 @@ def cut_anywhere(
     return [f" {word}" for word in words[first : first + count]]
 
 
-@dataclass(frozen=True)
-class PasskeyTexts:
-    """`documents` texts; each draws how much filler it has, what it hides, and the places of that.
+def passkey_texts(settings: PasskeyConfig, prose: Sequence[str] = ()) -> Iterator[str]:
+    """The texts of data.passkey; each draws how much filler it has, what it hides, and where.
 
     In half of the texts any place is as likely; in the other half the place's distance from the
     question is log-uniform, so that numbers close to the question are learned, too. Places are
     between any two words, so a number is anywhere in its segment.
 
-    Attributes:
-        repetitions: most repetitions of the filler.
-        form: of `FORMS`.
-        filler: repeated (`FILLER`), random (its words in random order), or files (consecutive words
-            of other text).
+    Args:
+        prose: words of the text that filler `files` is cut from, at least one; see `cut_anywhere`.
     """
-
-    documents: int
-    repetitions: int
-    form: str = "passkey"
-    filler: str = "repeated"
-
-    def within(self, prose: Sequence[str] = ()) -> Iterator[str]:
-        """The texts, one by one.
-
-        Args:
-            prose: words of the text that filler `files` is cut from, at least one; see
-                `cut_anywhere`.
-        """
-        random = Random(0)
-        for _ in range(self.documents):
-            hidden = FORMS[self.form](random)
-            count = random.randint(0, self.repetitions * len(WORDS))
-            after = random.randint(0, count)
-            if random.random() < 0.5:
-                after = int((count + 1) ** random.random()) - 1
-            words = cut_anywhere(self.filler, count, random, prose)
-            most = count - after if hidden.is_last else count
-            placed = [(random.randint(0, most), other) for other in hidden.others]
-            placed.append((count - after, hidden.statement))
-            placed.sort(key=lambda each: each[0])
-            for place, statement in reversed(placed):
-                words.insert(place, statement)
-            yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."
+    random = Random(0)
+    for _ in range(settings.documents):
+        hidden = FORMS[settings.form](random)
+        count = random.randint(0, settings.repetitions * len(WORDS))
+        after = random.randint(0, count)
+        if random.random() < 0.5:
+            after = int((count + 1) ** random.random()) - 1
+        words = cut_anywhere(settings.filler, count, random, prose)
+        most = count - after if hidden.is_last else count
+        placed = [(random.randint(0, most), other) for other in hidden.others]
+        placed.append((count - after, hidden.statement))
+        placed.sort(key=lambda each: each[0])
+        for place, statement in reversed(placed):
+            words.insert(place, statement)
+        yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."
 
 
 @dataclass(frozen=True)
@@ -203,7 +187,7 @@ class MadeTexts(TextInput):
             where these files are text themselves.
     """
 
-    made: PasskeyTexts
+    made: PasskeyConfig = field(hash=False)
     filler: tuple[File, ...]
     held_out_share: float
     text_column: str
@@ -218,7 +202,7 @@ class MadeTexts(TextInput):
         return self.name
 
     def batches(self, span: Span | None = None) -> Iterator[Batch]:
-        return in_batches(self.made.within(self._filler_words()))
+        return in_batches(passkey_texts(self.made, self._filler_words()))
 
     def _filler_words(self) -> list[str]:
         """Words of the filler files as they are written, see `cut_anywhere`.
@@ -257,12 +241,13 @@ class MadeTexts(TextInput):
             raise Unreadable(f"takes its filler from {file}, which {fault}") from None
 
     def stamp(self) -> Stamp | None:
+        settings = self.made.model_dump().values()
         if not self.filler:
-            return (MADE_VERSION, *astuple(self.made))
+            return (MADE_VERSION, *settings)
         stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
         if any(stamp is None for *_, stamp in stamps):
             return None
-        return (MADE_FROM_FILES_VERSION, self.held_out_share, *astuple(self.made), *stamps)
+        return (MADE_FROM_FILES_VERSION, self.held_out_share, *settings, *stamps)
 
     def last_change(self, stamp: Stamp | None) -> int:
         return max((file.last_change(file.stamp()) for file in self.filler), default=0)
@@ -288,7 +273,7 @@ class Passkey(Source):
     license = "none: made by this program"
 
     def inputs(self, not_text: NotText) -> Inputs:
-        made = PasskeyTexts(**self.section.passkey.model_dump())
+        made = self.section.passkey
         filler = list[File]()
         if made.filler == "files":
             filler = matching(self, self.section.files, "files", not_text)

@@ -4,10 +4,8 @@ from importlib import import_module
 
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
-from infini_llama.configs.schema.runtime import default_home
 from infini_llama.configs.schema.sources import NOT_STATED, SourceConfig, TextConfig
-from infini_llama.tasks.preprocess.sources.patterns import NotText
-from infini_llama.tasks.preprocess.sources.source import Inputs, Source
+from infini_llama.tasks.preprocess.sources.source import Source
 from infini_llama.tasks.records.manifest import Origin, Provenance
 
 
@@ -31,25 +29,6 @@ def source_of(section: TextConfig, name: str = "", validation_fraction: float = 
     module = import_module(f"{__package__}.{section.source.replace('-', '_')}")
     source: type[Source] = module.SOURCE
     return source(section, place, validation_fraction)
-
-
-def inputs_of(
-    section: TextConfig,
-    name: str = "",
-    not_text: NotText | None = None,
-    validation_fraction: float = 0.0,
-) -> Inputs:
-    """The inputs of a section.
-
-    Args:
-        name, validation_fraction: see `source_of`.
-        not_text: counts the files that are left out; None: those of the default home.
-
-    Raises:
-        ConfigError, DataError, PipelineError: see `Source.inputs`.
-    """
-    source = source_of(section, name, validation_fraction)
-    return source.inputs(not_text or NotText(default_home()))
 
 
 def describe(data: DataConfig) -> Provenance:

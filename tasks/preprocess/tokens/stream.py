@@ -86,28 +86,18 @@ class TokenStream:
 
     def copy(self, start: int, target: np.ndarray) -> None:
         """Fill `target` with the tokens from `start` on."""
-        shard = bisect_right(self.ends, start)
-        filled = 0
-        while filled < len(target):
+        for shard, begin, end, place in self._parts(start, len(target)):
             _, values = self.shard(shard)
-            place = start + filled - self._first_token(shard)
-            part = values[place : place + len(target) - filled]
-            target[filled : filled + len(part)] = part
-            filled += len(part)
-            shard += 1
+            target[place] = values[begin:end]
 
     def targets(self, start: int, size: int) -> np.ndarray:
         """Which of the `size` tokens from `start` on count, bool [size]."""
         if not self.has_loss_mask:
             return np.ones(size, dtype=bool)
         mask = np.empty(size, dtype=bool)
-        for shard in self._shards_between(start, start + size):
+        for shard, begin, end, place in self._parts(start, size):
             self.shard(shard)
-            base = self._first_token(shard)
-            first = max(start, base)
-            end = min(start + size, self.ends[shard])
-            bits = self.target_bits[shard]
-            mask[first - start : end - start] = unpack_targets(bits, first - base, end - base)
+            mask[place] = unpack_targets(self.target_bits[shard], begin, end)
         return mask
 
     def text_bytes(self, start: int, size: int) -> np.ndarray:
@@ -120,11 +110,8 @@ class TokenStream:
             DataError: a file does not have the bytes its manifest says.
         """
         sizes = np.empty(size, dtype=np.int64)
-        for shard in self._shards_between(start, start + size):
-            base = self._first_token(shard)
-            first = max(start, base)
-            end = min(start + size, self.ends[shard])
-            sizes[first - start : end - start] = self._bytes_in(shard, first - base, end - base)
+        for shard, begin, end, place in self._parts(start, size):
+            sizes[place] = self._bytes_in(shard, begin, end)
         return sizes
 
     def _bytes_in(self, shard: int, begin: int, end: int) -> np.ndarray:
@@ -162,14 +149,12 @@ class TokenStream:
         Returns:
             int64, ascending; that of the first token is left out.
         """
-        end = start + size
         places = list[np.ndarray]()
-        for shard in self._shards_between(start, end):
-            base = self._first_token(shard)
+        for shard, begin, end, place in self._parts(start + 1, size - 1):
             offsets, _ = self.shard(shard)
-            begins = offsets[:-1]
-            first, last = np.searchsorted(begins, (start + 1 - base, end - base))
-            places.append(begins[first:last] + (base - start))
+            first, last = np.searchsorted(offsets[:-1], (begin, end))
+            behind_start = offsets[first:last] - begin + place.start
+            places.append(behind_start + 1)
         return np.concatenate(places)
 
     def document_offsets(self) -> np.ndarray:
@@ -187,11 +172,20 @@ class TokenStream:
         """Place in the stream of a shard's first token."""
         return self.ends[shard] - self.tokens[shard]
 
-    def _shards_between(self, start: int, end: int) -> Iterator[int]:
-        """Numbers of the shards that have tokens from `start` to before `end`."""
+    def _parts(self, start: int, size: int) -> Iterator[tuple[int, int, int, slice]]:
+        """The parts of the `size` tokens from `start` on that are each in one shard.
+
+        Yields:
+            the shard's number, from which to before which of its tokens the part is, and its place
+            among the `size` tokens.
+        """
         shard = bisect_right(self.ends, start)
-        while shard < len(self.ends) and self._first_token(shard) < end:
-            yield shard
+        first = start
+        while first < start + size:
+            base = self._first_token(shard)
+            end = min(start + size, self.ends[shard])
+            yield shard, first - base, end - base, slice(first - start, end - start)
+            first = end
             shard += 1
 
     def shard(self, number: int) -> tuple[np.ndarray, np.ndarray]:

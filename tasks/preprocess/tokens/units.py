@@ -51,9 +51,9 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
-from infini_llama.tasks.tokenizers.encoder import Encode, special_ids
+from infini_llama.tasks.tokenizers.encoder import Encode, encoder_of, special_ids
 from infini_llama.tasks.tokenizers.engines import open_engine
-from infini_llama.tasks.tokenizers.expressed import Loss, losses_of
+from infini_llama.tasks.tokenizers.expressed import Loss, Losses, has_all_bytes
 from infini_llama.tasks.tokenizers.tokenizer import description_of, tokenizer_of
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -305,7 +305,9 @@ class _Writer:
         self.engine: Encode = self._open_engine()
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
-        self.losses = losses_of(self.tokenizer, recipe.split_special_tokens)
+        self.losses: Losses | None = None
+        if not has_all_bytes(self.tokenizer):
+            self.losses = Losses(encoder_of(self.tokenizer, recipe.split_special_tokens))
         self.vocab_size = self.tokenizer.get_vocab_size()
         self.of_thread = threading.local()
 

@@ -21,7 +21,8 @@ from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
-from infini_llama.tasks.preprocess.sources.sources import inputs_of
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.sources import source_of
 from support.hub import write_llama
 from support.machines import GIB, H100, T4, lay_out
 from support.stages import survey
@@ -246,8 +247,8 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     text = "".join(f"a sentence of {n} words. " for n in range(50_000))
     (tmp_path / "plain.txt").write_text(text)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
-    plain, packed = (
-        sampled_tokens(inputs_of(TextConfig(files=[str(tmp_path / name)])).training)
-        for name in ("plain.txt", "packed.txt.gz")
-    )
+    not_text = NotText(tmp_path / "home")
+    sections = [TextConfig(files=[str(tmp_path / name)]) for name in ("plain.txt", "packed.txt.gz")]
+    inputs = [source_of(section).inputs(not_text) for section in sections]
+    plain, packed = (sampled_tokens(of_file.training) for of_file in inputs)
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

@@ -16,13 +16,18 @@ from transformers import LlamaConfig as TheirConfig
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config, refuse_as_new
 from infini_llama.configs.reading import changed
-from infini_llama.configs.schema import ModelConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema import (
+    ModelConfig,
+    PasskeyConfig,
+    PipelineConfig,
+    TrainingConfig,
+)
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.estimate.run import estimate
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
-from infini_llama.tasks.preprocess.sources.passkey import PasskeyTexts
+from infini_llama.tasks.preprocess.sources.passkey import passkey_texts
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.lineage import InitialWeights
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -461,7 +466,9 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
         "far-in-text",
     }
     tokenizer = load(config.data.tokenizer)
-    longest = max(PasskeyTexts(200, sources["far"].passkey.repetitions).within(), key=len)
+    repetitions = sources["far"].passkey.repetitions
+    texts = passkey_texts(PasskeyConfig(documents=200, repetitions=repetitions))
+    longest = max(texts, key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
     assert sources["near"].passkey.repetitions == 1, (

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.schema.sources import PasskeyConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import passkey as module
 from infini_llama.tasks.evaluate.passkey import (
@@ -40,9 +41,10 @@ from infini_llama.tasks.preprocess.sources.passkey import (
     HEAD,
     HIDDEN,
     QUESTION,
-    PasskeyTexts,
+    passkey_texts,
 )
-from infini_llama.tasks.preprocess.sources.sources import inputs_of
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.sources import source_of
 from infini_llama.tasks.preprocess.sources.texts import LONGEST_DOCUMENT
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -460,8 +462,9 @@ def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fi
 
 
 def test_texts_are_reproducible_and_cut_the_filler_between_words():
-    texts = list(PasskeyTexts(300, 3).within())
-    assert texts == list(PasskeyTexts(300, 3).within())
+    settings = PasskeyConfig(documents=300, repetitions=3)
+    texts = list(passkey_texts(settings))
+    assert texts == list(passkey_texts(settings))
     after = []
     for text in texts:
         key = text[-6:-1]
@@ -480,7 +483,8 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
-    texts, is_last = list(PasskeyTexts(50, 3, form, "random").within()), []
+    settings = PasskeyConfig(documents=50, repetitions=3, form=form, filler="random")
+    texts, is_last = list(passkey_texts(settings)), []
     for text in texts:
         statement, _, rest = text.rpartition("? ")
         answer = rest.rstrip(".").split()[-1]
@@ -512,9 +516,10 @@ def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
 
 def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
     settings = data(source="passkey", passkey={"documents": 20, "repetitions": 2})
-    inputs = inputs_of(settings)
+    inputs = source_of(settings).inputs(NotText(tmp_path / "home"))
     (source,) = inputs.training
-    assert not inputs.validation and list(source.records()) == list(PasskeyTexts(20, 2).within())
+    assert not inputs.validation
+    assert list(source.records()) == list(passkey_texts(settings.passkey))
     reference = preprocess(settings, tmp_path)
     assert reference.train.documents + reference.validation.documents == 20
     assert preprocess(settings, tmp_path).built == ()

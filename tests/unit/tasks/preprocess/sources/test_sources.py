@@ -12,7 +12,8 @@ from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats, huggingface
 from infini_llama.tasks.preprocess.sources.hub import Revision
 from infini_llama.tasks.preprocess.sources.huggingface import Split
-from infini_llama.tasks.preprocess.sources.sources import describe, inputs_of
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.sources import describe, source_of
 from infini_llama.tasks.preprocess.tokens import parts
 from support.stages import Survey, survey
 
@@ -98,7 +99,7 @@ def test_a_pipe_or_device_is_named_as_one(tmp_path):
 
 
 def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path):
-    inputs = inputs_of(DataConfig(source="python-stdlib"))
+    inputs = source_of(DataConfig(source="python-stdlib")).inputs(NotText(tmp_path / "home"))
     training = inputs.training
     assert not inputs.validation and sum(source.size() for source in training) > 5_000_000
     found = {source.name for source in training}

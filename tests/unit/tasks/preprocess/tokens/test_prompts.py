@@ -20,7 +20,7 @@ from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
-from infini_llama.tasks.preprocess.sources.sources import inputs_of
+from infini_llama.tasks.preprocess.sources.sources import source_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
@@ -363,7 +363,7 @@ def test_several_spans_go_through_units_datasets_and_rows(data, tmp_path, monkey
 
 def filler_of(settings):
     """The text that filler is cut from."""
-    (source,) = inputs_of(settings).training
+    (source,) = source_of(settings).inputs(NotText(Path("home"))).training
     return "".join(source._filler_words())
 
 
@@ -435,7 +435,7 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
         loss_on="answer",
         answer_after=QUESTION,
     )
-    (source,) = inputs_of(settings).training
+    (source,) = source_of(settings).inputs(NotText(tmp_path / "home")).training
     texts = [text for text in source.records() if isinstance(text, str)]
     joined, starts = " ".join(prose * 3), set[str]()
     for text in texts:
