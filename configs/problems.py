@@ -25,7 +25,7 @@ def _is_mapping(value: object) -> TypeGuard[dict[Any, Any]]:
     return isinstance(value, dict)
 
 
-def _is_list(value: object) -> TypeGuard[list[Any]]:
+def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
@@ -88,7 +88,7 @@ def _with_text_keys(value: Any) -> Any:
     """A copy of the value with each key as text, as it would be shown."""
     if _is_mapping(value):
         return {_text_key(key): _with_text_keys(below) for key, below in value.items()}
-    return [_with_text_keys(entry) for entry in value] if _is_list(value) else value
+    return [_with_text_keys(entry) for entry in value] if is_list(value) else value
 
 
 def _text_key(key: object) -> str:
@@ -133,7 +133,7 @@ def _with_nul(value: Any, steps: Steps = ()) -> Iterator[Steps]:
     entries: Iterable[tuple[Any, Any]] = ()
     if _is_mapping(value):
         entries = value.items()
-    elif _is_list(value):
+    elif is_list(value):
         entries = enumerate(value)
     for key, below in entries:
         yield from _with_nul(below, (*steps, key))
@@ -196,7 +196,7 @@ def _any_within(names: set[str], wrong: set[str]) -> bool:
 def _without(settings: Any, steps: Steps) -> Any:
     """A copy without the key, or entry of a list, at the end of `steps`."""
     first, *rest = steps
-    if not (_is_list(settings) or (_is_mapping(settings) and first in settings)):
+    if not (is_list(settings) or (_is_mapping(settings) and first in settings)):
         return settings
     copy = settings.copy()
     if rest:

@@ -7,10 +7,10 @@ server store them, and a variable may be a token.
 import os
 import re
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from infini_llama.configs.errors import ConfigError
-from infini_llama.configs.problems import shown
+from infini_llama.configs.problems import is_list, shown
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.section import Section, has_paths
@@ -44,7 +44,7 @@ def _in_section(section: AnySection, prefix: str) -> AnySection:
         key = prefix + name
         if isinstance(value, Section):
             filled = _in_section(value, f"{key}.")
-        elif _is_list(value) and value and isinstance(value[0], Section):
+        elif is_list(value) and value and isinstance(value[0], Section):
             filled = [_in_section(entry, f"{key}.{place}.") for place, entry in enumerate(value)]
         elif has_paths(field) and name in section.model_fields_set:
             filled = _filled(value, key)
@@ -55,14 +55,10 @@ def _in_section(section: AnySection, prefix: str) -> AnySection:
     return changed(section, **changes) if changes else section
 
 
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
 def _filled(value: Any, key: str) -> Any:
     if isinstance(value, Path):
         return Path(_filled_path(str(value), key))
-    if _is_list(value):
+    if is_list(value):
         return [_filled(entry, key) for entry in value]
     return _filled_path(value, key) if isinstance(value, str) else value
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -84,31 +84,23 @@ def _with_policy(
     return Field(**field, json_schema_extra=extra)
 
 
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    """What `fixed`, `inexact` and `free` add to a field."""
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, dict) else {}
+
+
 def has_paths(field: FieldInfo) -> bool:
     """Whether a field holds a path, or a list of them."""
-    extra = field.json_schema_extra
-    if extra is None or callable(extra):
-        return False
-    return extra.get("format") == PATH["format"]
+    return _extra(field).get("format") == PATH["format"]
 
 
 def resume_policies(section: type[Section]) -> dict[str, Resume]:
     """The resume policy of each field of a section that states one."""
-    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return {
-        name: Resume(extra["resume"])
-        for name, extra in extras.items()
-        if isinstance(extra, dict) and "resume" in extra
-    }
+    policies = {name: _extra(field).get("resume") for name, field in section.model_fields.items()}
+    return {name: Resume(policy) for name, policy in policies.items() if policy}
 
 
 def readers_of(section: type[Section]) -> dict[str, Sequence[str]]:
     """The sources that read each key of a section; none: all of them do."""
-    readers: dict[str, Sequence[str]] = {}
-    for name, field in section.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and "read_by" in extra:
-            readers[name] = cast("list[str]", extra["read_by"])
-        else:
-            readers[name] = []
-    return readers
+    return {name: _extra(field).get("read_by", []) for name, field in section.model_fields.items()}

@@ -53,17 +53,13 @@ class TokenizerConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _encoding_is_whole(self) -> TokenizerConfig:
-        if self.encoding and self.special_tokens:
-            raise ValueError(
-                f"special_tokens={self.special_tokens!r} is set together with "
-                f"encoding={self.encoding}, which defines them; remove one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _tokens_fit(self) -> TokenizerConfig:
         special = self.special_tokens
+        if self.encoding and special:
+            raise ValueError(
+                f"special_tokens={special!r} is set together with encoding={self.encoding}, which "
+                "defines them; remove one of them"
+            )
         if len(set(special)) != len(special) or "<|endoftext|>" in special:
             raise ValueError(
                 "special_tokens contains a duplicate, or <|endoftext|>, which is always included; "

@@ -362,10 +362,6 @@ class TrainingConfig(Section):
                 f"parallel={self.parallel} has no zero_stage={self.zero_stage}; use {stages[0]}, "
                 "or parallel=deepspeed"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _compile_fits_parallel(self) -> TrainingConfig:
         if self.compile in ("block", "whole") and self.parallel == "deepspeed":
             raise ValueError(
                 f"compile={self.compile} cannot be combined with parallel=deepspeed; use "

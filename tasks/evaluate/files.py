@@ -20,44 +20,29 @@ from infini_llama.tasks.preprocess.sources.sources import sections
 from infini_llama.tasks.preprocess.stage import log_left_out
 from infini_llama.tasks.preprocess.tokens.dataset import (
     SourceUnit,
-    describe_split,
-    document_bytes,
     select,
+    write_content,
     write_splits,
 )
 from infini_llama.tasks.preprocess.tokens.parts import parts_of
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
+from infini_llama.tasks.preprocess.tokens.shards import save_array
 from infini_llama.tasks.preprocess.tokens.targets import targets_of
 from infini_llama.tasks.preprocess.tokens.units import open_unit, recipe_for
 from infini_llama.tasks.records.manifest import (
     BySplit,
-    DatasetContent,
     DatasetMeta,
     RowTableContent,
     RowTableMeta,
-    SplitContent,
 )
 from infini_llama.tasks.runs.reading import Reading
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, commit, read_dataset, staged
-from infini_llama.tasks.storage.dataset_files import TOKEN_BYTES, TOKENIZER, document_bytes_file
 from infini_llama.tasks.tokenizers.engines import reference_engine
-from infini_llama.tasks.tokenizers.expressed import keeps_text
-from infini_llama.tasks.tokenizers.tokenizer import description_of, token_bytes
 
 log = logging.getLogger("infini_llama.evaluate")
 KEY = "--files"
 SPLIT = "validation"
 TABLE = "rows"  # the only one of the dataset of these files
-NO_TEXT = SplitContent(
-    documents=0,
-    tokens=0,
-    bytes=0,
-    shards=(),
-    shortest_document=0,
-    longest_document=0,
-    unigram_entropy_bits=0.0,
-)
 
 
 def section_of(reading: Reading, source: str | None) -> TextConfig:
@@ -140,7 +125,6 @@ def _write_tokens(
     """Write the token level of a dataset whose held-out split is the text of the files."""
     encoder = reading.encoder
     tokenizer = encoder.tokenizer
-    split_special_tokens = encoder.split_special_tokens
     files = [
         File(path, portable(name), section.text_column, KEY, section.format)
         for path, name in matching_files(patterns, KEY, section.format, NotText(home))
@@ -153,7 +137,7 @@ def _write_tokens(
         tokenizer,
         reading.end_of_text,
         reference_engine(),
-        split_special_tokens,
+        encoder.split_special_tokens,
     )
     corpus.prepare(recipe)
     corpus.inexpressible(recipe)
@@ -163,27 +147,12 @@ def _write_tokens(
     selection = select([unit.unit for unit in units], reading.data.deduplicate)
     log_left_out(corpus.left_out(selection.duplicates, selection.also_validation))
     with staged(dataset) as new:
-        size = tokenizer.get_vocab_size()
-        written = write_splits(units, selection, new, size, has_loss_mask)[SPLIT]
-        if not written.shards:
+        written = write_splits(units, selection, new, tokenizer.get_vocab_size(), has_loss_mask)
+        if not written[SPLIT].shards:
             raise DataError(f"{KEY}: the text has no tokens to predict; use a longer text.")
-        (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
-        save_array(new / TOKEN_BYTES, token_bytes(tokenizer, split_special_tokens))
-        content = DatasetContent(
-            vocab_size=size,
-            dtype=dtype_for(size).name,
-            eos_id=reading.end_of_text,
-            text_yields_special_tokens=not split_special_tokens,
-            train=NO_TEXT,
-            validation=describe_split(new / SPLIT, written, has_loss_mask),
-            lossless=keeps_text(tokenizer, split_special_tokens),
-            loss_on=section.loss_on,
-        )
-        if content.has_document_bytes:
-            sizes = document_bytes(units, selection, SPLIT)
-            save_array(new / document_bytes_file(SPLIT), sizes)
-        meta = DatasetMeta(infini_llama=_version())
-        checksums = {shard.file: shard.checksum for shard in written.shards}
+        content = write_content(new, units, selection, written, tokenizer, recipe, has_loss_mask)
+        meta = DatasetMeta(infini_llama=version("infini-llama"))
+        checksums = {shard.file: shard.checksum for shard in written[SPLIT].shards}
         commit(new, dataset, "dataset", meta.to_json(), content.to_json(), checksums)
 
 
@@ -216,9 +185,7 @@ def _write_rows(dataset: Path, rows: RowTableContent) -> None:
     with staged(target) as folder:
         for name, array in table.arrays.items():
             save_array(folder / f"{SPLIT}.{name}.npy", array)
-        meta = RowTableMeta(infini_llama=_version())
+        meta = RowTableMeta(infini_llama=version("infini-llama"))
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
 
 
-def _version() -> str:
-    return version("infini-llama")

@@ -37,19 +37,16 @@ from infini_llama.tasks.preprocess.tokens.dataset import (
     Selection,
     SourceUnit,
     WrittenSplit,
-    describe_split,
-    document_bytes,
     select,
+    write_content,
     write_splits,
 )
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import dtype_for, save_array
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
 from infini_llama.tasks.records.manifest import (
     SPLITS,
-    DatasetContent,
     DatasetMeta,
     EngineChoice,
     LeftOut,
@@ -68,12 +65,7 @@ from infini_llama.tasks.storage.artifacts import (
     set_pointer,
     staged,
 )
-from infini_llama.tasks.storage.dataset_files import (
-    TOKEN_BYTES,
-    TOKENIZER,
-    document_bytes_file,
-    repairable,
-)
+from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.files import mark_used
 from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
 from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
@@ -85,12 +77,7 @@ from infini_llama.tasks.tokenizers.engines import (
     reference_engine,
     remember_comparison,
 )
-from infini_llama.tasks.tokenizers.expressed import keeps_text
-from infini_llama.tasks.tokenizers.tokenizer import (
-    description_of,
-    end_of_text,
-    token_bytes,
-)
+from infini_llama.tasks.tokenizers.tokenizer import end_of_text
 
 log = logging.getLogger("infini_llama.preprocess")
 SHOWN_TOKENS = 5  # in a message
@@ -368,31 +355,18 @@ class Preparation:
         has_loss_mask = any(unit.has_loss_mask for unit in units)
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
-            size = tokenizer.get_vocab_size()
-            split_special_tokens = tokenized.recipe.split_special_tokens
-            written = write_splits(units, selection, new, size, has_loss_mask)
+            written = write_splits(
+                units, selection, new, tokenizer.get_vocab_size(), has_loss_mask
+            )
             fault = self._lack_of_text(written, units, selection)
             if fault:
                 log_left_out(left_out)
                 raise fault
-            (new / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
-            save_array(new / TOKEN_BYTES, token_bytes(tokenizer, split_special_tokens))
-            content = DatasetContent(
-                vocab_size=size,
-                dtype=dtype_for(size).name,
-                eos_id=tokenized.recipe.eos,
-                text_yields_special_tokens=not split_special_tokens,
-                train=describe_split(new / "train", written["train"], has_loss_mask),
-                validation=describe_split(new / "validation", written["validation"], has_loss_mask),
-                lossless=keeps_text(tokenizer, split_special_tokens),
-                loss_on="answer" if has_loss_mask else "all",
+            content = write_content(
+                new, units, selection, written, tokenizer, tokenized.recipe, has_loss_mask
             )
-            if content.has_document_bytes:
-                for split in SPLITS:
-                    sizes = document_bytes(units, selection, split)
-                    save_array(new / document_bytes_file(split), sizes)
             spelled = ()
-            if split_special_tokens:
+            if tokenized.recipe.split_special_tokens:
                 with repairable():
                     spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}

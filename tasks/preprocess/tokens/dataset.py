@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from infini_llama.tasks.preprocess.tokens.shards import (
     LOSS_MASK,
@@ -21,14 +22,28 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     entropy_bits,
     map_shard,
     map_targets,
+    save_array,
     token_counts,
     unpack_targets,
     write_shard,
 )
-from infini_llama.tasks.preprocess.tokens.units import Unit
-from infini_llama.tasks.records.manifest import SPLITS, Shard, SourceStats, SplitContent
+from infini_llama.tasks.preprocess.tokens.units import Recipe, Unit
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    DatasetContent,
+    Shard,
+    SourceStats,
+    SplitContent,
+)
 from infini_llama.tasks.storage.artifacts import file_checksum, key_of, verify_checksum
-from infini_llama.tasks.storage.dataset_files import repairable
+from infini_llama.tasks.storage.dataset_files import (
+    TOKEN_BYTES,
+    TOKENIZER,
+    document_bytes_file,
+    repairable,
+)
+from infini_llama.tasks.tokenizers.expressed import keeps_text
+from infini_llama.tasks.tokenizers.tokenizer import description_of, token_bytes
 
 TOGETHER = 2**23  # documents whose hashes are sorted at once
 
@@ -251,6 +266,42 @@ def _write(
     written.shards.append(shard)
 
 
+def write_content(
+    folder: Path,
+    units: Sequence[SourceUnit],
+    selection: Selection,
+    written: Mapping[str, WrittenSplit],
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    has_loss_mask: bool,
+) -> DatasetContent:
+    """Write all but the shards of a token level, and describe it.
+
+    Args:
+        written: by `write_splits`, of these units.
+        has_loss_mask: whether the shards have the column of which tokens count.
+    """
+    split_special_tokens = recipe.split_special_tokens
+    size = tokenizer.get_vocab_size()
+    (folder / TOKENIZER).write_text(description_of(tokenizer), encoding="utf-8")
+    save_array(folder / TOKEN_BYTES, token_bytes(tokenizer, split_special_tokens))
+    content = DatasetContent(
+        vocab_size=size,
+        dtype=dtype_for(size).name,
+        eos_id=recipe.eos,
+        text_yields_special_tokens=not split_special_tokens,
+        train=describe_split(folder / "train", written["train"], has_loss_mask),
+        validation=describe_split(folder / "validation", written["validation"], has_loss_mask),
+        lossless=keeps_text(tokenizer, split_special_tokens),
+        loss_on="answer" if has_loss_mask else "all",
+    )
+    if content.has_document_bytes:
+        for split in SPLITS:
+            sizes = document_bytes(units, selection, split)
+            save_array(folder / document_bytes_file(split), sizes)
+    return content
+
+
 def document_bytes(
     units: Sequence[SourceUnit],
     selection: Selection,
@@ -282,8 +333,7 @@ def describe_split(
     No shard is read.
 
     Args:
-        written: at least one shard.
-        has_loss_mask: whether they have the column of which tokens count.
+        has_loss_mask: whether the shards have the column of which tokens count.
     """
     documents = 0
     tokens = 0
@@ -313,8 +363,8 @@ def describe_split(
         tokens=tokens,
         bytes=sum(shard.bytes for shard in written.shards),
         shards=tuple(shards),
-        shortest_document=min(shard.shortest for shard in written.shards),
-        longest_document=max(shard.longest for shard in written.shards),
+        shortest_document=min((shard.shortest for shard in written.shards), default=0),
+        longest_document=max((shard.longest for shard in written.shards), default=0),
         unigram_entropy_bits=entropy_bits(written.counts),
         sources=_by_source(written.shards),
     )

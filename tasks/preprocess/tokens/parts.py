@@ -7,7 +7,7 @@ is not read again.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
@@ -17,7 +17,6 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from infini_llama.configs.errors import DataError, no_space
-from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, Span, Stamp, Unreadable
@@ -200,11 +199,6 @@ def parts_of(
             end_run()
     end_run()
     return parts
-
-
-def _rule_key(rule: AnswerTargets | None) -> JsonObject | None:
-    """What tells a rule of targets from others, also from one of another class."""
-    return None if rule is None else {"rule": type(rule).__name__} | asdict(rule)
 
 
 def _spans(file: TextInput) -> list[Span] | None:
@@ -486,7 +480,7 @@ class PartReports:
             self.filters.min_length,
             self.filters.skip_bad,
             part.held_out_share,
-            _rule_key(part.targets),
+            repr(part.targets),
             part.span,
             files,
         ]

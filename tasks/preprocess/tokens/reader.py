@@ -1,5 +1,6 @@
 """Rows of tokens, gathered from the memory-mapped stream of a dataset, without torch."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,50 @@ ROWS_AT_ONCE = 64  # of these
 LONGEST_PROMPT = 256  # tokens of a prompt that a document has itself
 
 
-class WindowRows:
-    """Rows that are windows of the stream (concat and window), each of `size` tokens.
+class _Rows(ABC):
+    """Rows of `size` tokens: pieces of the stream, and then padding.
 
     The methods are those of `TokenReader`.
+    """
+
+    stream: TokenStream
+    size: int
+
+    @abstractmethod
+    def pieces_of(self, row: int) -> np.ndarray:
+        """First token in the stream and tokens of each piece of a row, int64 [pieces, 2]."""
+
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+        mask = np.zeros((len(indices), self.size), dtype=bool)
+        for target, row in zip(mask, indices, strict=True):
+            begin = 0
+            for start, size in self.pieces_of(row).tolist():
+                target[begin : begin + size] = self.stream.targets(start, size)
+                target[begin] = False
+                begin += size
+        return mask[:, 1:]
+
+    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
+        sizes = np.zeros((len(indices), self.size), dtype=np.int64)
+        for target, row in zip(sizes, indices, strict=True):
+            filled = 0
+            for start, size in self.pieces_of(row).tolist():
+                target[filled : filled + size] = self.stream.text_bytes(start, size)
+                filled += size
+        return sizes[:, 1:]
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        if self.stream.has_loss_mask:
+            return int(np.sum(self.targets(indices)))
+        targets = 0
+        for row in indices:
+            pieces = self.pieces_of(row)
+            targets += int(pieces[:, 1].sum()) - len(pieces)
+        return targets
+
+
+class WindowRows(_Rows):
+    """Rows that are windows of the stream (concat and window): each is one piece.
 
     Args:
         starts: first token of each row, int64 [rows].
@@ -49,19 +90,16 @@ class WindowRows:
     def gather(self, indices: np.ndarray) -> np.ndarray:
         return self.stream.windows(self.starts[indices].tolist(), self.size)
 
-    def targets(self, indices: np.ndarray) -> np.ndarray | None:
-        if not self.stream.has_loss_mask:
-            return None
-        mask = np.empty((len(indices), self.size), dtype=bool)
-        for target, start in zip(mask, self.starts[indices].tolist(), strict=True):
-            target[:] = self.stream.targets(start, self.size)
-        return mask[:, 1:]
+    def pieces_of(self, row: int) -> np.ndarray:
+        return np.array([[self.starts[row], self.size]])
 
-    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
-        sizes = np.empty((len(indices), self.size), dtype=np.int64)
-        for target, start in zip(sizes, self.starts[indices].tolist(), strict=True):
-            target[:] = self.stream.text_bytes(start, self.size)
-        return sizes[:, 1:]
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+        return super().targets(indices) if self.stream.has_loss_mask else None
+
+    def count_targets(self, indices: np.ndarray) -> int:
+        if self.stream.has_loss_mask:
+            return super().count_targets(indices)
+        return len(indices) * (self.size - 1)
 
     def documents(self, indices: np.ndarray) -> np.ndarray:
         numbers = np.zeros((len(indices), self.size), dtype=np.int32)
@@ -78,15 +116,9 @@ class WindowRows:
         counts = last - first
         return int(counts.max(initial=0)) + 1  # and the one that the row begins in
 
-    def count_targets(self, indices: np.ndarray) -> int:
-        mask = self.targets(indices)
-        if mask is None:
-            return len(indices) * (self.size - 1)
-        return int(mask.sum())
 
-
-class PackedRows:
-    """Rows of pieces of documents, and then padding, with the methods of `WindowRows`.
+class PackedRows(_Rows):
+    """Rows of pieces of documents, and then padding.
 
     Args:
         bounds: int64 [rows + 1]: row i holds the pieces bounds[i] … bounds[i + 1] - 1.
@@ -120,25 +152,6 @@ class PackedRows:
                 filled += size
         return tokens
 
-    def targets(self, indices: np.ndarray) -> np.ndarray:
-        mask = np.zeros((len(indices), self.size), dtype=bool)
-        for target, row in zip(mask, indices, strict=True):
-            begin = 0
-            for start, size in self.pieces_of(row).tolist():
-                target[begin : begin + size] = self.stream.targets(start, size)
-                target[begin] = False
-                begin += size
-        return mask[:, 1:]
-
-    def text_bytes(self, indices: np.ndarray) -> np.ndarray:
-        sizes = np.zeros((len(indices), self.size), dtype=np.int64)
-        for target, row in zip(sizes, indices, strict=True):
-            filled = 0
-            for start, size in self.pieces_of(row).tolist():
-                target[filled : filled + size] = self.stream.text_bytes(start, size)
-                filled += size
-        return sizes[:, 1:]
-
     def documents(self, indices: np.ndarray) -> np.ndarray:
         numbers = np.full((len(indices), self.size), -1, dtype=np.int32)
         for target, row in zip(numbers, indices.tolist(), strict=True):
@@ -149,17 +162,7 @@ class PackedRows:
     def most_documents(self) -> int:
         return int(np.diff(self.bounds).max(initial=1))
 
-    def count_targets(self, indices: np.ndarray) -> int:
-        if self.stream.has_loss_mask:
-            return int(self.targets(indices).sum())
-        targets = 0
-        for row in indices:
-            pieces = self.pieces_of(row)
-            targets += int(pieces[:, 1].sum()) - len(pieces)
-        return targets
-
     def pieces_of(self, row: int) -> np.ndarray:
-        """First token in the stream and tokens of each piece of a row, int64 [pieces, 2]."""
         return self.pieces[self.bounds[row] : self.bounds[row + 1]]
 
     def fill(self) -> np.ndarray:
