@@ -190,7 +190,7 @@ def parse_json(text: str) -> JsonValue:
             raise ValueError(f"line {line}: a number has too many digits") from None
 
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_int=integer)
+        return json.loads(text, object_pairs_hook=once, parse_int=integer)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not valid JSON: {error.msg}") from None
     except RecursionError:
@@ -208,7 +208,12 @@ def dotted(section: JsonObject, before: str = "") -> JsonObject:
     return flat
 
 
-def _once(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+def once(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    """The object of these pairs, of which no key is there twice.
+
+    Raises:
+        ValueError: one is.
+    """
     mapping: JsonObject = {}
     for key, value in pairs:
         if key in mapping:

@@ -71,7 +71,7 @@ class Asked:
         earlier = islice(cycle(self.filler), self.before)
         # The filler continues where what is hidden interrupts it.
         rest = self.before % len(self.filler)
-        later = islice(cycle([*self.filler[rest:], *self.filler[:rest]]), self.after)
+        later = islice(cycle(self.filler), rest, rest + self.after)
         return chain(self.head, earlier, self.hidden, later, self.question)
 
     @property
@@ -335,7 +335,8 @@ def right_tokens(model: Llama, begun: Begun) -> list[bool]:
     hidden = read(model, begun.rest, states)[:, -1:]
     if before_last:
         hidden = torch.cat((hidden, read(model, before_last, states)), dim=1)
-    chosen = model.logits(hidden)[0, :, : begun.asked.vocab_size].argmax(dim=-1).tolist()
+    logits = model.logits(hidden)[0, :, : begun.asked.vocab_size]
+    chosen = logits.argmax(dim=-1).tolist()
     return [token == right for token, right in zip(chosen, begun.asked.answer, strict=True)]
 
 

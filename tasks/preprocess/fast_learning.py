@@ -60,7 +60,7 @@ def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size:
     """
     waiting = iter(texts)
     if find_spec(FAST) is None or 0 < size < WORTH_A_FAST_ENGINE:
-        return _train(waiting, settings)
+        return train(map(bytes.decode, waiting), settings)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name: nothing is left of it
         try:
@@ -69,15 +69,11 @@ def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size:
             _require_space(folder, size)
             _write(waiting, file, folder)
             if file.tell() < WORTH_A_FAST_ENGINE:
-                return _train(_documents(file), settings)
+                return train(map(bytes.decode, _documents(file)), settings)
             return _learned(file, settings)
         except LearnsOtherwise as reason:
             log.info("%s learns the tokenizer, which takes longer: %s", REFERENCE, reason)
-            return _train(chain(_documents(file), waiting), settings)
-
-
-def _train(texts: Iterator[bytes], settings: TokenizerConfig) -> Tokenizer:
-    return train((text.decode() for text in texts), settings)
+            return train(map(bytes.decode, chain(_documents(file), waiting)), settings)
 
 
 def _require_space(folder: Path, size: int) -> None:

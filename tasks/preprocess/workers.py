@@ -116,7 +116,11 @@ def choose_workers(
         count = min(data.num_workers, max(1, len(parts)))
         return Workers(count, _are_threads(data, count, is_read_by_python), None)
     if os.environ.get(ADDRESSES.get(data.engine, "")):
-        choice = _choice("all", f"those of the cluster at {ADDRESSES[data.engine]}")
+        choice = Choice(
+            setting="data.num_workers",
+            value="all",
+            reason=f"those of the cluster at {ADDRESSES[data.engine]}",
+        )
         return Workers(0, False, choice)
     cores = usable_cores(machine)
     available = memory(machine).available
@@ -142,8 +146,12 @@ def choose_workers(
         tightest = _tightest([*limits, by_lock])
     count = max(1, tightest.most)
     are_threads = _are_threads(data, count, is_read_by_python)
-    kind = _kind_of_worker(count, are_threads)
-    return Workers(count, are_threads, _choice(f"{count} {kind}", tightest.reason))
+    choice = Choice(
+        setting="data.num_workers",
+        value=f"{count} {_kind_of_worker(count, are_threads)}",
+        reason=tightest.reason,
+    )
+    return Workers(count, are_threads, choice)
 
 
 def _kind_of_worker(count: int, are_threads: bool) -> str:
@@ -162,10 +170,6 @@ def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
 def _tightest(limits: Sequence[Limit]) -> Limit:
     """The limit that allows the fewest workers; the first of several equal ones."""
     return min(limits, key=lambda limit: limit.most)
-
-
-def _choice(value: str, reason: str) -> Choice:
-    return Choice(setting="data.num_workers", value=value, reason=reason)
 
 
 def _text_bytes(part: Part) -> int:

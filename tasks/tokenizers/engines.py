@@ -23,7 +23,13 @@ from infini_llama.tasks.records.manifest import EngineChoice
 from infini_llama.tasks.storage.artifacts import key_of
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.tokenizers.differing_characters import COMPOSED, CUT, has_any
-from infini_llama.tasks.tokenizers.encoder import Encode, Ids, encoder_of, reference
+from infini_llama.tasks.tokenizers.encoder import (
+    Encode,
+    Ids,
+    encode_each,
+    encoder_of,
+    reference,
+)
 from infini_llama.tasks.tokenizers.tokenizer import description_of
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -153,11 +159,10 @@ def compare(
         fast = fast_encoder(encoder)
         for start in range(0, len(texts), COMPARED):
             batch = texts[start : start + COMPARED]
-            ids, offsets = fast(batch)
-            right, ends = slow(batch)
-            for number, text in enumerate(batch):
-                first, last = offsets[number : number + 2]
-                if not np.array_equal(ids[first:last], right[ends[number] : ends[number + 1]]):
+            of_fast = encode_each(fast, batch)
+            of_slow = encode_each(slow, batch)
+            for text, ids, right in zip(batch, of_fast, of_slow, strict=True):
+                if not np.array_equal(ids, right):
                     shown = text.decode()[:40]
                     return f"it gives other ids than {REFERENCE} for a text that begins {shown!r}"
         _compared_engine[:] = [(encoder, fast)]

@@ -54,25 +54,21 @@ class Losses:
             DataError: the tokenizer fails.
         """
         with tokenizer_faults():
-            losses = list[Loss]()
+            losses: list[Loss] = [(0, 0, 0)]
             # Added tokens have their IDs, whatever the model knows.
             for piece in self.added.split(text) if self.added else [text]:
                 for word in self._words(piece):
                     is_short = len(word) <= SHORT_WORD
                     losses.append(self._of_short_word(word) if is_short else self._of_word(word))
-        if not losses:
-            return 0, 0, 0
         unknown, lost, size = (sum(part) for part in zip(*losses, strict=True))
         return unknown, lost, size
 
-    def _words(self, text: str) -> Iterator[str]:
+    def _words(self, text: str) -> list[str]:
         if self.encoder.normalizer:
             text = self.encoder.normalizer.normalize_str(text)
         if not self.encoder.pre_tokenizer:
-            yield text
-            return
-        for word, _ in self.encoder.pre_tokenizer.pre_tokenize_str(text):
-            yield word
+            return [text]
+        return [word for word, _ in self.encoder.pre_tokenizer.pre_tokenize_str(text)]
 
     def _of_word(self, word: str) -> Loss:
         tokens = self.model.tokenize(word) if word else []

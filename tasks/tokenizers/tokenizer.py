@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from infini_llama.configs.errors import ConfigError, PipelineError, is_panic
 from infini_llama.configs.pointers import refuse_pointer
-from infini_llama.configs.reading import expanded
+from infini_llama.configs.reading import expanded, once
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
@@ -32,13 +32,6 @@ MIN_FREQUENCY = 2  # of a pair that is merged
 log = logging.getLogger("infini_llama.preprocess")
 LONGEST_WORD = 100  # bytes of a word that WordPiece looks at; longer ones are cut
 WORDS = f"[\\s\\S]{{1,{LONGEST_WORD}}}"
-
-
-class UnusableTokenizer(Exception):
-    """A tokenizer.json that can be read, and yet not be used.
-
-    The message continues a sentence that begins with the file.
-    """
 
 
 def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
@@ -159,8 +152,6 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
             f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
             "with one, or a .tiktoken rank file."
         ) from None
-    except UnusableTokenizer as fault:
-        raise ConfigError(f"{setting}: {file} {fault}.") from None
     except BaseException as error:  # `tokenizers` raises nothing narrower
         if isinstance(error, Exception) or is_panic(error):
             raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
@@ -200,7 +191,7 @@ def _parsed(description: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, whose IDs do not depend on chance or a text's length.
 
     Raises:
-        UnusableTokenizer: its IDs are ambiguous or have gaps.
+        ValueError: its IDs are ambiguous or have gaps.
     """
     tokenizer = Tokenizer.from_str(description)
     _refuse_ambiguous(tokenizer, description)
@@ -223,40 +214,30 @@ def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
     What `tokenizers` reads otherwise, it reads in its own way.
 
     Raises:
-        UnusableTokenizer: it is not so.
+        ValueError: it is not so.
     """
-    described = json.loads(description, object_pairs_hook=_once)
+    described = json.loads(description, object_pairs_hook=once)
     vocabulary = described["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        pairs = dict(vocabulary)
+        pairs = list(vocabulary.items())
     else:  # of a unigram model
-        pieces = [piece for piece, _ in vocabulary]
-        pairs = _once((piece, number) for number, piece in enumerate(pieces))
-    for token in described.get("added_tokens", []):
-        if pairs.setdefault(token["content"], token["id"]) != token["id"]:
-            raise UnusableTokenizer(
-                f"gives the token {token['content']!r} two IDs; correct it, or use another one"
-            )
+        pairs = [(piece, number) for number, (piece, _) in enumerate(vocabulary)]
+    pairs += [(token["content"], token["id"]) for token in described.get("added_tokens", [])]
+    numbers = dict[str, int]()
     tokens = dict[int, str]()
-    for token, number in pairs.items():
+    for token, number in pairs:
+        if numbers.setdefault(token, number) != number:
+            raise ValueError(
+                f"it gives the token {token!r} two IDs; correct it, or use another one"
+            )
         other = tokens.setdefault(number, token)
         if other != token:
-            raise UnusableTokenizer(
-                f"gives ID {number} to {other!r} and {token!r}; correct it, or use another one"
+            raise ValueError(
+                f"it gives ID {number} to {other!r} and {token!r}; correct it, or use another one"
             )
     has_gaps = sorted(tokens) != list(range(len(tokens)))
-    if has_gaps or tokenizer.get_vocab(with_added_tokens=True) != pairs:
-        raise UnusableTokenizer("has IDs with gaps; use a tokenizer without gaps")
-
-
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The mapping of these pairs, of which no key is there twice."""
-    mapping = dict[str, Any]()
-    for key, value in pairs:
-        if key in mapping:
-            raise UnusableTokenizer(f"has {key!r} twice; correct it, or use another one")
-        mapping[key] = value
-    return mapping
+    if has_gaps or tokenizer.get_vocab(with_added_tokens=True) != numbers:
+        raise ValueError("it has IDs with gaps; use a tokenizer without gaps")
 
 
 _described: list[tuple[Tokenizer, str]] = []  # the last one, for the same reason

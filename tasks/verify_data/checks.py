@@ -264,7 +264,12 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
         _check_document_bytes(dataset, split, facts)
     every = np.concatenate(lengths)
     names = ("documents", "tokens", "shortest_document", "longest_document")
-    counted = (len(every), int(every.sum()), int(every.min()), int(every.max()))
+    counted = (
+        len(every),
+        int(every.sum()),
+        int(every.min()),
+        int(every.max()),
+    )
     stated = tuple(getattr(facts, name) for name in names)
     stated_bits = facts.unigram_entropy_bits
     if counted != stated or not np.isclose(entropy_bits(counts), stated_bits, rtol=1e-9, atol=0):

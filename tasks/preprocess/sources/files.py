@@ -59,7 +59,8 @@ class File(TextInput):
             return 0
 
     def reader_key(self) -> list[str | int]:
-        return formats.reader_key(self.path, self.format)
+        form = formats.format_read(self.path, self.format)
+        return [formats.READER_VERSION, form.name, formats.compression_of(self.path)]
 
     def stamp(self) -> Stamp | None:
         """Size, times and inode of a file on a disk, or what its server states."""

@@ -65,17 +65,22 @@ def _kind_written(folder: str) -> str | None:
     return None
 
 
-def table_of(
+def refuse_tables(
     files: Iterable[str],
+    place: str,
     matching: Callable[[str], list[str]] = glob.glob,
     levels: int | None = None,
-) -> str | None:
-    """The first table with a log of versions that files of records belong to, in words.
+) -> None:
+    """Refuse files of records that belong to a table with a log of versions.
 
     Args:
         files: paths.
+        place: that names them, in words.
         matching: the paths that a pattern matches.
         levels: how many folders above each file are looked at; None: all.
+
+    Raises:
+        DataError: some do.
     """
     of_records = (file for file in files if FORMAT_IN_NAME.search(os.path.basename(file).lower()))
     holding = {PurePosixPath(file).parent: None for file in of_records}  # in order
@@ -87,22 +92,8 @@ def table_of(
     }
     for folder, (log, kind) in product(around, LOGS.items()):
         if matching(f"{glob.escape(folder)}/{log}"):
-            return f"{folder}, a table of {kind} (its log is {log})"
-    return None
-
-
-def refuse_table(table: str | None, place: str) -> None:
-    """Refuse text that is of a table with a log of versions.
-
-    Args:
-        table: see `table_of`.
-        place: of the text, in words.
-
-    Raises:
-        DataError: it is.
-    """
-    if table:
-        raise DataError(
-            f"{place} has files of {table}, of which not all count; "
-            "write its current rows as parquet or JSON lines elsewhere, and name these."
-        )
+            raise DataError(
+                f"{place} has files of {folder}, a table of {kind} (its log is {log}), "
+                "of which not all count; write its current rows as parquet or JSON lines "
+                "elsewhere, and name these."
+            )

@@ -63,14 +63,6 @@ def format_of(name: str, form: str = "auto") -> TextFormat | None:
     return BY_ENDING.get(parts[-1]) if parts else None
 
 
-def reader_key(path: Path | RemoteFile, form: str) -> list[str | int]:
-    """The version and settings by which `read` takes a file.
-
-    While they are the same, equal bytes are equal texts.
-    """
-    return [READER_VERSION, format_read(path, form).name, _compression(path)]
-
-
 def read(
     path: Path | RemoteFile,
     text_column: str,
@@ -116,7 +108,7 @@ def spans(
     Raises:
         Unreadable, OSError: see `read`.
     """
-    if size <= most or _compression(path):
+    if size <= most or compression_of(path):
         return None
     reader = _object_of(format_read(path, form))
     with _faults(path, reader):
@@ -133,7 +125,8 @@ def _object_of(kind: TextFormat) -> Format:
     return module.FORMATS[kind.name]
 
 
-def _compression(path: Path | RemoteFile) -> str:
+def compression_of(path: Path | RemoteFile) -> str:
+    """The compression that the file's name says, one of COMPRESSED; "": none."""
     ending = Path(path.name).suffix.lower().lstrip(".")
     return ending if ending in COMPRESSED else ""
 
@@ -181,7 +174,7 @@ def _content(
             yield file
             return
         _refuse_pointer(file, path)
-        with unpacked(file, _compression(path)) as stream:
+        with unpacked(file, compression_of(path)) as stream:
             _refuse_pointer(stream, path)
             if not kind.is_binary:
                 _refuse_packed(stream)
@@ -230,7 +223,7 @@ def _refuse_other_content(
 ) -> None:
     """Refuse content that is not what the file's name says; see `first_bytes`."""
     name = path.name.lower()
-    uncompressed = name.removesuffix(f".{_compression(path)}")
+    uncompressed = name.removesuffix(f".{compression_of(path)}")
     ending = uncompressed.rpartition(".")[2] if "." in uncompressed else ""
     is_served_as_page = isinstance(path, RemoteFile) and path.is_page
     first = _first(stream, WINDOW)

@@ -17,7 +17,7 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
-from infini_llama.tasks.preprocess.sources.folders import refuse_table, table_of
+from infini_llama.tasks.preprocess.sources.folders import refuse_tables
 from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.hub import COMMIT, Revision, hub_files, revision_of
 from infini_llama.tasks.preprocess.sources.patterns import NotText
@@ -60,7 +60,7 @@ class HuggingFace(Source):
             names["validation_split"] = section.validation_split
         if folder.is_dir():
             paths = sorted(folder.rglob("[!.]*.*"))
-            refuse_table(table_of(map(str, paths)), f"{self.place}.dataset: '{section.dataset}'")
+            refuse_tables(map(str, paths), f"{self.place}.dataset: '{section.dataset}'")
             for path in paths:
                 if format_of(path.name):
                     refuse_pointer(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import BY_ENDING
-from infini_llama.tasks.preprocess.sources.folders import kind_written, refuse_table, table_of
+from infini_llama.tasks.preprocess.sources.folders import kind_written, refuse_tables
 from infini_llama.tasks.preprocess.sources.formats import format_of
 from infini_llama.tasks.preprocess.sources.remote import (
     RemoteFile,
@@ -147,7 +147,7 @@ def matching_files(
         if not files:
             raise _nothing_matches(pattern, key, folder)
         named = [(path, name, real_path(path)) for path, name in files]
-        refuse_table(_table_of(files), f"{key}: '{shown_url(pattern)}'")
+        _refuse_tables(files, f"{key}: '{shown_url(pattern)}'")
         own = {place: not_text.place_of(place, begin) for _, _, place in named}
         if None not in own.values():
             places = " and ".join(sorted({str(name) for name in own.values()}))
@@ -166,13 +166,14 @@ def matching_files(
                 not_text.own[place] = own_place
 
 
-def _table_of(files: Sequence[tuple[Path | RemoteFile, str]]) -> str | None:
-    """The table with a log of versions that the files belong to; of remote ones the first file."""
+def _refuse_tables(files: Sequence[tuple[Path | RemoteFile, str]], place: str) -> None:
+    """Refuse files of a table with a log of versions; of remote ones the first is looked at."""
     first, name = files[0]
     if not isinstance(first, RemoteFile):
-        return table_of(os.path.abspath(str(path)) for path, _ in files)
+        refuse_tables((os.path.abspath(str(path)) for path, _ in files), place)
+        return
     if first.url.startswith("http"):
-        return None
+        return
     remote, path = filesystem(first.url)
 
     def matching(pattern: str) -> list[str]:
@@ -181,7 +182,7 @@ def _table_of(files: Sequence[tuple[Path | RemoteFile, str]]) -> str | None:
         except (FileNotFoundError, PermissionError):
             return []
 
-    return table_of([path], matching, levels=name.count("/") + 2)
+    refuse_tables([path], place, matching, levels=name.count("/") + 2)
 
 
 def _nothing_matches(pattern: str, key: str, is_folder: bool) -> DataError:
@@ -316,7 +317,8 @@ def _expanded(pattern: str, key: str, not_text: NotText) -> set[str]:
     place = parts.index("**")
     below = Path(*(parts[place + 1 :] or ("*",)))
     files = set[str]()
-    for base in filter(os.path.isdir, glob.glob(str(Path(*parts[:place])))):
+    bases = glob.glob(str(Path(*parts[:place])))
+    for base in filter(os.path.isdir, bases):
         for folder, _, _ in _folders(base, key, not_text):
             files |= _expanded(str(Path(glob.escape(folder), below)), key, not_text)
     return files
@@ -338,7 +340,8 @@ def _folders(
     begin = os.path.realpath(root)
 
     def refuse(error: OSError) -> None:
-        if not_text.place_of(os.path.join(os.path.realpath(error.filename), ""), begin) is None:
+        folder = os.path.join(os.path.realpath(error.filename), "")
+        if not_text.place_of(folder, begin) is None:
             fault = f"{shown_path(error.filename)} cannot be read ({error.strerror})"
             raise DataError(f"{fault}; repair it, or remove it from {key}.")
 

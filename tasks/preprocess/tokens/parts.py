@@ -155,7 +155,8 @@ def _digest_of(spans: Sequence[Sequence[ByteSpan]]) -> bytes:
     """A digest of the spans of several documents, 32 bytes."""
     counts = [len(of_document) for of_document in spans]
     bounds = [bound for of_document in spans for span in of_document for bound in span]
-    return blake3(np.array([len(counts), *counts, *bounds], np.int64).tobytes()).digest()
+    numbers = np.array([len(counts), *counts, *bounds], np.int64)
+    return blake3(numbers.tobytes()).digest()
 
 
 def parts_of(

@@ -6,6 +6,7 @@ They are mapped into memory, and each is checked before its first use.
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -222,8 +223,7 @@ def share_bytes(widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> n
         sizes: bytes of each document [documents].
     """
     shares = np.empty(len(widths), dtype=np.int64)
-    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), sizes.tolist(), strict=True)
-    for begin, end, size in bounds:
+    for (begin, end), size in zip(pairwise(offsets.tolist()), sizes.tolist(), strict=True):
         reached = widths[begin:end].cumsum()
         if not reached[-1]:
             reached = np.arange(1, end - begin + 1)

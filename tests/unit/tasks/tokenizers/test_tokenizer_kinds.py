@@ -395,7 +395,7 @@ def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog
             "'a' and 'b'",
         ),
         (lambda text: text.replace('"abc": 97', '"abc": 99'), "gaps"),
-        (lambda text: text.replace('"b": 67', '"b": 67, "b": 68'), "'b' twice"),
+        (lambda text: text.replace('"b": 67', '"b": 67, "b": 68'), "'b' occurs twice"),
         (lambda text: text.replace('"id": 0', '"id": 5'), "'</s>' two IDs"),
     ],
 )
@@ -414,7 +414,7 @@ def test_a_piece_twice_in_a_unigram_is_refused(tmp_path):
     written = json.loads(unigram().to_str())
     written["model"]["vocab"].append(["a", -1.0])
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(ConfigError, match="'a' twice"):
+    with pytest.raises(ConfigError, match="'a' two IDs"):
         load(section(path=str(tmp_path)))
 
 
