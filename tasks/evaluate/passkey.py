@@ -145,7 +145,7 @@ def ask(encoder: TextEncoder, length: int, depth: float, key: str) -> Asked:
         after=after,
         question=question,
         answer=answer,
-        vocab_size=encoder.vocab_size,
+        vocab_size=encoder.tokenizer.get_vocab_size(),
     )
 
 
@@ -222,7 +222,7 @@ def ask_across(
                 after=random.randint(first, final) - start,
                 question=question,
                 answer=answer,
-                vocab_size=encoder.vocab_size,
+                vocab_size=encoder.tokenizer.get_vocab_size(),
             )
     raise ConfigError(
         f"--segments {ends}: the text between number and answer alone crosses more boundaries "

@@ -111,10 +111,6 @@ class TextEncoder:
         with tokenizer_faults():
             return encoder.encode(text, add_special_tokens=False).ids
 
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.get_vocab_size()
-
 
 def encoder_of_dataset(dataset: Path) -> TextEncoder:
     """The encoder of a dataset's documents.

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ ALPHABETS = (
     "\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ",
 )
 
-# The last one, with its encoder: the build need not open it.
-_compared_engine: list[tuple[Tokenizer, Encode]] = []
+# The last one, by its encoder: the build need not open it.
+_compared_engine: dict[Tokenizer, Encode] = {}
 
 
 class EngineDiffers(Exception):
@@ -143,8 +142,10 @@ def _notes_of(
     number = version(FAST)
     key = key_of([FAST, number, description_of(tokenizer), split_special_tokens])
     name = f"{FAST}-{number}-{key[:16]}"
-    agreement = notes / f"{name}-{REFERENCE}-{version(REFERENCE)}.agrees"
-    return agreement, notes / f"{name}.refused"
+    return (
+        notes / f"{name}-{REFERENCE}-{version(REFERENCE)}.agrees",
+        notes / f"{name}.refused",
+    )
 
 
 def compare(
@@ -165,7 +166,8 @@ def compare(
                 if not np.array_equal(ids, right):
                     shown = text.decode()[:40]
                     return f"it gives other ids than {REFERENCE} for a text that begins {shown!r}"
-        _compared_engine[:] = [(encoder, fast)]
+        _compared_engine.clear()
+        _compared_engine[encoder] = fast
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
             return f"it does not take the tokenizer ({one_line(error)})"
@@ -190,9 +192,8 @@ def golden(tokenizer: Tokenizer) -> list[bytes]:
         "3.14159 1,000,000 0x1F",
         *special,
     ]
-    texts += [
-        f"a{token}b {token}" for token in ["<|endoftext|>", "</s>", "[UNK]", *islice(special, 50)]
-    ]
+    for token in ("<|endoftext|>", "</s>", "[UNK]", *special[:50]):
+        texts.append(f"a{token}b {token}")
     for number in range(FUZZ_STRINGS):
         alphabet = "".join(choose.sample(ALPHABETS, k=choose.randint(1, 3)))
         letters = choose.choices(alphabet, k=choose.randint(1, 60))
@@ -224,9 +225,7 @@ def open_engine(name: str, tokenizer: Tokenizer, split_special_tokens: bool) -> 
 
 def _sampling(encoder: Tokenizer) -> Encode:
     slow = reference(encoder)
-    compared = [engine for of, engine in _compared_engine if of is encoder]
-    _compared_engine.clear()
-    fast = compared[0] if compared else fast_encoder(encoder)
+    fast = _compared_engine.pop(encoder, None) or fast_encoder(encoder)
     encoded = 0
 
     def encode(texts: list[bytes]) -> Ids:

@@ -73,14 +73,10 @@ class Losses:
     def _of_word(self, word: str) -> Loss:
         tokens = self.model.tokenize(word) if word else []
         size = len(word.encode())
-        unknown = sum(token.id == self.unknown for token in tokens)
-        kept = 0
-        for token in tokens:
-            if token.id != self.unknown:
-                # A model that drops a character moves the tokens after it, and keeps their lengths.
-                first, last = token.offsets
-                kept += last - first
-        return unknown, max(0, size - kept), size
+        known = [token.offsets for token in tokens if token.id != self.unknown]
+        # A model that drops a character moves the tokens after it, and keeps their lengths.
+        kept = sum(last - first for first, last in known)
+        return len(tokens) - len(known), max(0, size - kept), size
 
 
 def has_all_bytes(tokenizer: Tokenizer) -> bool:
@@ -144,13 +140,13 @@ def keeps_text(tokenizer: Tokenizer, split_special_tokens: bool) -> bool:
         if not (token.special and split_special_tokens)
     )
     steps = [step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"]
-    is_whole = (
+    return (
         tokenizer.normalizer is None
         and decoder == "ByteLevel"
         and not swallows
         and all(map(_keeps, steps))
+        and has_all_bytes(tokenizer)
     )
-    return is_whole and has_all_bytes(tokenizer)
 
 
 def _keeps(step: dict[str, Any]) -> bool:

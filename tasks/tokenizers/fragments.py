@@ -27,10 +27,8 @@ PATTERNS = {  # that take a line's end to punctuation before it
 # Later steps that look at one word at a time, wherever it stands.
 WORD_BY_WORD = {"ByteLevel", "Split", "Digits", "Punctuation"}
 
-Cut = Callable[[str], list[str]]
 
-
-def cut_of(encoder: Tokenizer) -> Cut:
+def cut_of(encoder: Tokenizer) -> Callable[[str], list[str]]:
     """Function that cuts a text into fragments whose tokens in sequence are those of the text.
 
     It gives one fragment where that is not known.

@@ -116,10 +116,8 @@ def rank_file(name: str, path: str | None) -> Path:
 
 def cache() -> Path:
     """tiktoken's own cache: a file that either program has fetched serves both."""
-    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
-        if folder := os.environ.get(variable):
-            return Path(folder)
-    return Path(tempfile.gettempdir()) / "data-gym-cache"
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return Path(folder) if folder else Path(tempfile.gettempdir(), "data-gym-cache")
 
 
 def _fetch(name: str, encoding: Encoding, file: Path) -> None:
@@ -174,8 +172,8 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
                 merges.append((rank, ranks[left], ranks[right], spelled(left), spelled(right)))
     merges.sort()
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
-    model = models.BPE(vocabulary, [merge[3:] for merge in merges], ignore_merges=True)
-    tokenizer = Tokenizer(model)
+    pairs = [merge[3:] for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),

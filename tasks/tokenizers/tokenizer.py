@@ -135,8 +135,7 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
         DataError: it is a pointer to a file that was not downloaded.
     """
     encoding = ENCODINGS[settings.encoding] if settings.encoding else None
-    named = "encoding" if encoding else "path"
-    setting = f"data.tokenizer.{named}={getattr(settings, named)}"
+    named = f"encoding={settings.encoding}" if encoding else f"path={settings.path}"
     refuse_pointer(file)
     try:
         if encoding:
@@ -149,12 +148,12 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
         raise
     except OSError as error:
         raise ConfigError(
-            f"{setting}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
+            f"data.tokenizer.{named}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
             "with one, or a .tiktoken rank file."
         ) from None
     except BaseException as error:  # `tokenizers` raises nothing narrower
         if isinstance(error, Exception) or is_panic(error):
-            raise ConfigError(f"{setting}: {file} is not a tokenizer ({error}).") from None
+            raise ConfigError(f"data.tokenizer.{named}: {file} is not a tokenizer ({error}).") from None
         raise
 
 
@@ -178,8 +177,15 @@ def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
         name,
     )
     described = json.loads(description_of(tokenizer))
-    token = {"id": end, "content": name, "special": True, "normalized": False}
-    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    token = {
+        "id": end,
+        "content": name,
+        "special": True,
+        "normalized": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
     others = [other for other in described["added_tokens"] if other["id"] != end]
     return Tokenizer.from_str(
         json.dumps(described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))})
@@ -330,13 +336,13 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
     policy = {"eos": EOS, "text_yields_special_tokens": not settings.split_special_tokens}
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]
-        cut = {"pattern": encoding.pattern, "special_tokens": encoding.special_tokens()}
-        named = {
+        return policy | {
             "encoding": settings.encoding,
             "sha256": encoding.sha256,
             "ends": settings.eos or EOS,
+            "pattern": encoding.pattern,
+            "special_tokens": encoding.special_tokens(),
         }
-        return policy | named | cut
     if settings.path:
         tokenizer = load(settings)
         return policy | {
