@@ -187,5 +187,3 @@ def _write_rows(dataset: Path, rows: RowTableContent) -> None:
             save_array(folder / f"{SPLIT}.{name}.npy", array)
         meta = RowTableMeta(infini_llama=version("infini-llama"))
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
-
-

@@ -355,9 +355,7 @@ class Preparation:
         has_loss_mask = any(unit.has_loss_mask for unit in units)
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
-            written = write_splits(
-                units, selection, new, tokenizer.get_vocab_size(), has_loss_mask
-            )
+            written = write_splits(units, selection, new, tokenizer.get_vocab_size(), has_loss_mask)
             fault = self._lack_of_text(written, units, selection)
             if fault:
                 log_left_out(left_out)

@@ -148,12 +148,14 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
         raise
     except OSError as error:
         raise ConfigError(
-            f"data.tokenizer.{named}: {file} cannot be read ({error.strerror}); name a tokenizer.json, a folder "
-            "with one, or a .tiktoken rank file."
+            f"data.tokenizer.{named}: {file} cannot be read ({error.strerror}); name a "
+            "tokenizer.json, a folder with one, or a .tiktoken rank file."
         ) from None
     except BaseException as error:  # `tokenizers` raises nothing narrower
         if isinstance(error, Exception) or is_panic(error):
-            raise ConfigError(f"data.tokenizer.{named}: {file} is not a tokenizer ({error}).") from None
+            raise ConfigError(
+                f"data.tokenizer.{named}: {file} is not a tokenizer ({error})."
+            ) from None
         raise
 
 
