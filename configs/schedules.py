@@ -107,7 +107,12 @@ def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     return SCHEDULES[train.lr_schedule].factor(position)
 
 
-def write_jitter(most: float, max_steps: int, step: int, learned: bool = False) -> float:
+def write_jitter(
+    most: float,
+    max_steps: int,
+    step: int,
+    learned: bool = False,
+) -> float:
     """The largest factor on the memory's writes in the step after `step` completed ones.
 
     1 for a fifth of the steps, so that facts are learned first; then most^p with p from 0 to 1 over

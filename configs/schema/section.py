@@ -74,7 +74,10 @@ def free(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) ->
 
 
 def _with_policy(
-    policy: Resume, is_path: bool, read_by: Sequence[str], field: dict[str, Any]
+    policy: Resume,
+    is_path: bool,
+    read_by: Sequence[str],
+    field: dict[str, Any],
 ) -> Any:
     extra: dict[str, Any] = {"resume": policy.value}
     if is_path:

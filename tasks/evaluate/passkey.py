@@ -115,7 +115,12 @@ def last_mention(hidden: list[int], answer: list[int]) -> int | None:
     return next((at for at in places if hidden[at : at + len(answer)] == answer), None)
 
 
-def ask(encoder: TextEncoder, length: int, depth: float, key: str) -> Asked:
+def ask(
+    encoder: TextEncoder,
+    length: int,
+    depth: float,
+    key: str,
+) -> Asked:
     """A text of at most `length` tokens with a hidden number.
 
     Args:

@@ -151,7 +151,12 @@ def over_documents(model: Llama, reader: TokenReader) -> Measured:
 
 
 @torch.inference_mode()
-def streamed(model: Llama, ids: np.ndarray, counts: np.ndarray, total: Measured) -> None:
+def streamed(
+    model: Llama,
+    ids: np.ndarray,
+    counts: np.ndarray,
+    total: Measured,
+) -> None:
     """Add a text read as one, however long it is, in the constant state of Infini-attention.
 
     Args:

@@ -275,7 +275,12 @@ def _multiples_of_trained_length(run_dir: Path) -> tuple[int, ...]:
     return (row, 2 * row, 4 * row, 8 * row)
 
 
-def filler_tokens(run_dir: Path, encoder: TextEncoder, filler: str, count: int) -> list[int]:
+def filler_tokens(
+    run_dir: Path,
+    encoder: TextEncoder,
+    filler: str,
+    count: int,
+) -> list[int]:
     """Tokens of the text around what is hidden; see `find_passkeys_across`.
 
     Args:
@@ -355,7 +360,12 @@ def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Evaluated]:
     return model.to(device), about
 
 
-def _append(run_dir: Path, kind: str, result: Evaluated, request: EvaluationRequest | None) -> None:
+def _append(
+    run_dir: Path,
+    kind: str,
+    result: Evaluated,
+    request: EvaluationRequest | None,
+) -> None:
     """Add the result to the run's evaluations, for its report."""
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     asked = {} if request is None else {"asked": request}

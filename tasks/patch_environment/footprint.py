@@ -136,7 +136,12 @@ def _weight_and_gradient_bytes(
     return weights, gradients
 
 
-def _logit_bytes(model: LlamaConfig, chunk: int, tokens: int, number_bytes: int) -> int:
+def _logit_bytes(
+    model: LlamaConfig,
+    chunk: int,
+    tokens: int,
+    number_bytes: int,
+) -> int:
     """Bytes of the logits that exist at a time.
 
     Args:

@@ -412,7 +412,11 @@ class Planner:
         return self.choose("precision", self.settings.precision, rule, fault)
 
     def attention_backend(
-        self, device: Device, precision: Precision, threads: int, no_space: str
+        self,
+        device: Device,
+        precision: Precision,
+        threads: int,
+        no_space: str,
     ) -> str:
         """Flash attention if it works here; on a CPU blocked where it is the faster one; else sdpa.
 
@@ -489,7 +493,11 @@ class Planner:
         return "sdpa", f"blocked is not known to be faster {where}{without}"
 
     def _why_weights_do_not_fit(
-        self, device: Device, workers: int, precision: Precision, has: int
+        self,
+        device: Device,
+        workers: int,
+        precision: Precision,
+        has: int,
     ) -> str:
         """Why `blocked` cannot keep its softmax weights for the backward pass; "" if it can.
 

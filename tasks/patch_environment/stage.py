@@ -173,7 +173,11 @@ def differences(
     changes: list[Difference] = []
 
     def compare(
-        name: str, then: JsonValue, now: JsonValue, exactness: Exactness, sentence: str
+        name: str,
+        then: JsonValue,
+        now: JsonValue,
+        exactness: Exactness,
+        sentence: str,
     ) -> None:
         if then != now:
             changes.append(
@@ -226,7 +230,10 @@ def _without_effect(facts: MachineFacts) -> dict[str, JsonValue]:
 
 
 def _log_differences(
-    pinned: PinnedSettings, facts_then: MachineFacts, plan: EnvironmentPlan, facts: MachineFacts
+    pinned: PinnedSettings,
+    facts_then: MachineFacts,
+    plan: EnvironmentPlan,
+    facts: MachineFacts,
 ) -> None:
     for change in differences(pinned, facts_then, plan, facts):
         level = logging.INFO if change.exactness == "kept" else logging.WARNING

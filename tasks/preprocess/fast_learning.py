@@ -50,7 +50,12 @@ class LearnsOtherwise(Exception):
     """gigatoken cannot learn the tokenizer that `tokenizers` learns; the message says why."""
 
 
-def learn(texts: Iterable[bytes], settings: TokenizerConfig, folder: Path, size: int) -> Tokenizer:
+def learn(
+    texts: Iterable[bytes],
+    settings: TokenizerConfig,
+    folder: Path,
+    size: int,
+) -> Tokenizer:
     """`train`, by gigatoken where it is faster and gives the same tokenizer.json.
 
     Args:

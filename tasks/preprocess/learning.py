@@ -135,7 +135,10 @@ def training_texts(
 
 
 def _units(
-    corpus: Corpus, part: Part, read: list[str], used: dict[Part, list[str]] | None
+    corpus: Corpus,
+    part: Part,
+    read: list[str],
+    used: dict[Part, list[str]] | None,
 ) -> Iterator[Documents]:
     """The units of a part that are used; see `training_texts`."""
     left = None if used is None else Counter(used[part])

@@ -195,7 +195,12 @@ def _manifest_of_rows(dataset: Path, table: Path) -> str:
     return f"{table.name}: {len(manifest.files)} files"
 
 
-def _files(folder: Path, kind: str, checksums: bool, digest: str) -> str:
+def _files(
+    folder: Path,
+    kind: str,
+    checksums: bool,
+    digest: str,
+) -> str:
     actual = check(folder, kind, checksums).digest
     if actual != digest:
         raise Damaged(
@@ -390,7 +395,12 @@ class _Document:
     targets: np.ndarray
 
 
-def _document(dataset: Path, content: DatasetContent, shard: Shard, number: int) -> _Document:
+def _document(
+    dataset: Path,
+    content: DatasetContent,
+    shard: Shard,
+    number: int,
+) -> _Document:
     path = dataset / shard.file
     offsets, values = map_shard(path)
     place = number - shard.first_document

@@ -226,7 +226,12 @@ def with_curriculum(data: DataConfig) -> list[DataConfig]:
     return [data, *stages]
 
 
-def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None:
+def write_table(
+    data: DataConfig,
+    dataset: Path,
+    target: Path,
+    key: str,
+) -> None:
     """Compute and commit the row tables of both splits.
 
     Their strategy and length are those of the section `data`.
@@ -273,7 +278,12 @@ def write_table(data: DataConfig, dataset: Path, target: Path, key: str) -> None
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
 
 
-def _rows_of(dataset: Path, split: str, table: Table, sequence_length: int) -> Rows:
+def _rows_of(
+    dataset: Path,
+    split: str,
+    table: Table,
+    sequence_length: int,
+) -> Rows:
     """The rows of a split, whose shards are verified before their first use."""
     manifest = read_dataset(dataset)
     stream = TokenStream(dataset, manifest, split, verify_on_read=True)
@@ -297,7 +307,12 @@ def _entropy_of_targets(dataset: Path, table: Table, sequence_length: int) -> fl
         return entropy_bits(target_counts(rows, read_dataset(dataset).content.vocab_size))
 
 
-def _costs(dataset: Path, split: str, table: Table, sequence_length: int) -> RowCosts:
+def _costs(
+    dataset: Path,
+    split: str,
+    table: Table,
+    sequence_length: int,
+) -> RowCosts:
     """The costs of the rows of a split, with the targets that its loss mask leaves.
 
     Raises:

@@ -106,7 +106,12 @@ def named_files(
     ]
 
 
-def matching(source: Source, patterns: list[str], key: str, not_text: NotText) -> list[File]:
+def matching(
+    source: Source,
+    patterns: list[str],
+    key: str,
+    not_text: NotText,
+) -> list[File]:
     """The files that the patterns match.
 
     Raises:

@@ -69,7 +69,12 @@ def refuse_binary(first: bytes) -> None:
             raise Unreadable(f"is {kind}, not text; extract its text into a file")
 
 
-def refuse_records(first: bytes, name: str, ending: str, text_column: str) -> None:
+def refuse_records(
+    first: bytes,
+    name: str,
+    ending: str,
+    text_column: str,
+) -> None:
     """Refuse records under a name for which the whole file would be one text.
 
     Args:

@@ -270,7 +270,12 @@ def _is_added(name: str) -> bool:
     return name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
 
 
-def _known_below(root: Path, form: str, key: str, not_text: NotText) -> list[str]:
+def _known_below(
+    root: Path,
+    form: str,
+    key: str,
+    not_text: NotText,
+) -> list[str]:
     """Every file below it whose ending is known (all where their format is given).
 
     Hidden ones and what `datasets` adds are left out.

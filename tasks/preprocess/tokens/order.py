@@ -36,7 +36,12 @@ def _mix(values: np.ndarray, key: int) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+def permute(
+    positions: np.ndarray,
+    size: int,
+    seed: int,
+    epoch: int,
+) -> np.ndarray:
     """Image of `positions` under a pseudo-random permutation of range(size).
 
     A balanced Feistel network over the next even power of two, with cycle walking for images beyond
@@ -69,7 +74,12 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
     return result.astype(np.int64)
 
 
-def rows_of_samples(first: int, count: int, size: int, seed: int) -> np.ndarray:
+def rows_of_samples(
+    first: int,
+    count: int,
+    size: int,
+    seed: int,
+) -> np.ndarray:
     """Rows of the samples numbered first, first+1, …, first+count-1 of the whole run.
 
     Epochs follow each other without a gap.
@@ -149,7 +159,12 @@ def weighted_sources(
     return tuple(weighted)
 
 
-def mixed_rows(first: int, count: int, sources: Sequence[WeightedSource], seed: int) -> np.ndarray:
+def mixed_rows(
+    first: int,
+    count: int,
+    sources: Sequence[WeightedSource],
+    seed: int,
+) -> np.ndarray:
     """Rows, int64 [count], of the samples numbered first … first+count-1 of the whole run.
 
     The first source gets floor(n w/W) of the first n samples, evenly spread (Bresenham 1965): w is
