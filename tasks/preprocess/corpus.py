@@ -272,12 +272,10 @@ class Corpus:
             duplicates, also_validation: counts of a selection of the units; see `Selection`.
         """
         names = ("records", "empty", "too_short", "bad_records", "bad_files")
-        counts = Counter[str](dict.fromkeys(names, 0))
-        bad = list[str]()
-        reports = self.used_reports()
-        for report in (reports[part] for part in self.parts if part in reports):
-            counts.update({name: getattr(report, name) for name in names})
-            bad += report.bad
+        used = self.used_reports()
+        reports = [used[part] for part in self.parts if part in used]
+        counts = {name: sum(getattr(report, name) for report in reports) for name in names}
+        bad = list(chain.from_iterable(report.bad for report in reports))
         return LeftOut(
             **counts,
             duplicates=duplicates,

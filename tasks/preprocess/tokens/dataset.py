@@ -297,22 +297,12 @@ def write_content(
     )
     if content.has_document_bytes:
         for split in SPLITS:
-            sizes = document_bytes(units, selection, split)
-            save_array(folder / document_bytes_file(split), sizes)
+            sizes = [
+                source_unit.unit.documents(split)["bytes"][kept]
+                for source_unit, kept in zip(units, selection.kept[split], strict=True)
+            ]
+            save_array(folder / document_bytes_file(split), np.concatenate(sizes))
     return content
-
-
-def document_bytes(
-    units: Sequence[SourceUnit],
-    selection: Selection,
-    split: str,
-) -> np.ndarray:
-    """Bytes of each document of a split that is kept, int32 [documents], in their order."""
-    sizes = [
-        source_unit.unit.documents(split)["bytes"][kept]
-        for source_unit, kept in zip(units, selection.kept[split], strict=True)
-    ]
-    return np.concatenate(sizes)
 
 
 def _link(stream: Path, path: Path) -> None:

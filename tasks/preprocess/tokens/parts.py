@@ -314,7 +314,10 @@ class PartReader:
             if first is not None:
                 del self.reports[first:]
             del self.bad[named:]
-            self._skip(file, error)
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"cannot be read ({error.strerror})"
+            self._skip(file, reason)
             self.bad_files += 1
             return
         _refuse_changed_text(file, stamp)
@@ -362,7 +365,7 @@ class PartReader:
         texts = list[bytes]()
         for record in batch:
             if isinstance(record, Fault):
-                self._skip(file, record)
+                self._skip(file, record.reason)
                 self.bad_records += 1
             elif not record:
                 self.empty += 1
@@ -372,22 +375,17 @@ class PartReader:
                 texts.append(record.encode())
         return texts
 
-    def _skip(self, file: TextInput, fault: Fault | Unreadable | OSError) -> None:
+    def _skip(self, file: TextInput, reason: str) -> None:
         """Name a damaged record, or a file that is damaged as a whole, which is left out.
+
+        Args:
+            reason: completes '<file> …'.
 
         Raises:
             DataError: data.on_bad_input says that nothing is.
         """
-        match fault:
-            case Fault():
-                reason = fault.reason
-            case Unreadable():
-                reason = str(fault)
-            case OSError():
-                reason = f"cannot be read ({fault.strerror})"
         if not self.filters.skip_bad:
-            is_encoding = "UTF-8" in reason and not isinstance(fault, OSError)
-            verb = "convert" if is_encoding else "repair"
+            verb = "convert" if "UTF-8" in reason else "repair"
             raise DataError(f"{file} {reason}; {verb} it, or remove it from {file.key}.") from None
         self.bad.append(f"{file} {reason}")
         del self.bad[NAMED:]

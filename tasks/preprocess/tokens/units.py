@@ -75,7 +75,7 @@ class Recipe:
     They are plain values, which go to other processes. The recipe's tokenizer is in its folder.
 
     Attributes:
-        folder: units/<key of all that decides the tokens>.
+        folder: units/<key of all that decides the tokens>, with its units by their names.
         eos: the token that ends a document.
         engine: name of what encodes. Each engine has its own recipe, although the ids are the same:
             one may turn out to be wrong.
@@ -86,10 +86,6 @@ class Recipe:
     eos: int
     engine: str
     split_special_tokens: bool
-
-    def unit(self, name: str) -> Path:
-        """The folder of the unit of this name."""
-        return self.folder / name
 
 
 def recipe_for(
@@ -119,7 +115,7 @@ def verify_or_remove(recipe: Recipe, name: str, checksums: bool = False) -> bool
         checksums: compare those of the files of tokens, too. Otherwise their sizes are compared
             here, and their checksums when they are read.
     """
-    folder = recipe.unit(name)
+    folder = recipe.folder / name
     if not folder.exists():
         return False
     try:
@@ -169,7 +165,7 @@ def write_unit(
     if targets is not None:
         all_counts = token_counts(stream.values[: stream.filled], writer.vocab_size)
     writer.refuse_special_tokens(documents, order, stream, all_counts)
-    with staged(recipe.unit(name)) as folder:
+    with staged(recipe.folder / name) as folder:
         content = dict[str, object]()
         for split, places in splits.items():
             facts = _write_split(folder / f"{split}.arrow", stream, table, places)
@@ -183,7 +179,7 @@ def write_unit(
                     raise Abandoned
                 lost.append(writer.losses.of(text.decode()))
             save_array(folder / LOST, np.array(lost, dtype=np.int64))
-        commit(folder, recipe.unit(name), "unit", {"key": name}, content)
+        commit(folder, recipe.folder / name, "unit", {"key": name}, content)
 
 
 def _table_of(documents: Documents) -> np.ndarray:
@@ -289,7 +285,7 @@ def open_unit(recipe: Recipe, name: str) -> Unit:
     Raises:
         Damaged: there is none, or its manifest is damaged.
     """
-    folder = recipe.unit(name)
+    folder = recipe.folder / name
     return Unit(folder, read_unit(folder, name))
 
 
