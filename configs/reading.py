@@ -229,14 +229,13 @@ def read_mapping(file: Path) -> JsonObject:
         ConfigError: a folder, a pipe, too large, unreadable, not UTF-8, not YAML or JSON, empty, or
             no mapping.
     """
-    if file.is_dir():
-        raise ConfigError(f"{file} is a folder; give a .yaml or .json file.")
+    if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
+        kind = "a folder" if file.is_dir() else "not a regular file"
+        raise ConfigError(f"{file} is {kind}; give a .yaml or .json file.")
     if file.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(
             f"{file} is neither .yaml, .yml nor .json; rename it so that its format is known."
         )
-    if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
-        raise ConfigError(f"{file} is not a regular file; give a .yaml or .json file.")
     refuse_pointer(file)
     try:
         size = file.stat().st_size

@@ -39,6 +39,9 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 # Threads share the engine, which encodes outside of Python's lock, as hashing and the disk do. What
 # Python itself does takes about a quarter of the time: more threads would wait for each other.
 MOST_THREADS = 4
+ENOUGH_THREADS = (
+    "more threads would wait for one another, and there is too little text for more processes"
+)
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
 # Bytes: the text and tokens of a unit, and in a process the interpreter and an engine.
 WORKER_MEMORY = 2**29
@@ -95,14 +98,6 @@ class Workers:
     choice: Choice | None
 
 
-@dataclass(frozen=True)
-class Limit:
-    """The most workers that something allows, and what it is, for people."""
-
-    most: int
-    reason: str
-
-
 def choose_workers(
     data: DataConfig,
     parts: Sequence[Part],
@@ -124,32 +119,26 @@ def choose_workers(
         return Workers(0, False, choice)
     cores = usable_cores(machine)
     available = memory(machine).available
-    limits = [
-        Limit(cores, f"{cores} usable core(s)"),
-        Limit(len(parts), f"{len(parts)} part(s) of text"),
-        Limit(
-            available // WORKER_MEMORY,
-            f"{in_bytes(available)} of free memory, "
-            f"of which a worker takes {in_bytes(WORKER_MEMORY)}",
-        ),
-    ]
-    by_text = Limit(
-        text // WORTH_A_PROCESS,
-        f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}",
-    )
-    by_lock = Limit(
-        MOST_THREADS,
-        "more threads would wait for one another, and there is too little text for more processes",
-    )
-    tightest = _tightest([*limits, by_text])
-    if _are_threads(data, MOST_THREADS, is_read_by_python) and tightest.most <= MOST_THREADS:
-        tightest = _tightest([*limits, by_lock])
-    count = max(1, tightest.most)
+    # The most workers by each reason.
+    limits = {
+        f"{cores} usable core(s)": cores,
+        f"{len(parts)} part(s) of text": len(parts),
+        f"{in_bytes(available)} of free memory, "
+        f"of which a worker takes {in_bytes(WORKER_MEMORY)}": available // WORKER_MEMORY,
+    }
+    by_text = f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
+    limits[by_text] = text // WORTH_A_PROCESS
+    fewest = min(limits.values())
+    if fewest <= MOST_THREADS and _are_threads(data, MOST_THREADS, is_read_by_python):
+        del limits[by_text]  # threads cost no start of Python
+        limits[ENOUGH_THREADS] = MOST_THREADS
+    reason = min(limits, key=limits.__getitem__)  # the first of several equal ones
+    count = max(1, limits[reason])
     are_threads = _are_threads(data, count, is_read_by_python)
     choice = Choice(
         setting="data.num_workers",
         value=f"{count} {_kind_of_worker(count, are_threads)}",
-        reason=tightest.reason,
+        reason=reason,
     )
     return Workers(count, are_threads, choice)
 
@@ -165,11 +154,6 @@ def _are_threads(data: DataConfig, count: int, is_read_by_python: bool) -> bool:
     if data.engine != "local":
         return False
     return count == 1 or (count <= MOST_THREADS and not is_read_by_python)
-
-
-def _tightest(limits: Sequence[Limit]) -> Limit:
-    """The limit that allows the fewest workers; the first of several equal ones."""
-    return min(limits, key=lambda limit: limit.most)
 
 
 def _text_bytes(part: Part) -> int:
