@@ -73,10 +73,10 @@ class Losses:
     def _of_word(self, word: str) -> Loss:
         tokens = self.model.tokenize(word) if word else []
         size = len(word.encode())
-        known = [token.offsets for token in tokens if token.id != self.unknown]
+        offsets = [token.offsets for token in tokens if token.id != self.unknown]
         # A model that drops a character moves the tokens after it, and keeps their lengths.
-        kept = sum(last - first for first, last in known)
-        return len(tokens) - len(known), max(0, size - kept), size
+        kept = sum(last - first for first, last in offsets)
+        return len(tokens) - len(offsets), max(0, size - kept), size
 
 
 def has_all_bytes(tokenizer: Tokenizer) -> bool:
