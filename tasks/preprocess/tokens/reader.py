@@ -43,7 +43,8 @@ class _Rows(ABC):
     def pieces_of(self, row: int) -> np.ndarray:
         """First token in the stream and tokens of each piece of a row, int64 [pieces, 2]."""
 
-    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+    def target_mask(self, indices: np.ndarray) -> np.ndarray:
+        """Mask of the labels that count, bool [n, size - 1], also where all do."""
         mask = np.zeros((len(indices), self.size), dtype=bool)
         for target, row in zip(mask, indices, strict=True):
             begin = 0
@@ -64,7 +65,7 @@ class _Rows(ABC):
 
     def count_targets(self, indices: np.ndarray) -> int:
         if self.stream.has_loss_mask:
-            return int(np.sum(self.targets(indices)))
+            return int(self.target_mask(indices).sum())
         targets = 0
         for row in indices:
             pieces = self.pieces_of(row)
@@ -94,7 +95,7 @@ class WindowRows(_Rows):
         return np.array([[self.starts[row], self.size]])
 
     def targets(self, indices: np.ndarray) -> np.ndarray | None:
-        return super().targets(indices) if self.stream.has_loss_mask else None
+        return self.target_mask(indices) if self.stream.has_loss_mask else None
 
     def count_targets(self, indices: np.ndarray) -> int:
         if self.stream.has_loss_mask:
@@ -151,6 +152,9 @@ class PackedRows(_Rows):
                 self.stream.copy(start, target[filled : filled + size])
                 filled += size
         return tokens
+
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        return self.target_mask(indices)
 
     def documents(self, indices: np.ndarray) -> np.ndarray:
         numbers = np.full((len(indices), self.size), -1, dtype=np.int32)
