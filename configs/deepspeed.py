@@ -69,10 +69,7 @@ def read_json(source: str | JsonObject | None) -> JsonObject:
 
 
 def refuse_contradictions(
-    train: TrainingConfig,
-    micro_batch_size: int,
-    precision: str,
-    workers: int,
+    train: TrainingConfig, micro_batch_size: int, precision: str, workers: int
 ) -> None:
     """Compare train.deepspeed_config with the run's own keys.
 
