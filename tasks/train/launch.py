@@ -150,8 +150,10 @@ class TorchrunWorkers:
         """
         command, variables = cls.command(attempt_dir, plan, settings)
         environment = torchrun_environment(variables | plan.env, grace_period)
-        if shutil.which(command[0], path=environment.get("PATH", "")) is None:
-            raise settings.started_by.not_installed()
+        launcher = settings.started_by
+        path = environment.get("PATH", "")
+        if not launcher.has_local_workers and shutil.which(command[0], path=path) is None:
+            raise launcher.not_installed()
         process = spawn(command, attempt_dir / "torchrun.log", environment, lock_fds)
         return cls(process, attempt_dir, plan.world_size, plan.nnodes)
 
