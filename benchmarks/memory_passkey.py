@@ -188,6 +188,7 @@ def inside(model: Llama, filler: str, seed: int, place: str) -> list[Measured]:
             other.memory.M.copy_(one.memory.M.expand_as(other.memory.M))
             other.memory.z.copy_(one.memory.z.expand_as(other.memory.z))
             other.segments = [before] * each
+            other.written = [before] * each
         model.read(texts.with_digits(0)[0], many)
         read_filler(model, texts, many, LONGEST - 1 - before)
         right.append(ask(model, many, *texts.with_digits(1)) == texts.digits)

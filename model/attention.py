@@ -4,6 +4,7 @@ Grouped keys and values are those of Ainslie et al. 2023, arXiv 2305.13245.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -169,7 +170,12 @@ class Attention(nn.Module):
         """Empty state for `batch` rows of at most `capacity` tokens."""
         return self.empty(KeyValues, batch, capacity)
 
-    def empty(self, kind: type[AnyState], batch: int, capacity: int) -> AnyState:
+    def empty(
+        self,
+        kind: Callable[[Shape, torch.dtype, torch.device], AnyState],
+        batch: int,
+        capacity: int,
+    ) -> AnyState:
         """Empty state of a kind, in the type in which keys and values are computed."""
         weight = self.k_proj.weight
         device = weight.device.type

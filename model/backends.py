@@ -56,28 +56,32 @@ def causal_attention(
     dropout: float = 0.0,
     ends: torch.Tensor | None = None,
     keep_weights: bool = True,
+    earlier: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v, where a token sees itself and those before it in its document.
 
     Args:
-        q: [B, H, T, d]; k, v: [B, Hkv, T, d]; query head h reads key-value head h // (H / Hkv).
+        q: [B, H, T, d]; k, v: [B, Hkv, E + T, d], of E tokens before the queries' and of those;
+            query head h reads key-value head h // (H / Hkv).
         documents: [B, T], the number of each token's document; None: a row is one.
         dropout: share of the weights that is dropped.
         ends: `model.layout.boundaries` of the documents, where the caller has them; flash2 alone
             looks at them.
         keep_weights: of blocked, for the backward pass, which otherwise computes them again, with
             the same bits.
+        earlier: [B, T], of the E tokens before, how many of the last ones each query sees; None:
+            all. Equal in a document.
 
     Returns:
         [B, H, T, d].
 
     Raises:
-        ValueError: the backend has no such name, or cannot drop weights.
+        ValueError: the backend has no such name, or cannot drop weights or see earlier tokens.
         RuntimeError: its package is not there.
     """
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[backend](q, k, v, documents, dropout, ends, keep_weights)
+    return BACKENDS[backend](q, k, v, documents, dropout, ends, keep_weights, earlier)
 
 
 def _flash(
@@ -88,8 +92,13 @@ def _flash(
     dropout: float,
     ends: torch.Tensor | None,
     keep_weights: bool,
+    earlier: torch.Tensor | None,
 ) -> torch.Tensor:
     batch, _, length, _ = q.shape
+    if k.shape[2] > length:
+        raise ValueError(
+            "attention backend flash2 does not support attend_previous_segment; use sdpa"
+        )
     # [B, h, T, d] to [B T, h, d]
     q = q.transpose(1, 2).flatten(0, 1)
     k = k.transpose(1, 2).flatten(0, 1)
@@ -110,9 +119,12 @@ def _sdpa(
     dropout: float,
     ends: torch.Tensor | None = None,
     keep_weights: bool = True,
+    earlier: torch.Tensor | None = None,
 ) -> torch.Tensor:
     gqa = q.shape[1] != k.shape[1]
-    if documents is None:
+    length = q.shape[2]
+    is_square = k.shape[2] == length
+    if documents is None and is_square:
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -121,9 +133,10 @@ def _sdpa(
             is_causal=True,
             enable_gqa=gqa,
         )
-    if q.device.type == "cpu" and q.shape[2] > LONG and not torch.compiler.is_compiling():
+    is_long_on_cpu = q.device.type == "cpu" and length > LONG and not torch.compiler.is_compiling()
+    if is_square and documents is not None and is_long_on_cpu:
         return _one_by_one(q, k, v, documents, dropout)
-    seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    seen = _seen(length, k.shape[2] - length, documents, earlier, q.device)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -132,6 +145,24 @@ def _sdpa(
         dropout_p=dropout,
         enable_gqa=gqa,
     )
+
+
+def _seen(
+    length: int,
+    before: int,
+    documents: torch.Tensor | None,
+    earlier: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Which keys each query sees [B, 1, length, before + length]; without documents for all B."""
+    if documents is None:
+        every = torch.ones(length, before + length, dtype=torch.bool, device=device)
+        return every.tril(before)
+    seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    if earlier is None:
+        return seen
+    places = torch.arange(before, device=device)
+    return torch.cat((places >= before - earlier[:, None, :, None], seen), dim=-1)
 
 
 def _one_by_one(
@@ -165,13 +196,14 @@ def _blocked(
     dropout: float,
     ends: torch.Tensor | None,
     keep_weights: bool,
+    earlier: torch.Tensor | None,
 ) -> torch.Tensor:
     if dropout:
         raise ValueError(
             "attention backend blocked does not support dropout; "
             "set attention_dropout to 0 or use sdpa"
         )
-    return blocked_attention(q, k, v, documents, keep_weights)
+    return blocked_attention(q, k, v, documents, keep_weights, earlier)
 
 
 # Each takes what `causal_attention` does, without the backend.

@@ -42,6 +42,7 @@ def blocked_attention(
     v: torch.Tensor,
     documents: torch.Tensor | None,
     keep_weights: bool,
+    earlier: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute `model.backends.causal_attention`.
 
@@ -51,7 +52,7 @@ def blocked_attention(
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    output, _ = attend(q, k, v, documents, keep_weights and torch.is_grad_enabled())
+    output, _ = attend(q, k, v, documents, earlier, keep_weights and torch.is_grad_enabled())
     return output.transpose(1, 2)
 
 
@@ -61,18 +62,19 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     documents: torch.Tensor | None,
+    earlier: torch.Tensor | None,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and, with `keep`, all softmax weights one after another, which `gradients` reads.
 
     Args:
-        q: [B, T, H, d]; k, v: [B, T, Hkv, d]; documents: [B, T].
+        q: [B, T, H, d]; k, v: [B, E + T, Hkv, d]; documents, earlier: [B, T].
     """
     count = k.shape[2]
     queries, keys, values = (_grouped(x, count) for x in (q, k, v))
-    weights = q.new_empty(_size(q, keep))
+    weights = q.new_empty(_size(q, k, keep))
     output = torch.empty_like(queries)
-    for block in _blocks(q, count, documents, weights, keep):
+    for block in _blocks(q, k, documents, earlier, weights, keep):
         part = block.softmax(queries, keys)
         output[block.matrices, block.rows] = torch.bmm(part, values[block.matrices, block.keys])
     return _ungrouped(output, q), weights if keep else q.new_empty(0)
@@ -85,6 +87,7 @@ def gradients(
     k: torch.Tensor,
     v: torch.Tensor,
     documents: torch.Tensor | None,
+    earlier: torch.Tensor | None,
     weights: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v from that of the output [B, T, H, d].
@@ -96,12 +99,12 @@ def gradients(
     scale = q.shape[-1] ** -0.5
     queries, keys, values, of_output = (_grouped(x, count) for x in (q, k, v, gradient))
     kept = weights.numel() > 0
-    weights = weights if kept else q.new_empty(_size(q, keep=False))
-    of_weights = q.new_empty(_size(q, keep=False))
+    weights = weights if kept else q.new_empty(_size(q, k, keep=False))
+    of_weights = q.new_empty(_size(q, k, keep=False))
     of_queries = torch.empty_like(queries)
-    # [B Hkv, d, T]: the products that are added to these are faster so than transposed.
+    # [B Hkv, d, E + T]: the products that are added to these are faster so than transposed.
     of_keys, of_values = (x.new_zeros(len(x), x.shape[2], x.shape[1]) for x in (keys, values))
-    for block in _blocks(q, count, documents, weights, kept):
+    for block in _blocks(q, k, documents, earlier, weights, kept):
         here = block.matrices
         rows = block.rows
         seen = block.keys
@@ -125,7 +128,7 @@ class Block(NamedTuple):
     Attributes:
         matrices: those of the grouped queries and keys.
         rows: of grouped queries.
-        keys: of grouped keys, from the first of the document to the last query's.
+        keys: of grouped keys, from the first that is seen to the last query's.
         hidden: what is added to the scores of the last keys [rows, queries]: -inf where a query is
             before the key.
         weights: the softmax weights [matrices, rows, keys], or where to write them.
@@ -155,19 +158,22 @@ class Block(NamedTuple):
 class Stretch(NamedTuple):
     """Tokens that may see one another.
 
-    Those from `begin` to before `end`, in the rows from `first` to before `last`.
+    Those from `begin` to before `end`, in the rows from `first` to before `last`, which also see
+    the `earlier` keys before them.
     """
 
     first: int
     last: int
     begin: int
     end: int
+    earlier: int
 
 
 def _blocks(
     q: torch.Tensor,
-    count: int,
+    k: torch.Tensor,
     documents: torch.Tensor | None,
+    earlier: torch.Tensor | None,
     weights: torch.Tensor,
     keep: bool,
 ) -> Generator[Block]:
@@ -176,20 +182,25 @@ def _blocks(
     Weights that are not kept are all written to the same place.
     """
     batch, length, heads, _ = q.shape
+    count = k.shape[2]
     groups = heads // count
+    before = k.shape[1] - length
     size = block_size(length, q.dtype)
     offset = 0
     hidden = q.new_full((size, size), -torch.inf).triu_(1).repeat_interleave(groups, 0)
-    stretches = [Stretch(0, batch, 0, length)] if documents is None else _stretches(documents)
-    for first, last, begin, stop in stretches:
+    stretches = [Stretch(0, batch, 0, length, before)]
+    if documents is not None:
+        stretches = _stretches(documents, earlier)
+    for first, last, begin, stop, seen in stretches:
+        keys = before + begin - seen
         for start in range(begin, stop, size):
             end = min(start + size, stop)
-            shape = ((last - first) * count, (end - start) * groups, end - begin)
+            shape = ((last - first) * count, (end - start) * groups, before + end - keys)
             numbers = math.prod(shape)
             yield Block(
                 matrices=slice(first * count, last * count),
                 rows=slice(start * groups, end * groups),
-                keys=slice(begin, end),
+                keys=slice(keys, before + end),
                 hidden=hidden[: shape[1], : end - start],
                 weights=weights[offset : offset + numbers].view(shape),
             )
@@ -197,27 +208,30 @@ def _blocks(
                 offset += _aligned(numbers)
 
 
-def _stretches(documents: torch.Tensor) -> list[Stretch]:
+def _stretches(documents: torch.Tensor, earlier: torch.Tensor | None) -> list[Stretch]:
     """One stretch per document."""
     length = documents.shape[1]
     ends = boundaries(documents).tolist()
+    seen = None if earlier is None else earlier.flatten().tolist()
     stretches: list[Stretch] = []
     for start, end in pairwise(ends):
         row = start // length
         begin = start % length
-        stretches.append(Stretch(row, row + 1, begin, begin + end - start))
+        before = 0 if seen is None else seen[start]
+        stretches.append(Stretch(row, row + 1, begin, begin + end - start, before))
     return stretches
 
 
-def _size(q: torch.Tensor, keep: bool) -> int:
+def _size(q: torch.Tensor, k: torch.Tensor, keep: bool) -> int:
     """Numbers that the weights of all blocks have at most, or those of the largest one."""
     batch, length, heads, _ = q.shape
+    before = k.shape[1] - length
     size = block_size(length, q.dtype)
     # Of a row that is one document.
     sizes: list[int] = []
     for start in range(0, length, size):
         end = min(start + size, length)
-        sizes.append(_aligned(heads * (end - start) * end))
+        sizes.append(_aligned(heads * (end - start) * (before + end)))
     if not keep:
         return batch * max(sizes)
     # Several documents have less in them, but each of their blocks is aligned: in short rows of few
@@ -260,9 +274,10 @@ def _(
     k: torch.Tensor,
     v: torch.Tensor,
     documents: torch.Tensor | None,
+    earlier: torch.Tensor | None,
     keep: bool,
 ) -> Any:
-    return q.new_empty(q.shape), q.new_empty(_size(q, keep) if keep else 0)
+    return q.new_empty(q.shape), q.new_empty(_size(q, k, keep) if keep else 0)
 
 
 @gradients.register_fake
@@ -273,11 +288,11 @@ def _(gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[:4], output[1])
+    ctx.save_for_backward(*inputs[:5], output[1])
 
 
 def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-    return (*gradients(gradient, *ctx.saved_tensors), None, None)
+    return (*gradients(gradient, *ctx.saved_tensors), None, None, None)
 
 
 attend.register_autograd(_backward, setup_context=_setup)

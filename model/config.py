@@ -27,6 +27,9 @@ SIZES = (
 )
 # Largest value of a size: products of two can be counted.
 LARGEST = 2**31 - 1
+# Tokens of a text that all of its segments see, with attend_previous_segment: the number of Xiao et
+# al. 2023, arXiv 2309.17453.
+ATTENTION_SINKS = 4
 
 # Parameters with a row per token of the vocabulary, and rows that pad it.
 BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
@@ -81,6 +84,9 @@ class LlamaConfig:
         memory_maps: the memory's queries and keys are affine maps of those of local attention, with
             weights of their own per head, see `infini_attention.HeadMaps`. Not in the paper.
             Without effect on other attention.
+        attend_previous_segment: a segment's attention is also over the segment before it and the
+            text's first tokens, see `attention_sinks`; its memory holds the segments before those.
+            Not in the paper. Without effect on softmax.
 
     Raises:
         ValueError: heads do not divide the width or each other, or a field has a value outside its
@@ -110,6 +116,7 @@ class LlamaConfig:
     memory_write_jitter: float = 1.0
     memory_layers: tuple[int, ...] | None = None
     memory_maps: bool = False
+    attend_previous_segment: bool = False
     head_dim: int | None = None
     pad_vocab_to_multiple_of: int = 1
 
@@ -123,7 +130,7 @@ class LlamaConfig:
             value = getattr(self, field)
             if not is_number(value) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
-        for field in ("tie_word_embeddings", "memory_maps"):
+        for field in ("tie_word_embeddings", "memory_maps", "attend_previous_segment"):
             value = getattr(self, field)
             if not isinstance(value, bool):
                 raise ValueError(f"{field}={value!r} is neither true nor false")
@@ -188,6 +195,39 @@ class LlamaConfig:
     def attended_tokens(self, length: int) -> int:
         """Tokens inside which softmax attention is computed, in rows of `length` tokens."""
         return length if self.attention == "softmax" else min(length, self.segment_length)
+
+    @property
+    def sees_previous_segment(self) -> bool:
+        """Whether there are segments, and each sees the one before it."""
+        return self.attention != "softmax" and self.attend_previous_segment
+
+    @property
+    def attention_sinks(self) -> int:
+        """First tokens of a text that all of its segments see; 0 where segments see no other."""
+        return min(ATTENTION_SINKS, self.segment_length) if self.sees_previous_segment else 0
+
+    @property
+    def attended_segments(self) -> int:
+        """Segments that attention is over. The memory that it reads holds those before them."""
+        return 2 if self.sees_previous_segment else 1
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens of a text up to the first that reads a memory."""
+        return self.attended_segments * self.segment_length
+
+    def attended_pairs(self, length: int) -> float:
+        """Pairs of a query and a key of softmax attention in a row of `length` tokens.
+
+        Pairs that a causal mask hides are not counted.
+        """
+        size = self.attended_tokens(length)
+        full, tail = divmod(length, size)
+        pairs = full * size * (size + 1) / 2 + tail * (tail + 1) / 2
+        if self.sees_previous_segment:
+            pairs += (length - size) * size
+            pairs += max(0, length - 2 * size) * self.attention_sinks
+        return pairs
 
     @property
     def layers_with_memory(self) -> tuple[int, ...]:
@@ -303,25 +343,26 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
 
     Causal pairs alone are counted, each 2 d for Q K^T and 2 d for A V per query head. The memory:
     2 d (d + 1) per token and query head to read (numerator and denominator), 2 d d per token and
-    key-value head to write; the first segment does not read, the last does not write. A delta
+    key-value head to write; the first segment does not read, the last does not write (with
+    attend_previous_segment the first two and the last two). A delta
     update adds 2 d (d + 1) per written token and 2 d^3 per segment and key-value head. Maps add
     2 d d per token and head that reads or writes.
     """
     size = config.head_size
-    window = config.attended_tokens(sequence_length)
+    segment = config.attended_tokens(sequence_length)
     layers = config.num_hidden_layers - first_layer
     memories = sum(layer >= first_layer for layer in config.layers_with_memory)
-    full, tail = divmod(sequence_length, window)
-    pairs = full * window * (window + 1) / 2 + tail * (tail + 1) / 2
+    pairs = config.attended_pairs(sequence_length)
     local = 4.0 * size * config.num_attention_heads * pairs
-    writing = full if tail else full - 1  # segments
+    reading = max(0, sequence_length - config.attended_segments * segment)  # tokens
+    writing = -(-reading // segment)  # segments
     mapped = size if config.memory_maps else 0
     per_query = size + 1 + mapped
-    read = 2.0 * size * per_query * config.num_attention_heads * (sequence_length - window)
-    write = 2.0 * size * (size + mapped) * config.num_key_value_heads * writing * window
+    read = 2.0 * size * per_query * config.num_attention_heads * reading
+    write = 2.0 * size * (size + mapped) * config.num_key_value_heads * writing * segment
     # The first segment that writes finds nothing that it could take out.
     if config.memory_update != "linear" and writing > 1:
-        taken_out = window * (size + 1) + size * size
+        taken_out = segment * (size + 1) + size * size
         write += 2.0 * size * config.num_key_value_heads * (writing - 1) * taken_out
     return layers * local + memories * (read + write)
 

@@ -77,7 +77,13 @@ NOT_STORED = {"pad_vocab_to_multiple_of"}
 # Without effect on what a trained model computes, so that leaving them out loses nothing.
 TRAINING = {"hidden_dropout", "memory_write_jitter"}
 # Of attention in segments: without effect on softmax, and covered by naming the other attention.
-SEGMENTS = {"segment_length", "memory_update", "memory_layers", "memory_maps"}
+SEGMENTS = {
+    "segment_length",
+    "memory_update",
+    "memory_layers",
+    "memory_maps",
+    "attend_previous_segment",
+}
 # Endings of the names of weights that a memory adds to the attention of a layer.
 OF_MEMORY = (
     ".self_attn.gate",

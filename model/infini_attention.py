@@ -8,12 +8,15 @@ It is that of Munkhdalai et al. 2024, arXiv 2404.07143.
 # pyright: reportConstantRedefinition=false
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from infini_llama.model.attention import Attention, KeyValues, Shape
+from infini_llama.model.backends import causal_attention
 from infini_llama.model.config import LlamaConfig, MemoryUpdate
 from infini_llama.model.context import shared_memories
 from infini_llama.model.layout import Rows, Segments
@@ -42,52 +45,152 @@ class HeadMaps(nn.Module):
         return turned + self.shift.to(wide)[:, None]
 
 
+class Earlier(NamedTuple):
+    """What a segment sees of the tokens before it, in a state: the sinks, then the segment before.
+
+    Attributes:
+        k, v: [B, Hkv, sinks + N, d], rotated to their positions before the segment.
+        plain_k: of the segment before [B, Hkv, N, d], not rotated.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    plain_k: torch.Tensor
+
+
 class SegmentState(KeyValues):
     """State of one layer during generation; its size does not depend on how much was read.
 
-    The current segment's keys and values, rotated; row b has completed segments[b] before it.
+    The current segment's keys and values, rotated; row b has completed segments[b] before it. With
+    `sinks` also those of the tokens before it that it sees, and the current segment's keys as they
+    are, which are rotated again once it is the segment before.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        sinks: int = 0,
+    ) -> None:
         super().__init__(shape, dtype, device)
-        self.segments = [0] * shape[0]
+        batch, heads, length, size = shape
+        self.segments = [0] * batch
+        self.sinks = sinks
+        self.plain_k: torch.Tensor | None = None
+        self.earlier: Earlier | None = None
+        if sinks:
+            self.plain_k = torch.zeros_like(self.k)
+            seen = (batch, heads, sinks + length, size)
+            self.earlier = Earlier(
+                k=torch.zeros(seen, dtype=dtype, device=device),
+                v=torch.zeros(seen, dtype=dtype, device=device),
+                plain_k=torch.zeros_like(self.k),
+            )
 
     def set_row(self, row: int, other: KeyValues) -> None:
         super().set_row(row, other)
         assert isinstance(other, SegmentState)
         self.segments[row] = other.segments[0]
+        if self.plain_k is not None and other.plain_k is not None:
+            self.plain_k[row] = other.plain_k[0]
+        if self.earlier is not None and other.earlier is not None:
+            for kept, theirs in zip(self.earlier, other.earlier, strict=True):
+                kept[row] = theirs[0]
 
     def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
-        """Keep what a memory needs of the next tokens' keys k [B, Hkv, t, d], not rotated."""
+        """Keep the next tokens' keys k [B, Hkv, t, d] as they are, where that is needed."""
+        if self.plain_k is None:
+            return
+        if places.ndim == 1:
+            self.plain_k[:, :, places] = k
+        else:
+            row = torch.arange(len(places), device=k.device)[:, None]
+            self.plain_k[row, :, places] = k.transpose(1, 2)
 
-    def restart(
+    def restart(self, row: int, plain_k: torch.Tensor) -> None:
+        """Begin a segment of a row with the keys [Hkv, rest, d] of its tokens, not rotated."""
+        if self.plain_k is not None:
+            self.plain_k[row, :, : plain_k.shape[1]] = plain_k
+
+    def keep_full(self, full: list[int], rotary: Rotary) -> None:
+        """Make the current segments of these rows, which are full, the segments before."""
+        if self.earlier is None or self.plain_k is None:
+            return
+        for row in full:
+            if not self.segments[row]:
+                self.keep_sinks(row, self.plain_k[row], self.v[row], rotary)
+            self.keep_segment(row, self.plain_k[row], self.v[row], rotary)
+
+    def keep_sinks(self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary) -> None:
+        """Keep the sinks of a row from k, v [Hkv, N, d] of its first segment, k not rotated."""
+        assert self.earlier is not None
+        turn = rotary.last(self.earlier.k.shape[2]).first(self.sinks).turn
+        self.earlier.k[row, :, : self.sinks] = turn(k[:, : self.sinks])
+        self.earlier.v[row, :, : self.sinks] = v[:, : self.sinks]
+
+    def keep_segment(self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary) -> None:
+        """Keep k, v [Hkv, N, d] of the segment that a row has completed, k not rotated."""
+        assert self.earlier is not None
+        self.earlier.k[row, :, self.sinks :] = rotary.last(k.shape[1]).turn(k)
+        self.earlier.v[row, :, self.sinks :] = v
+        self.earlier.plain_k[row] = k
+
+    def attend(
         self,
-        row: int,
-        plain_k: torch.Tensor,
-        after: Memory | None,
-        completed: int,
-    ) -> None:
-        """Keep what a memory needs once whole segments of a row and a rest were read.
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: list[int] | None,
+    ) -> torch.Tensor:
+        """Append the next tokens' k, v [B, Hkv, t, d], and attend to all that they see.
 
-        Args:
-            plain_k: the rest's keys [Hkv, rest, d].
-            completed: number of whole segments.
+        Returns:
+            attention [B, H, t, d].
         """
+        if self.earlier is None or not any(self.segments):
+            return super().attend(q, k, v, lengths)
+        length = q.shape[2]
+        size = self.k.shape[2]
+        places = self.positions(length)
+        self.append(k, v, lengths)
+        reach = max(self.filled)
+        begin = self.sinks if max(self.segments) == 1 else 0  # nothing is before that
+        k = torch.cat((self.earlier.k[:, :, begin:], self.k[:, :, :reach]), dim=2)
+        v = torch.cat((self.earlier.v[:, :, begin:], self.v[:, :, :reach]), dim=2)
+        gqa = q.shape[1] != k.shape[1]
+        number = [(0, size, self.sinks + size)[min(done, 2)] for done in self.segments]
+        if length == 1 and self.together() and min(number) == max(number):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=gqa)
+        before = k.shape[2] - reach
+        least = before - torch.tensor(number, device=q.device)
+        # [B or 1, t, E + reach]: of the earlier tokens the last ones, of the segment's those so far
+        index = torch.arange(before + reach, device=q.device)
+        seen = (index >= least[:, None, None]) & (index <= before + places[..., None])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=gqa)
 
 
 class InfiniState(SegmentState):
     """A SegmentState and a memory.
 
     Of the current segment also its keys as they are, which are written to memory when it is full,
-    and M, z of the completed ones, which stay as they are during a segment, as every query of it
-    reads them.
+    or, with sinks, when the one after it is, and M, z of the segments before. These stay as they
+    are during a segment, as every query of it reads them. The memory of row b holds written[b]
+    segments.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(shape, dtype, device)
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        sinks: int = 0,
+    ) -> None:
+        super().__init__(shape, dtype, device, sinks)
         batch, heads, _, size = shape
         wide = torch.promote_types(dtype, torch.float32)
         self.plain_k = torch.zeros_like(self.k)
+        self.written = [0] * batch
         self.memory = Memory(
             torch.zeros(batch, heads, size, size, dtype=wide, device=device),
             torch.zeros(batch, heads, size, dtype=wide, device=device),
@@ -96,28 +199,19 @@ class InfiniState(SegmentState):
     def set_row(self, row: int, other: KeyValues) -> None:
         super().set_row(row, other)
         assert isinstance(other, InfiniState)
-        self.plain_k[row] = other.plain_k[0]
         self.memory.M[row] = other.memory.M[0]
         self.memory.z[row] = other.memory.z[0]
+        self.written[row] = other.written[0]
 
-    def keep_plain(self, k: torch.Tensor, places: torch.Tensor) -> None:
-        if places.ndim == 1:
-            self.plain_k[:, :, places] = k
-        else:
-            row = torch.arange(len(places), device=k.device)[:, None]
-            self.plain_k[row, :, places] = k.transpose(1, 2)
+    def current(self, full: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, as they are, and values [rows, Hkv, N, d] of the current segments of these rows."""
+        assert self.plain_k is not None
+        return self.plain_k[full], self.v[full]
 
-    def restart(
-        self,
-        row: int,
-        plain_k: torch.Tensor,
-        after: Memory | None,
-        completed: int,
-    ) -> None:
-        self.plain_k[row, :, : plain_k.shape[1]] = plain_k
-        if completed and after is not None:
-            self.memory.M[row] = after.M[row, completed - 1]
-            self.memory.z[row] = after.z[row, completed - 1]
+    def before(self, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of the segments before, which are kept with sinks only."""
+        assert self.earlier is not None
+        return self.earlier.plain_k[rows], self.earlier.v[rows, :, self.sinks :]
 
 
 class SegmentAttention(Attention):
@@ -125,11 +219,16 @@ class SegmentAttention(Attention):
 
     Each segment has positions from 0. A row of one segment at most is plain causal attention,
     exactly.
+
+    With `attend_previous_segment` a segment also sees the one before it, at the positions that end
+    with -1, and the first tokens of the text (attention sinks: Xiao et al. 2023, arXiv 2309.17453),
+    at the positions right before those.
     """
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__(config, backend)
         self.segment_length = config.segment_length
+        self.sinks = config.attention_sinks
 
     def forward(self, x: torch.Tensor, rows: Rows | Segments) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
@@ -157,7 +256,8 @@ class SegmentAttention(Attention):
 
         Returns:
             the heads' outputs [B, H, T, d], and of a layer with a memory and a state the memories
-            after each segment [B, S, …], of which that of a ragged one has padding in it.
+            after each segment that is written [B, S, …], of which that of a ragged one has padding
+            in it.
         """
         length = q.shape[2]
         size = min(self.segment_length, length)
@@ -167,16 +267,143 @@ class SegmentAttention(Attention):
             q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
         # [B, h, S N, d] to [B, S, h, N, d]
         q, k, v = (x.unflatten(2, (count, size)).transpose(1, 2) for x in (q, k, v))
-        turn = layout.rotary.first(size).turn
-        local = self.softmax(
-            turn(q).flatten(0, 1),
-            turn(k).flatten(0, 1),
-            v.flatten(0, 1),
-            layout,
-        )
-        heads, after = self.with_memory(q, k, v, local.unflatten(0, (-1, count)), layout, state)
+        completed = 0 if state is None else state.segments[0]
+        if self.sinks and completed + count > 1:
+            local = self._over_segments_before(q, k, v, layout, state)
+        else:
+            turn = layout.rotary.first(size).turn
+            local = self.softmax(
+                turn(q).flatten(0, 1),
+                turn(k).flatten(0, 1),
+                v.flatten(0, 1),
+                layout,
+            ).unflatten(0, (-1, count))
+        heads, after = self.with_memory(q, k, v, local, layout, state)
         # Joined as [B, S N, H, d], so that the output projection reads it without another copy.
         return heads.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2), after
+
+    def _over_segments_before(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layout: Segments,
+        state: SegmentState | None,
+    ) -> torch.Tensor:
+        """Local attention [B, S, H, N, d] of segments that see the one before and the sinks.
+
+        Args:
+            q, k, v: [B, S, h, N, d], not rotated.
+        """
+        count = q.shape[1]
+        completed = 0 if state is None else state.segments[0]
+        turn = layout.rotary.first(q.shape[3]).turn
+        turned_q = turn(q)
+        turned_k = turn(k)
+        before_k, before_v = self._segments_before(k, v, layout.rotary, state)
+        # The first segment of a text sees itself; the second one the first, too; others also sinks.
+        first = min(count, max(0, 1 - completed))
+        second = min(count, max(0, 2 - completed))
+        parts: list[torch.Tensor] = []
+        for begin, end, has_before in ((0, first, False), (first, second, True)):
+            if begin == end:
+                continue
+            here = slice(begin, end)
+            keys = [turned_k[:, here]]
+            values = [v[:, here]]
+            if has_before:
+                place = slice(begin - first, end - first)
+                keys.insert(0, before_k[:, place])
+                values.insert(0, before_v[:, place])
+            parts.append(self._rectangle(turned_q[:, here], keys, values, layout, here))
+        if second < count:
+            here = slice(second, count)
+            sinks_k, sinks_v = self._sinks(k, v, layout, state, here)
+            place = slice(second - first, count - first)
+            keys = [sinks_k, before_k[:, place], turned_k[:, here]]
+            values = [sinks_v, before_v[:, place], v[:, here]]
+            parts.append(self._rectangle(turned_q[:, here], keys, values, layout, here))
+        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3)
+
+    def _segments_before(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotary: Rotary,
+        state: SegmentState | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys, and values [B, S, Hkv, N, d] of the segment before each that has one."""
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        if state is not None and state.earlier is not None and state.segments[0]:
+            keys.append(state.earlier.k[:, None, :, self.sinks :])
+            values.append(state.earlier.v[:, None, :, self.sinks :])
+        if k.shape[1] > 1:
+            keys.append(rotary.last(self.segment_length).turn(k[:, :-1]))
+            values.append(v[:, :-1])
+        return torch.cat(keys, dim=1), torch.cat(values, dim=1)
+
+    def _sinks(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layout: Segments,
+        state: SegmentState | None,
+        here: slice,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys, and values [B, S, Hkv, sinks, d] of the sinks of the segments `here`."""
+        number = here.stop - here.start
+        shape = (-1, number, -1, -1, -1)
+        if state is not None and state.earlier is not None and state.segments[0]:
+            sinks_k = state.earlier.k[:, None, :, : self.sinks]
+            sinks_v = state.earlier.v[:, None, :, : self.sinks]
+            return sinks_k.expand(shape), sinks_v.expand(shape)
+        turn = layout.rotary.last(self.sinks + self.segment_length).first(self.sinks).turn
+        if layout.sinks is None:
+            sinks_k = turn(k[:, :1, :, : self.sinks])
+            sinks_v = v[:, :1, :, : self.sinks]
+            return sinks_k.expand(shape), sinks_v.expand(shape)
+        # A product and no index: its backward pass adds in the same order each time.
+        chosen = layout.sinks[:, here].flatten(1, 2)[:, None]
+        with torch.autocast(k.device.type, enabled=False):
+            sinks_k, sinks_v = (
+                (chosen.to(x.dtype) @ x.transpose(1, 2).flatten(2, 3))
+                .unflatten(2, (number, self.sinks))
+                .transpose(1, 2)
+                for x in (k, v)
+            )
+        return turn(sinks_k), sinks_v
+
+    def _rectangle(
+        self,
+        q: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        layout: Segments,
+        here: slice,
+    ) -> torch.Tensor:
+        """Attention [B, S, H, N, d] of the segments `here` over keys that stand one after another.
+
+        Args:
+            q: [B, S, H, N, d] of these segments, rotated.
+            keys, values: [B, S, Hkv, …, d], the last ones of the segments themselves.
+        """
+        documents = None
+        earlier = None
+        if layout.documents is not None and layout.earlier is not None:
+            documents = layout.documents.unflatten(0, (len(q), -1))[:, here].flatten(0, 1)
+            earlier = layout.earlier[:, here].flatten(0, 1) if len(keys) > 1 else None
+        found = causal_attention(
+            q.flatten(0, 1),
+            torch.cat(keys, dim=3).flatten(0, 1),
+            torch.cat(values, dim=3).flatten(0, 1),
+            documents,
+            self.backend,
+            self.dropout if self.training else 0.0,
+            keep_weights=self.keep_weights,
+            earlier=earlier,
+        )
+        return found.unflatten(0, (len(q), -1))
 
     def with_memory(
         self,
@@ -201,9 +428,20 @@ class SegmentAttention(Attention):
         return local
 
     def write_full(self, full: list[int], state: SegmentState) -> None:
-        """Write the current segments of these rows, which are full, to the state's memory.
+        """Write to the state's memory as the current segments of these rows are full.
 
         Here there is none.
+        """
+
+    def keep_memory(
+        self, row: int, completed: int, after: Memory | None, state: SegmentState
+    ) -> None:
+        """Keep the memory of a row once so many whole segments more were read.
+
+        Here there is none.
+
+        Args:
+            after: of `attend`.
         """
 
     def read(
@@ -268,6 +506,7 @@ class SegmentAttention(Attention):
             heads = self.with_state(q, heads, state)
             if full:
                 self.write_full(full, state)
+        state.keep_full(full, rotary)
         for row in full:
             state.filled[row] = 0
             state.segments[row] += 1
@@ -293,14 +532,20 @@ class SegmentAttention(Attention):
             tail = slice(completed * self.segment_length, length)
             state.k[row, :, :rest] = rotary.first(rest).turn(k[row, :, tail])
             state.v[row, :, :rest] = v[row, :, tail]
-            state.restart(row, k[row, :, tail], after, completed)
+            state.restart(row, k[row, :, tail])
+            self.keep_memory(row, completed, after, state)
+            if self.sinks and completed:
+                if not state.segments[row]:
+                    state.keep_sinks(row, k[row], v[row], rotary)
+                last = slice(tail.start - self.segment_length, tail.start)
+                state.keep_segment(row, k[row, :, last], v[row, :, last], rotary)
             state.filled[row] = rest
             state.segments[row] += completed
         return heads
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state, which has room for any number of tokens, whatever `capacity` is."""
-        return self.empty(SegmentState, batch, self.segment_length)
+        return self.empty(partial(SegmentState, sinks=self.sinks), batch, self.segment_length)
 
 
 class InfiniAttention(SegmentAttention):
@@ -311,13 +556,15 @@ class InfiniAttention(SegmentAttention):
     With `memory_maps` what it writes and reads goes through maps of keys and queries first.
 
     Each segment but the last writes to memory, and the running sum of that is what the next one
-    reads, so the first reads nothing and its gate is left out. Where `uses_memory` is False the
-    memory is left out.
+    reads, so the first reads nothing and its gate is left out. With `attend_previous_segment` the
+    memory lags by one more: the first two read nothing, and the last two write nothing. Where
+    `uses_memory` is False the memory is left out.
     """
 
     def __init__(self, config: LlamaConfig, backend: str = "sdpa") -> None:
         super().__init__(config, backend)
         self.update: MemoryUpdate = config.memory_update
+        self.lag = config.attended_segments  # from a segment to the first that reads it
         self.uses_memory = True
         self.observer: Observer | None = None
         # A tensor, so that compiled code need not change with it.
@@ -341,9 +588,10 @@ class InfiniAttention(SegmentAttention):
         if not self.uses_memory:
             return local, None
         with torch.autocast(q.device.type, enabled=False):
-            before = state.memory if isinstance(state, InfiniState) and state.segments[0] else None
+            before = state.memory if isinstance(state, InfiniState) and state.written[0] else None
             count = k.shape[1]
-            writing = count if state is not None else count - 1
+            waiting = self._waiting(state)
+            writing = max(0, count - self.lag + (state is not None))
             after = None
             all_writes = self._jittered(layout.writes, k) if self.training else layout.writes
             if layout.context is not None:
@@ -355,16 +603,24 @@ class InfiniAttention(SegmentAttention):
                     layout.keeps,
                     all_writes,
                 )
+            elif waiting is not None:
+                keys, values = (part[:, None] for part in waiting)
+                if writing:
+                    keys = torch.cat((keys, k[:, :writing]), dim=1)
+                    values = torch.cat((values, v[:, :writing]), dim=1)
+                after = memories(self.memory_k(keys), values, self.update, before)
             elif writing:
                 keeps = None if layout.keeps is None else layout.keeps[:, :writing]
                 writes = None if all_writes is None else all_writes[:, :writing]
                 keys = self.memory_k(k[:, :writing])
                 after = memories(keys, v[:, :writing], self.update, before, keeps, writes)
-            first = 0 if before is not None else 1  # the first segment that has something to read
+            # From a segment to the first of these that reads the memory after it; and that segment.
+            lag = self.lag if waiting is None else self.lag - 1
+            first = lag if before is None else lag - 1
             parts = [local[:, :first]]
             if after is not None and first < count:
-                M = after.M[:, : count - 1]
-                z = after.z[:, : count - 1]
+                M = after.M[:, : count - lag]
+                z = after.z[:, : count - lag]
                 if before is not None:
                     M = torch.cat((before.M[:, None], M), dim=1)
                     z = torch.cat((before.z[:, None], z), dim=1)
@@ -374,6 +630,12 @@ class InfiniAttention(SegmentAttention):
                     self.observer(local[:, first:], retrieved, M)
                 parts.append(mix(local[:, first:], retrieved, self.gate, reads))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
+
+    def _waiting(self, state: SegmentState | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values of the segment before, where that is not in the state's memory yet."""
+        if self.lag == 1 or not isinstance(state, InfiniState) or not state.segments[0]:
+            return None
+        return state.before([*range(len(state.segments))])
 
     def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
         """`writes` [B, S, N] times a random factor per row and segment.
@@ -399,28 +661,43 @@ class InfiniAttention(SegmentAttention):
         self.write_range.fill_(math.log(most))
 
     def with_state(self, q: torch.Tensor, local: torch.Tensor, state: SegmentState) -> torch.Tensor:
-        if not isinstance(state, InfiniState) or not any(state.segments):
+        if not isinstance(state, InfiniState) or not any(state.written):
             return local
         reads = None
-        if not all(state.segments):
-            completed = torch.tensor(state.segments, device=q.device)
-            reads = completed[:, None].expand(-1, q.shape[2]) > 0
+        if not all(state.written):
+            written = torch.tensor(state.written, device=q.device)
+            reads = written[:, None].expand(-1, q.shape[2]) > 0
         return mix(local, retrieve(self.memory_q(q), *state.memory), self.gate, reads)
 
     def write_full(self, full: list[int], state: SegmentState) -> None:
         if not isinstance(state, InfiniState):
             return
-        keeps = torch.tensor([[state.segments[row] > 0] for row in full], device=state.k.device)
-        before = Memory(state.memory.M[full], state.memory.z[full])
-        after = memories(
-            self.memory_k(state.plain_k[full][:, None]),
-            state.v[full][:, None],
-            self.update,
-            before,
-            keeps,
-        )
-        state.memory.M[full] = after.M[:, 0]
-        state.memory.z[full] = after.z[:, 0]
+        rows = full
+        if self.lag > 1:
+            rows = [row for row in full if state.segments[row]]
+        if not rows:
+            return
+        k, v = state.current(rows) if self.lag == 1 else state.before(rows)
+        keeps = torch.tensor([[state.written[row] > 0] for row in rows], device=state.k.device)
+        before = Memory(state.memory.M[rows], state.memory.z[rows])
+        after = memories(self.memory_k(k[:, None]), v[:, None], self.update, before, keeps)
+        state.memory.M[rows] = after.M[:, 0]
+        state.memory.z[rows] = after.z[:, 0]
+        for row in rows:
+            state.written[row] += 1
+
+    def keep_memory(
+        self, row: int, completed: int, after: Memory | None, state: SegmentState
+    ) -> None:
+        if not isinstance(state, InfiniState) or after is None:
+            return
+        written = max(0, state.segments[row] + completed + 1 - self.lag)
+        place = written - state.written[row] - 1
+        if place < 0:
+            return
+        state.memory.M[row] = after.M[row, place]
+        state.memory.z[row] = after.z[row, place]
+        state.written[row] = written
 
     def write(self, x: torch.Tensor, state: KeyValues) -> None:
         """Read whole segments x [B, n N, hidden_size] whose outputs are not needed.
@@ -432,13 +709,14 @@ class InfiniAttention(SegmentAttention):
         _, k, v = self.project(x)
         k, v = (part.unflatten(2, (-1, self.segment_length)).transpose(1, 2) for part in (k, v))
         with torch.autocast(x.device.type, enabled=False):
-            before = state.memory if state.segments[0] else None
+            before = state.memory if state.written[0] else None
             after = memories(self.memory_k(k), v, self.update, before)
         state.memory.M[:] = after.M[:, -1]
         state.memory.z[:] = after.z[:, -1]
         state.segments = [segments + k.shape[1] for segments in state.segments]
+        state.written = [*state.segments]
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state; without a memory if that is not used."""
         kind = InfiniState if self.uses_memory else SegmentState
-        return self.empty(kind, batch, self.segment_length)
+        return self.empty(partial(kind, sinks=self.sinks), batch, self.segment_length)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.context import Context
-from infini_llama.model.rope import Rotary, rotary
+from infini_llama.model.rope import Rotary, rotary, segment_rotary
 
 PADDING = -1
 
@@ -37,15 +37,19 @@ class Segments(NamedTuple):
     The last one is filled up with padding.
 
     Attributes:
-        rotary: of the positions 0 … N - 1 in a segment.
+        rotary: of `segment_rotary`, of the positions 0 … N - 1 in a segment first.
         documents: [B * S, N], or None without documents; what follows is then None, too.
         boundaries: as in Rows, of the documents inside segments.
         writes: [B, S, N], tokens that may be written to memory: those of the segment's last
             document.
         keeps: [B, S], whether a segment ends in the document that the one before ended in: its
             memory continues, else it starts anew.
-        reads: [B, S, N], tokens that may read: those of the document that the segment before ended
-            in.
+        reads: [B, S, N], tokens that may read: those of the document that the last segment in
+            their memory ended in.
+        earlier: [B, S, N], with attend_previous_segment: how many tokens of other segments a token
+            sees, those of its document in the segment before and of the document's sinks.
+        sinks: [B, S, sinks, S * N], 1 for the token of the row that each sink is, else 0. Sinks
+            that are in the segment before are left out: the others are the last ones.
         context: the ranks that share each row, of whose S segments all of this are; None: this rank
             alone has them.
     """
@@ -56,6 +60,8 @@ class Segments(NamedTuple):
     writes: torch.Tensor | None = None
     keeps: torch.Tensor | None = None
     reads: torch.Tensor | None = None
+    earlier: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
     context: Context | None = None
 
 
@@ -137,7 +143,7 @@ def segments(
     alone, so that starting anew in a document would change nothing.
     """
     size = min(config.segment_length, shape[1])
-    tables = rotary(torch.arange(size, device=like.device), config, like.dtype)
+    tables = segment_rotary(config, size, like.device, like.dtype)
     if documents is None:
         return Segments(
             rotary=tables,
@@ -150,25 +156,52 @@ def segments(
     documents = F.pad(documents, (0, count * whole - length), value=PADDING)
     ends = _last_document(documents).unflatten(1, (count, whole))[:, :, -1]  # [B, S]
     cut = documents.unflatten(1, (count, whole))
-    before = F.pad(ends[:, :-1], (1, 0), value=PADDING)
+    before = F.pad(ends, (1, 0), value=PADDING)[:, :count]
+    in_memory = F.pad(ends, (config.attended_segments, 0), value=PADDING)[:, :count]
     if context is not None:
         share = context.segments(length, whole)
         own = slice(context.place * share, (context.place + 1) * share)
         ends = ends[:, own]
         before = before[:, own]
+        in_memory = in_memory[:, own]
         cut = cut[:, own, :size]
     # Of one segment; a row's documents may all begin in the same one, which no bound of the row can
     # exclude.
     most = None if most_documents is None else min(most_documents + 1, size)
+    earlier = None
+    sinks = None
+    if config.sees_previous_segment:
+        earlier, sinks = _earlier_tokens(documents, size, config.attention_sinks, like.dtype)
     return Segments(
         rotary=tables,
         documents=cut.flatten(0, 1),
         boundaries=boundaries(cut.flatten(0, 1), most) if by_boundaries else None,
         writes=(cut == ends[:, :, None]) & (cut != PADDING),
         keeps=(ends == before) & (before != PADDING),
-        reads=(cut == before[:, :, None]) & (cut != PADDING),
+        reads=(cut == in_memory[:, :, None]) & (cut != PADDING),
+        earlier=earlier,
+        sinks=sinks,
         context=context,
     )
+
+
+def _earlier_tokens(
+    documents: torch.Tensor,
+    size: int,
+    sinks: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`earlier` and `sinks` of Segments, for `documents` [B, S N] of segments of `size` tokens."""
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = (places - positions(documents)).unflatten(1, (-1, size))  # of each token's document
+    segment = places[::size, None]
+    before = segment - size
+    of_sinks = (before - begins).clamp(0, sinks)
+    of_segment_before = (segment - begins).clamp(0, size)
+    number = torch.arange(sinks, device=documents.device) - sinks + of_sinks[:, :, :1]
+    tokens = torch.where(number >= 0, begins[:, :, :1] + number, -1)  # [B, S, sinks]
+    chosen = tokens[..., None] == places
+    return of_segment_before + of_sinks, chosen.to(dtype)
 
 
 def _all_but_the_first(

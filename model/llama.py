@@ -19,7 +19,7 @@ from infini_llama.model.infini_attention import InfiniAttention, SegmentAttentio
 from infini_llama.model.layers import MLP, Checkpointing, RMSNorm, checkpointed
 from infini_llama.model.layout import Rows, Segments, rows, segments
 from infini_llama.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from infini_llama.model.rope import Rotary, rotary, scaled_frequencies
+from infini_llama.model.rope import Rotary, rotary, scaled_frequencies, segment_rotary
 
 PIECE = 4096  # tokens of a text that are read at a time
 
@@ -244,7 +244,7 @@ class Llama(nn.Module):
         several ranks share, and documents those of whole rows.
 
         Raises:
-            ValueError: a context for a model whose attention is over whole rows.
+            ValueError: a context for a model whose attention is not inside segments alone.
         """
         return self.hidden_from_embeddings(self.model.embed_tokens(input_ids), documents, context)
 
@@ -261,6 +261,11 @@ class Llama(nn.Module):
         """
         by_boundaries = self.attention_backend in BY_BOUNDARIES
         most = self.most_documents if self.training else None
+        if context is not None and self.config.sees_previous_segment:
+            raise ValueError(
+                "attend_previous_segment does not support context parallelism; "
+                "use segments that see themselves alone"
+            )
         if self.config.attention != "softmax":
             layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context, most)
         elif context is None:
@@ -345,9 +350,8 @@ class Llama(nn.Module):
 
     def new_states(self, batch: int, capacity: int) -> States:
         """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
-        reach = capacity if self.config.attention == "softmax" else self.config.segment_length
         return States(
-            rotary=self._tables(reach),
+            rotary=self._tables(capacity),
             layers=[layer.self_attn.new_state(batch, capacity) for layer in self._layers()],
         )
 
@@ -366,8 +370,11 @@ class Llama(nn.Module):
         return States(self._tables(capacity), states.layers)
 
     def _tables(self, length: int) -> Rotary:
-        """Rotary tables of the first `length` positions."""
+        """Rotary tables of the first `length` positions, or of those in a segment."""
         weight = self.model.embed_tokens.weight
+        if self.config.attention != "softmax":
+            size = self.config.segment_length
+            return segment_rotary(self.config, size, weight.device, weight.dtype)
         return rotary(torch.arange(length, device=weight.device), self.config, weight.dtype)
 
     def read(
@@ -413,11 +420,13 @@ class Llama(nn.Module):
         return self.model.norm(x)
 
     def below_memory(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Input [n, N, hidden_size] of the first layer with a memory.
+        """Input [n, N, hidden_size] of the first layer that sees earlier segments.
 
         It is that of whole segments, input_ids [n, N], each by itself.
         """
         x = self.model.embed_tokens(input_ids)
+        if self.config.sees_previous_segment:
+            return x
         layout = segments(self.config, x.shape[:2], None, x)
         for layer in self._layers()[: min(self.memory_layers())]:
             x = layer(x, layout)
@@ -428,17 +437,34 @@ class Llama(nn.Module):
 
         Later tokens read what `read` would have left them: only layers with a memory keep something
         of a segment that is over, so that the others' states stay as they are, and what follows the
-        last memory's keys and values is left out.
+        last memory's keys and values is left out. With attend_previous_segment all layers keep
+        something, and nothing is left out.
 
         Args:
             x: [B, n N, hidden_size] of `below_memory`.
         """
+        if self.config.sees_previous_segment:
+            self.read_embeddings(x, states)
+            return
         layers = self._layers()
         with_memory = self.memory_layers()
         last = max(with_memory)
         for number in range(min(with_memory), last):
             x = layers[number].read(x, states.rotary, states.layers[number], None)
         with_memory[last].write(layers[last].normed(x), states.layers[last])
+
+    def unseen_segments(self, count: int) -> range:
+        """Those of a text's first `count` segments of which later tokens see nothing.
+
+        With a memory there are none. Without it they are all, or with attend_previous_segment those
+        that are neither the text's first nor at most as many segments back as there are layers.
+        """
+        if self.uses_memory():
+            return range(0)
+        if self.config.sees_previous_segment:
+            first = min(1, count)
+            return range(first, max(first, count - self.config.num_hidden_layers))
+        return range(count)
 
     def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, States]:
         """Read prompts, input_ids [B, T], in the parallel form.
@@ -453,13 +479,13 @@ class Llama(nn.Module):
         batch, length = input_ids.shape
         size = self.config.segment_length
         states = self.new_states(batch, capacity)
-        behind = 0
-        if self.config.attention != "softmax":
-            behind = (length - 1) // size * size
-        if self.uses_memory():
-            step = max(1, PIECE // size) * size
-            for start in range(0, behind, step):
-                piece = input_ids[:, start : min(start + step, behind)].reshape(-1, size)
+        count = 0 if self.config.attention == "softmax" else (length - 1) // size
+        behind = count * size
+        unseen = self.unseen_segments(count)
+        step = max(1, PIECE // size) * size
+        for first, last in ((0, unseen.start * size), (unseen.stop * size, behind)):
+            for start in range(first, last, step):
+                piece = input_ids[:, start : min(start + step, last)].reshape(-1, size)
                 x = self.below_memory(piece)
                 self.remember(x.reshape(batch, -1, self.config.hidden_size), states)
         return self.logits(self.read(input_ids[:, behind:], states)[:, -1]), states

@@ -36,6 +36,10 @@ class Rotary(NamedTuple):
         """The first `length` positions."""
         return Rotary(self.cos[:length], self.sin[:length])
 
+    def last(self, length: int) -> "Rotary":
+        """The last `length` positions."""
+        return Rotary(self.cos[-length:], self.sin[-length:])
+
 
 def rotary(positions: torch.Tensor, config: LlamaConfig, dtype: torch.dtype) -> Rotary:
     """Tables of integer positions [T], in `dtype` or fp32 if that is wider."""
@@ -44,6 +48,24 @@ def rotary(positions: torch.Tensor, config: LlamaConfig, dtype: torch.dtype) -> 
     angles = positions.to(wide)[:, None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     return Rotary(angles.cos() * scale, angles.sin() * scale)
+
+
+def segment_rotary(
+    config: LlamaConfig,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Rotary:
+    """Tables of the positions in a segment of `length` tokens.
+
+    After them stand those of the tokens before it that it sees, which end with -1: of the segment
+    before and of the sinks. A negative index is therefore that position.
+    """
+    positions = torch.arange(length, device=device)
+    if config.sees_previous_segment:
+        earlier = config.segment_length + config.attention_sinks
+        positions = torch.cat((positions, torch.arange(-earlier, 0, device=device)))
+    return rotary(positions, config, dtype)
 
 
 def scaled_frequencies(

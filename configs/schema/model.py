@@ -167,6 +167,13 @@ class ModelConfig(Section):
         "or are written. Local attention keeps its own. Matrices start as the identity, and "
         "vectors as 0, also for weights of train.init_from without them. Not in the paper.",
     )
+    attend_previous_segment: bool = fixed(
+        default=False,
+        description="Let each segment also attend to the segment before it and to the first four "
+        "tokens of its document (attention sinks). The memory that it reads then holds the "
+        "segments before those (attention: infini or local). Adds no weights, so that it can also "
+        "be set for weights of train.init_from that were trained without it. Not in the paper.",
+    )
     memory_write_jitter: Annotated[float, Field(ge=1)] = fixed(
         default=1.0,
         description="In training, what each segment writes to the memory is scaled by a random "
@@ -175,6 +182,11 @@ class ModelConfig(Section):
         "fact is then found among more text than the training sequences have: about 1/60 as many "
         "segments as this number. 1: no scaling. Not in the paper.",
     )
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens of a text up to the first that reads Infini-attention's memory."""
+        return self.segment_length * (2 if self.attend_previous_segment else 1)
 
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:
         """The fields of `model.config.LlamaConfig`: this section, and what the data decide."""
@@ -209,6 +221,11 @@ class ModelConfig(Section):
                     f"{key}={str(value).lower()} is for attention=infini, not {self.attention}; "
                     "set attention=infini, or remove it"
                 )
+        if self.attend_previous_segment and self.attention == "softmax":
+            raise ValueError(
+                "attend_previous_segment=true is for attention=infini or local, and softmax has no "
+                "segments; change one of them"
+            )
         if layers is not None and (
             layers != sorted(set(layers)) or layers[-1] >= self.num_hidden_layers
         ):

@@ -31,6 +31,11 @@ def context_problems(config: PipelineConfig) -> list[str]:
             "use infini or local, or train.context_parallel=1 with "
             "train.activation_checkpointing=full"
         ]
+    if model.attend_previous_segment:
+        problems.append(
+            f"{setting} splits sequences between segments that see no other, and "
+            "model.attend_previous_segment=true lets each see the one before it; change one of them"
+        )
     if isinstance(processes, int) and processes % size:
         problems.append(
             f"{setting} does not divide environment.nproc_per_node={processes}; change one of them"
@@ -151,12 +156,14 @@ class PipelineConfig(Section):
         problems = self._text_problems()
         if (
             self.model.attention == "infini"
-            and self.data.sequence_length <= self.model.segment_length
+            and self.data.sequence_length <= self.model.unread_tokens
         ):
+            least = f"model.segment_length={self.model.segment_length}: with one segment"
+            if self.model.attend_previous_segment:
+                least = f"2 x {least} and the one before it, which each sees,"
             problems.append(
-                f"data.sequence_length={self.data.sequence_length} must be more than "
-                f"model.segment_length={self.model.segment_length}: with one segment nothing is "
-                "ever read from Infini-attention's memory"
+                f"data.sequence_length={self.data.sequence_length} must be more than {least} "
+                "nothing is ever read from Infini-attention's memory"
             )
         problems += gate_problems(self)
         frozen = self.train.frozen_layers

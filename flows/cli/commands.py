@@ -360,6 +360,7 @@ COMMANDS = {
         ),
         option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
         option("--memory-maps", "give the memory queries and keys of its own (infini)"),
+        option("--attend-previous-segment", "segments also see the one before (infini)"),
     ),
     "serve": command(
         "start a Prefect server with UI, deployments and a worker",

@@ -30,6 +30,7 @@ from infini_llama.flows.cli.tables import as_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention, parameters
 from infini_llama.tasks.export.importing import (
+    architecture_of,
     configuration_of,
     folder_of,
     open_model,
@@ -238,7 +239,8 @@ def write_continuation(
     _refuse(output)  # before anything is downloaded
     folder = open_model(folder_of(model, None))
     heads = heads_to_read_memory(folder, attention)
-    mapping: dict[str, Any] = {**configuration_of(folder, attention, None, heads)}
+    chosen = architecture_of(folder.config, attention)
+    mapping: dict[str, Any] = {**configuration_of(folder, chosen, heads)}
     settings = PipelineConfig.model_validate(mapping).data.tokenizer
     encoder = None
     if is_given(settings):

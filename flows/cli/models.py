@@ -260,6 +260,7 @@ def import_folder(arguments: Namespace) -> Answer:
         arguments.segment_length,
         read_memory,
         arguments.memory_maps,
+        arguments.attend_previous_segment,
     )
     config = load_config(output)
     memory = estimate(config_of_run(config))[1].memory["total"]

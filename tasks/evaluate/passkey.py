@@ -19,6 +19,7 @@ import torch
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.config import LlamaConfig
+from infini_llama.model.infini_attention import InfiniState
 from infini_llama.model.llama import PIECE, Llama, States
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
@@ -241,8 +242,8 @@ class Begun:
 
     Attributes:
         states: after the segments before.
-        rest: the tokens of that segment, which has read nothing but M and z of the others; of
-            softmax attention the last token.
+        rest: the tokens of that segment, which has read nothing of the others but M, z and what
+            attend_previous_segment keeps; of softmax attention the last token.
     """
 
     asked: Asked
@@ -265,19 +266,20 @@ def begin(model: Llama, asked: Asked, after_head: States | None = None) -> Begun
         states = deepcopy(after_head)
         behind = len(asked.head)
         remember(model, islice(tokens, behind, first), states)
-    elif model.uses_memory():
-        remember(model, islice(tokens, first), states)
     elif model.config.attention == "softmax":
         for start in range(0, first, PIECE):
             read(model, list(islice(tokens, min(PIECE, first - start))), states)
     else:
-        list(islice(tokens, first))  # nothing of it reaches the last segment
+        unseen = model.unseen_segments(first // size)
+        remember(model, islice(tokens, unseen.start * size), states)
+        list(islice(tokens, len(unseen) * size))  # nothing of these reaches the last segment
+        remember(model, islice(tokens, first - unseen.stop * size), states)
     return Begun(asked, states, list(tokens))
 
 
 @torch.inference_mode()
 def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
-    """Read whole segments into a model's memory.
+    """Read whole segments into a model's memory, and what else it keeps of them.
 
     Of segments that are equal, layers below the first memory are computed once.
     """
@@ -362,6 +364,27 @@ def greedy_tokens(
     return written
 
 
+def with_memory_of(states: States, others: States) -> States:
+    """The states with the memory of others.
+
+    M and z alone are exchanged: what a segment sees of the one before it stays.
+    """
+    exchanged = deepcopy(states)
+    for state, other in zip(exchanged.layers, others.layers, strict=True):
+        if isinstance(state, InfiniState) and isinstance(other, InfiniState):
+            state.memory = other.memory
+            state.written = other.written
+    return exchanged
+
+
+def least_boundaries(config: LlamaConfig) -> int:
+    """Fewest segment boundaries that only a memory carries a fact across.
+
+    With attend_previous_segment each layer also carries it across one.
+    """
+    return config.num_hidden_layers + 1 if config.sees_previous_segment else 1
+
+
 @torch.inference_mode()
 def controls(
     model: Llama,
@@ -370,8 +393,8 @@ def controls(
 ) -> MemoryControls:
     """Whether it is M and z that hold the number.
 
-    Each text's last segment is read after another text, and after filler alone. Numbers that the
-    two texts have in common are not counted.
+    Each text's last segment is read with the memory of another text, and of filler alone. Numbers
+    that the two texts have in common are not counted.
 
     Args:
         after_head: of all texts, see `begin`.
@@ -382,10 +405,12 @@ def controls(
         answer = mine.asked.answer
         others = theirs.asked.answer
         vocab_size = mine.asked.vocab_size
-        after_filler = greedy_tokens(model, mine.rest, empty, len(answer), vocab_size)
+        of_filler = with_memory_of(mine.states, empty)
+        after_filler = greedy_tokens(model, mine.rest, of_filler, len(answer), vocab_size)
         filler += after_filler == answer
         if len(answer) == len(others) and answer != others:
-            written = greedy_tokens(model, mine.rest, theirs.states, len(answer), vocab_size)
+            of_other = with_memory_of(mine.states, theirs.states)
+            written = greedy_tokens(model, mine.rest, of_other, len(answer), vocab_size)
             pairs += 1
             own_text += written == answer
             other_text += written == others
@@ -409,8 +434,13 @@ def _measured(
         after_head: states of a model with a memory after the head that all texts share.
     """
     boundaries = None
+    is_controlled = False
     if model.config.attention != "softmax":
-        boundaries = max(asked.boundaries(model.config.segment_length) for asked in texts)
+        of_texts = [asked.boundaries(model.config.segment_length) for asked in texts]
+        boundaries = max(of_texts)
+        # Nearer facts are also seen without the memory.
+        is_controlled = not model.config.sees_previous_segment
+        is_controlled |= min(of_texts) >= least_boundaries(model.config)
 
     def result(with_memory: bool) -> PasskeyResult:
         begun = [begin(model, asked, after_head if with_memory else None) for asked in texts]
@@ -426,7 +456,7 @@ def _measured(
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
-            controls=controls(model, begun, after_head) if with_memory else None,
+            controls=controls(model, begun, after_head) if with_memory and is_controlled else None,
         )
 
     return with_and_without_memory(model, result)
@@ -521,6 +551,7 @@ def passkey_after(
         ConfigError: as `ask_across`, or the text is too short.
     """
     size = model.config.segment_length
+    ends = max(BOUNDARIES_AFTER, least_boundaries(model.config))
     text = [*in_text(encoder, HEAD, ""), *text]
     texts_by_length: dict[int, list[Asked]] = {}
     for length in sorted(lengths):
@@ -529,9 +560,7 @@ def passkey_after(
         head = text[:first]
         filler = text[first:]
         texts_by_length[length] = [
-            ask_across(
-                encoder, size, BOUNDARIES_AFTER, FORMS[facts.form](random), random, filler, head
-            )
+            ask_across(encoder, size, ends, FORMS[facts.form](random), random, filler, head)
             for _ in range(facts.samples)
         ]
         for asked in texts_by_length[length]:

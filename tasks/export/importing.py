@@ -131,6 +131,7 @@ def write_configuration(
     segment_length: int | None = None,
     heads: HeadScores | None = None,
     memory_maps: bool = False,
+    attend_previous_segment: bool = False,
 ) -> ImportedModel:
     """Write a configuration that trains from a folder's weights.
 
@@ -140,11 +141,16 @@ def write_configuration(
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
         heads: which of them get a memory; None, or if none retrieves: all.
         memory_maps: give the memory maps of its own; else it has the folder's, if any.
+        attend_previous_segment: let segments see the one before; else they do as in the folder.
 
     Raises:
-        ConfigError: `segment_length` or `memory_maps` is given for a model without segments.
+        ConfigError: `segment_length`, `memory_maps` or `attend_previous_segment` is given for a
+            model without segments.
     """
-    mapping = configuration_of(folder, attention, segment_length, heads, memory_maps)
+    chosen = architecture_of(
+        folder.config, attention, segment_length, memory_maps, attend_previous_segment
+    )
+    mapping = configuration_of(folder, chosen, heads)
     if attention == "infini" and folder.config.attention == "infini":
         mapping = to_reach_farther(mapping, tokenizer_of(folder))
     elif "memory_layers" in mapping["model"] and heads is not None:
@@ -321,8 +327,9 @@ def model_section(config: LlamaConfig) -> JsonObject:
 def architecture_of(
     chosen: LlamaConfig,
     attention: Attention | None,
-    segment_length: int | None,
-    memory_maps: bool,
+    segment_length: int | None = None,
+    memory_maps: bool = False,
+    attend_previous_segment: bool = False,
 ) -> LlamaConfig:
     """The architecture that is trained from a folder's, with the attention that is asked for.
 
@@ -336,6 +343,7 @@ def architecture_of(
             segment_length=max(1, longest_row(chosen) // 4),
             memory_layers=None,
             memory_maps=False,
+            attend_previous_segment=False,
         )
     if segment_length is not None:
         if chosen.attention == "softmax":
@@ -349,6 +357,13 @@ def architecture_of(
                 "--memory-maps is for Infini-attention; add --attention infini, or remove it."
             )
         chosen = replace(chosen, memory_maps=True)
+    if attend_previous_segment:
+        if chosen.attention == "softmax":
+            raise ConfigError(
+                "--attend-previous-segment is for Infini-attention; add --attention infini, or "
+                "remove it."
+            )
+        chosen = replace(chosen, attend_previous_segment=True)
     return chosen
 
 
@@ -359,18 +374,17 @@ def longest_row(config: LlamaConfig) -> int:
 
 def configuration_of(
     folder: Folder,
-    attention: Attention | None,
-    segment_length: int | None,
+    chosen: LlamaConfig,
     heads: HeadScores | None,
-    memory_maps: bool = False,
 ) -> dict[str, JsonObject]:
     """The configuration that trains from a folder's weights.
 
-    It has the folder's architecture in full, its tokenizer, and rates for weights that are trained
-    already.
+    It has the folder's tokenizer, and rates for weights that are trained already.
+
+    Args:
+        chosen: the architecture, of `architecture_of`.
     """
     length = longest_row(folder.config)
-    chosen = architecture_of(folder.config, attention, segment_length, memory_maps)
     if folder.untied:
         log.warning(
             "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values "

@@ -98,14 +98,15 @@ def bytes_needed(
     shards = train.shards(workers_per_node * nodes, workers_per_node)
     weights, gradients = _weight_and_gradient_bytes(model, train, shards)
     logits = _logit_bytes(model, chunk_of(config, device, tokens), tokens, number_bytes)
-    attended = None
+    seen = None
     if keeps_attention_weights:
-        attended = model.attended_tokens(config.data.sequence_length)
+        length = config.data.sequence_length
+        seen = int(model.attended_pairs(length) / length)
     return {
         "weights": weights,
         "gradients": gradients,
         "optimizer": moment_bytes(model, train) // shards,
-        "activations": _activation_bytes(model, train, tokens, number_bytes, attended, logits),
+        "activations": _activation_bytes(model, train, tokens, number_bytes, seen, logits),
         "logits": logits,
         "batches": 2 * 8 * tokens,
     }
@@ -161,7 +162,7 @@ def _activation_bytes(
     train: TrainingConfig,
     tokens: int,
     number_bytes: int,
-    attended: int | None,
+    seen: int | None,
     logits: int,
 ) -> int:
     """Bytes of the activations that a worker keeps for the backward pass.
@@ -173,17 +174,21 @@ def _activation_bytes(
     Args:
         tokens: of a micro-batch.
         number_bytes: of a number in the type computed in.
-        attended: of `LlamaConfig.attended_tokens`, where softmax weights are kept; None: they are
-            not.
+        seen: tokens that a token attends to on average, where softmax weights are kept; None: they
+            are not.
         logits: bytes, which are freed before a layer is computed again.
     """
     width = model.hidden_size
     q_width = model.num_attention_heads * model.head_size
     in_fp32 = 4 * 4 * width
     kept = in_fp32 + number_bytes * (4 * width + 4 * q_width + 4 * model.intermediate_size)
-    if attended is not None:
-        # Weights of half of the pairs, and of half a block of queries.
-        kept += number_bytes * model.num_attention_heads * (attended // 2 + 32)
+    if seen is not None:
+        # Weights of the pairs, and of half a block of queries.
+        kept += number_bytes * model.num_attention_heads * (seen + 32)
+    if model.sees_previous_segment:
+        # Keys and values once more, for the segments that see them.
+        kv_width = model.num_key_value_heads * model.head_size
+        kept += number_bytes * 2 * kv_width
     kept_of_memory = memory_activation_bytes(model, number_bytes)
     # The backward pass is computed from this layer on, also where a layer's own weights are frozen.
     first = first_trained_layer(model, train.frozen_layers)

@@ -430,6 +430,8 @@ class Planner:
         def rule() -> tuple[str, str]:
             if device == "cpu":
                 return self._attention_on_cpu(precision, threads, no_space)
+            if model.attend_previous_segment:
+                return "sdpa", "flash2 does not support model.attend_previous_segment"
             if precision != "bf16":
                 reason = (
                     "flash attention is tried in bf16 only, "
@@ -460,6 +462,11 @@ class Planner:
                 )
             if backend == "flash2" and flash_fault:
                 return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
+            if model.attend_previous_segment and not ATTENTION_BACKENDS[backend].has_earlier_tokens:
+                return (
+                    f"{key}, but it does not support model.attend_previous_segment=true; "
+                    "use auto or sdpa."
+                )
             if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
                 return (
                     f"{key}, but it does not support attention dropout; "

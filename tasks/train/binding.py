@@ -182,12 +182,13 @@ def short_curriculum(binding: Binding) -> ConfigError | None:
     """Rows of data.curriculum are too short for the memory to be used."""
     model = binding.config.model
     lengths = [stage.sequence_length for stage in binding.config.data.curriculum]
-    if model.attention != "infini" or not lengths or min(lengths) > model.segment_length:
+    unread = model.unread_tokens
+    if model.attention != "infini" or not lengths or min(lengths) > unread:
         return None
     return ConfigError(
-        f"data.curriculum has sequences of {min(lengths)} tokens, one segment of "
-        f"model.segment_length={model.segment_length}, in which the memory is never read "
-        "and its gates are not trained; use more than one segment in each stage."
+        f"data.curriculum has sequences of {min(lengths)} tokens. The memory is never read by the "
+        f"first {unread} tokens with model.segment_length={model.segment_length}, so its gates are "
+        "not trained; use longer sequences in each stage."
     )
 
 

@@ -29,6 +29,7 @@ SHOWN = 40  # characters of a text in an error message
 FREE = {
     "attention",
     "segment_length",
+    "attend_previous_segment",
     "memory_layers",
     "memory_update",
     "memory_write_jitter",

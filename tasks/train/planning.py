@@ -126,7 +126,8 @@ def is_first_of_command(run: RunFolder, invocation: str) -> bool:
 def _refuse_other_model(chosen: Path, state: TrainState, lineage: Lineage) -> None:
     configured = lineage.model.to_dict()
     # An earlier version did not write keys that are newer.
-    recorded = {"memory_maps": False} | state.model if state.model else {}
+    newer = {"memory_maps": False, "attend_previous_segment": False}
+    recorded = newer | state.model if state.model else {}
     lines = [
         f"model.{key}: {value} there, {configured[key]} here"
         for key, value in recorded.items()

@@ -93,6 +93,33 @@ def test_a_padded_vocabulary(bench, cell):
     assert interrupted_equals_uninterrupted(bench, [(name, PADDED | cell)]) == {name: []}
 
 
+BEFORE = {
+    "attention": "infini",
+    "before": True,
+    "parallel": "ddp",
+    "accumulation": 1,
+    "resumed": 1,
+    "epoch": "within",
+    "save": "async",
+}
+BEFORE_CELLS = [
+    {"world": 2, "precision": "bf16", "dropout": 0.1, "compile": "off", "isolation": True},
+    {"world": 1, "precision": "fp32", "backend": "blocked", "compile": "block"},
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "cell", [BEFORE_CELLS[0], pytest.param(BEFORE_CELLS[1], marks=pytest.mark.slow)], ids=name_of
+)
+def test_segments_that_see_the_one_before(bench, cell):
+    name = f"before-{name_of(cell)}"
+    bench.attempt(f"hard-{name}", BEFORE | cell | {"before": False})
+    assert interrupted_equals_uninterrupted(bench, [(name, BEFORE | cell)]) == {name: []}
+    sees, other = bench.result(f"{name}-calm"), bench.result(f"hard-{name}")
+    assert sees["weights_sha256"] != other["weights_sha256"], "so the key reaches the workers"
+
+
 BLOCKED = {
     "backend": "blocked",
     "dropout": 0.0,

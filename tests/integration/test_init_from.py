@@ -48,11 +48,12 @@ def starting(lab, uninterrupted, tmp_path_factory):
 RETROFIT = (
     "model.memory_layers=[1]",
     "model.memory_maps=true",
+    "model.attend_previous_segment=true",
     "train.init_gate=[[1, -9, 0, 2]]",
     "train.frozen_layers=1",
 )
 MEMORY = (
-    *RETROFIT[:3],
+    *RETROFIT[:4],
     "train.frozen_layers=all_but_memory",
     "train.optimizer=muon",
     "environment.nproc_per_node=2",
@@ -73,7 +74,7 @@ SHARDED = (
         ("memory", (*MEMORY, "train.micro_batch_size=1")),
         pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
         pytest.param(
-            "sharded-memory", (*SHARDED[:3], *SHARDED[4:], MEMORY[3]), marks=pytest.mark.slow
+            "sharded-memory", (*SHARDED[:4], *SHARDED[5:], MEMORY[4]), marks=pytest.mark.slow
         ),
     ],
 )

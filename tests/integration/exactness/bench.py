@@ -56,6 +56,7 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
             "attention": cell["attention"],
             "pad_vocab_to_multiple_of": cell.get("padding", 1),
             "memory_update": cell.get("update", "linear"),
+            "attend_previous_segment": cell.get("before", False),
             "hidden_dropout": cell.get("dropout", 0.0),
             "attention_dropout": cell.get("dropout", 0.0),
         },

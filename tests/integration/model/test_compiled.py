@@ -10,6 +10,7 @@ KINDS = {
     "softmax": {"attention": "softmax"},
     "linear": {"attention": "infini"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
+    "the segment before": {"attention": "infini", "attend_previous_segment": True},
 }
 
 

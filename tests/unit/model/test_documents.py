@@ -20,6 +20,7 @@ KINDS = {
     "delta": {"attention": "infini", "memory_update": "delta"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
     "local": {"attention": "local"},
+    "the segment before": {"attention": "infini", "attend_previous_segment": True},
 }
 
 
@@ -145,6 +146,47 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
         assert largest(gradient, other) < 1e-11
 
 
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("earlier", [None, [[69, 69, 69], [5, 0, 0]], [[0, 0, 0], [65, 0, 0]]])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (1, 1)])
+def test_blocks_of_queries_that_see_earlier_tokens_equal_sdpa(heads, kv_heads, earlier, keep):
+    """Of 69 tokens before, each document sees the last ones, or without documents all see all."""
+    size = (20, 70, 40)
+    q, k, v = (
+        torch.randn(2, h, length, 16, dtype=torch.float64, requires_grad=True)
+        for h, length in ((heads, 130), (kv_heads, 199), (kv_heads, 199))
+    )
+    rows = [
+        [number for number, length in zip(numbers, size, strict=True) for _ in range(length)]
+        for numbers in (((0, 0, 0), (5, 6, PADDING)), earlier or ())
+        for numbers in numbers
+    ]
+    documents = torch.tensor(rows[:2]) if earlier else None
+    seen = torch.tensor(rows[2:]) if earlier else None
+    weights = torch.randn(2, heads, 130, 16, dtype=torch.float64)
+    found = causal_attention(q, k, v, documents, "blocked", keep_weights=keep, earlier=seen)
+    expected = causal_attention(q, k, v, documents, earlier=seen)
+    every = k.repeat_interleave(heads // kv_heads, 1)
+    scores = (q @ every.mT / 4).masked_fill(
+        torch.arange(199) > 69 + torch.arange(130)[:, None], -torch.inf
+    )
+    if earlier is None:
+        plain = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
+        assert largest(expected, plain) < 1e-12
+    assert largest(found, expected) < 1e-12
+    gradients = [
+        torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)
+    ]
+    for gradient, other in zip(*gradients, strict=True):
+        assert largest(gradient, other) < 1e-11
+
+
+def test_flash_attention_refuses_earlier_tokens():
+    q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="attend_previous_segment"):
+        causal_attention(q, k, k, backend="flash2")
+
+
 @pytest.mark.parametrize(
     ("heads", "rows"),
     [(6, [[row] * 250 for row in range(8)]), (2, [[0, 1, 2, 2, 2, 2, 2, 2]]), (1, [[*range(16)]])],
@@ -189,15 +231,23 @@ def test_blocks_of_queries_have_the_same_bits_every_time(packed):
 
 def test_blocks_of_queries_are_operators_that_can_be_compiled():
     q, k, v = (torch.randn(2, 140, heads, 16, requires_grad=True) for heads in (4, 2, 2))
-    weights = blocked.attend(q, k, v, None, True)[1]
+    weights = blocked.attend(q, k, v, None, None, True)[1]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(blocked.attend, (q, k, v, None, True), test_utils=checks)
+    torch.library.opcheck(blocked.attend, (q, k, v, None, None, True), test_utils=checks)
     q, k, v = q.detach(), k.detach(), v.detach()
     documents = torch.zeros(2, 140).long()
-    torch.library.opcheck(blocked.attend, (q, k, v, documents, False), test_utils=checks)
-    torch.library.opcheck(blocked.gradients, (q, q, k, v, None, weights), test_utils=checks)
+    torch.library.opcheck(blocked.attend, (q, k, v, documents, None, False), test_utils=checks)
+    torch.library.opcheck(blocked.gradients, (q, q, k, v, None, None, weights), test_utils=checks)
     torch.library.opcheck(
-        blocked.gradients, (q, q, k, v, documents, weights[:0]), test_utils=checks
+        blocked.gradients, (q, q, k, v, documents, None, weights[:0]), test_utils=checks
+    )
+    q = q[:, :60].contiguous()
+    documents = documents[:, :60]
+    torch.library.opcheck(
+        blocked.attend, (q, k, v, documents, documents + 9, True), test_utils=checks
+    )
+    torch.library.opcheck(
+        blocked.gradients, (q, q, k, v, documents, documents + 9, weights[:0]), test_utils=checks
     )
 
 
@@ -243,7 +293,7 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
     assert errors[0] < 2 * errors[1] < 2e-2  # its scores are rounded to the type of its inputs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "the segment before"])
 def test_document_boundaries_are_computed_once_per_forward(kind, monkeypatch):
     """The interface of flash-attn, computed by a loop, since it runs on a GPU only."""
 

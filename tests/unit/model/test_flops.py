@@ -71,6 +71,28 @@ def test_infini_by_hand(length, pairs, readers, writers):
 
 
 @pytest.mark.parametrize(
+    ("length", "pairs", "readers", "writers"),
+    [
+        (3, 6, 0, 0),
+        (6, 2 * 6 + 9, 0, 0),
+        (7, 2 * 6 + 9 + 1 + 3 + 3, 1, 3),
+        (12, 4 * 6 + 3 * 9 + 6 * 3, 6, 6),
+    ],
+)
+def test_segments_that_see_the_one_before_by_hand(length, pairs, readers, writers):
+    """Segments of 3, which are all sinks: the first two read nothing, the last two write nothing."""
+    sees = small(attention="infini", segment_length=3, attend_previous_segment=True)
+    local = 4 * 2 * 2 * 8 * pairs
+    reading = 4 * readers * (2 * 8 * 8 + 2 * 8)
+    writing = 2 * writers * 2 * 8 * 8
+    assert attention_flops(sees, length) == 2 * (local + reading + writing)
+    without = replace(sees, attention="local")
+    assert attention_flops(without, length) == 2 * local
+    softmax = replace(sees, attention="softmax")
+    assert attention_flops(softmax, length) == 2 * 4 * 2 * 2 * 8 * length * (length + 1) / 2
+
+
+@pytest.mark.parametrize(
     ("chunk", "targets", "without_logits"),
     [(0, 3, 0), (8, 32, 0), (8, 25, 0), (8, 3, 29), (8, 0, 32)],
 )
@@ -83,6 +105,7 @@ def test_infini_by_hand(length, pairs, readers, writers):
         ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
         ("infini", "all_but_memory", {"num_hidden_layers": 4, "memory_layers": [1, 2]}),
         ("infini", 0, {"memory_maps": True}),
+        ("infini", 0, {"attend_previous_segment": True, "memory_maps": True}),
         ("infini", 2, {"num_hidden_layers": 3, "memory_maps": True}),
         ("infini", 1, {"num_hidden_layers": 3, "memory_layers": [2], "memory_maps": True}),
         (
@@ -109,8 +132,7 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
     labels = ids.masked_fill(torch.arange(length) >= targets, IGNORE_INDEX)
     with flop_counter() as counter:
         model.loss(ids, labels)[0].backward()
-    window = 8 if attention == "infini" else length
-    causal = 4 * 4 * 8 * (window * (window + 1) / 2) * (length // window)  # of a layer
+    causal = 4 * 4 * 8 * settings.attended_pairs(length)  # of a layer
     layers, below = settings.num_hidden_layers, first_trained_layer(settings, frozen)
     expected = (
         flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal

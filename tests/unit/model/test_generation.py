@@ -32,6 +32,20 @@ MODELS = {
     "wide heads": {"attention": "infini", "head_dim": 14},
     "memory in one layer": {"attention": "infini", "memory_layers": [1]},
     "maps": {"attention": "infini", "memory_maps": True},
+    "local, the one before": {"attention": "local", "attend_previous_segment": True},
+    "the one before": {"attention": "infini", "attend_previous_segment": True},
+    "the one before, delta_bounded": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+        "memory_maps": True,
+        "qk_norm": True,
+        "attend_previous_segment": True,
+    },
+    "the one before, memory in one layer": {
+        "attention": "infini",
+        "memory_layers": [1],
+        "attend_previous_segment": True,
+    },
     "maps, delta_bounded": {
         "attention": "infini",
         "memory_update": "delta_bounded",
@@ -57,7 +71,14 @@ def test_prefill_and_decode_equal_the_full_forward(kind, kv_heads, length):
         assert relative(logits, full[:, position]) < 1e-5, position
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_hidden_layers": 5, "memory_layers": (1, 3)}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_hidden_layers": 5, "memory_layers": (1, 3)},
+        {"num_hidden_layers": 5, "memory_layers": (1, 3), "attend_previous_segment": True},
+    ],
+)
 @pytest.mark.parametrize("uses_memory", [True, False])
 @torch.inference_mode()
 def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
@@ -69,7 +90,8 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
     )
     ids = torch.randint(0, 97, (2, 30 * N + 3))
     logits, states = model.prefill(ids, capacity=0)
-    assert max(read) <= 4 * N and sum(read) == (30 * N + 3 if uses_memory else 3)
+    sees = (5 + 1) * N if "attend_previous_segment" in fields else 0
+    assert max(read) <= 4 * N and sum(read) == (30 * N if uses_memory else sees) + 3
     assert relative(logits, model(ids)[:, -1]) < 1e-5
     longer = torch.cat((ids, torch.randint(0, 97, (2, N))), dim=1)
     assert (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from infini_llama.model.context import Context
 from infini_llama.model.infini_attention import HeadMaps, InfiniAttention
 from infini_llama.model.layout import Segments, segments
 from infini_llama.model.llama import Llama
@@ -24,9 +25,10 @@ def attention(**changes):
     return layer
 
 
-def layout(x, documents=None):
+def layout(x, documents=None, **changes):
     """What a model would hand to its layers for x [B, T, hidden_size]."""
-    return segments(small(attention="infini", segment_length=N), x.shape[:2], documents, x)
+    config = small(attention="infini", segment_length=N, **changes)
+    return segments(config, x.shape[:2], documents, x)
 
 
 def assert_literal(layer, x, rows, **options):
@@ -40,6 +42,7 @@ def assert_literal(layer, x, rows, **options):
         of_queries, of_keys = layer.memory_q, layer.memory_k
         maps = (of_queries.matrix, of_queries.shift, of_keys.matrix, of_keys.shift)
         options |= {"maps": maps}
+    options |= {"sinks": layer.sinks}
     literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0, layer.update, **options))
     expected = torch.autograd.grad((literal * weights).sum(), inputs, allow_unused=True)
     assert largest(output, literal) < 1e-9
@@ -162,6 +165,91 @@ def test_packed_documents_equal_the_paper_literally(name, update):
     documents = torch.tensor([numbers(row) for row in PACKED[name]])
     x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
     assert_literal(layer, x, layout(x, documents), documents=documents)
+
+
+BEFORE = {"attend_previous_segment": True}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
+@pytest.mark.parametrize(
+    ("kv_heads", "length", "maps"),
+    [(2, N + 1, False), (2, 2 * N, True), (4, 3 * N - 1, False), (1, 5 * N + 3, True)],
+)
+def test_segments_that_see_the_one_before_equal_a_loop_over_tokens(
+    backend, update, kv_heads, length, maps
+):
+    fields = BEFORE | {"memory_update": update, "memory_maps": maps}
+    layer = attention(num_key_value_heads=kv_heads, **fields)
+    layer.backend = backend
+    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(x, **BEFORE))
+
+
+@pytest.mark.parametrize("name", [*PACKED, "ends before a segment", "padding between"])
+@pytest.mark.parametrize(("backend", "update"), [("sdpa", "linear"), ("blocked", "delta_bounded")])
+def test_packed_documents_see_their_own_segment_before_and_their_own_sinks(name, backend, update):
+    rows = PACKED | {
+        "ends before a segment": [[(0, N - 2), (1, 34)], [(0, 2 * N - 3), (1, 27)]],
+        "padding between": [[(0, 11), (-1, 3), (1, 26)], [(-1, N - 1), (1, 33)]],
+    }
+    layer = attention(num_key_value_heads=1, memory_update=update, **BEFORE)
+    layer.backend = backend
+    documents = torch.tensor([numbers(row) for row in rows[name]])
+    x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
+    assert_literal(layer, x, layout(x, documents, **BEFORE), documents=documents)
+
+
+@pytest.mark.parametrize("length", [1, N - 1, N])
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_one_segment_that_could_see_the_one_before_is_bitwise_plain_attention(length, backend):
+    sees = Llama(small(attention="infini", segment_length=N, **BEFORE), backend)
+    plain = Llama(small(attention="softmax"), backend)
+    sees.load_state_dict(plain.state_dict(), strict=False)
+    ids, labels = torch.randint(0, 97, (3, length)), torch.randint(0, 97, (3, length))
+    documents = torch.tensor([[0] * length, [1] * length, [*range(length)]])
+    assert torch.equal(sees(ids), plain(ids))
+    torch.testing.assert_close(sees(ids, documents), plain(ids, documents))
+    with torch.inference_mode():
+        assert torch.equal(sees.prefill(ids, 0)[0], plain.prefill(ids, length)[0])
+    for model in (sees, plain):
+        model.loss(ids, labels)[0].backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(sees.get_parameter(name).grad, parameter.grad), name
+
+
+def test_two_segments_that_see_each_other_are_plain_attention():
+    """So a text that is no longer has the outputs of the model that it was made from."""
+    sees = Llama(small(attention="infini", segment_length=N, **BEFORE)).double()
+    plain = Llama(small(attention="softmax")).double()
+    sees.load_state_dict(plain.state_dict(), strict=False)
+    ids = torch.randint(0, 97, (2, 2 * N))
+    assert relative(sees(ids), plain(ids)) < 1e-9
+    longer = torch.randint(0, 97, (2, 3 * N))
+    assert relative(sees(longer), plain(longer)) > 1e-3
+
+
+def test_with_the_memory_off_or_local_each_layer_carries_a_token_across_one_boundary():
+    """The first tokens, which all see, are carried anywhere."""
+    model = Llama(small(attention="infini", segment_length=N, **BEFORE)).double()
+    model.use_memory(False)
+    local = Llama(small(attention="local", segment_length=N, **BEFORE)).double()
+    state = {name: x for name, x in model.state_dict().items() if not name.endswith(".gate")}
+    local.load_state_dict(state)
+    ids = torch.randint(1, 97, (1, 6 * N))
+    assert torch.equal(model(ids), local(ids))
+    for edited, last in ((N + 2, 4 * N), (2 * N + 2, 5 * N), (1, 6 * N)):
+        other = ids.clone()
+        other[0, edited] = 0
+        changed = (model(ids) != model(other)).any(dim=2)[0]
+        assert not changed[:edited].any() and not changed[last:].any()
+        assert changed[edited:last].all()
+
+
+def test_a_context_is_refused_where_segments_see_the_one_before():
+    model = Llama(small(attention="infini", **BEFORE))
+    with pytest.raises(ValueError, match="attend_previous_segment"):
+        model(torch.randint(0, 97, (1, 32)), None, Context(None, 0, 2))  # type: ignore[arg-type]
 
 
 def test_a_short_first_segment_makes_delta_diverge_and_not_delta_bounded():

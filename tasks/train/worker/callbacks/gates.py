@@ -121,10 +121,11 @@ class GateWarnings:
         self.max_steps = max_steps
         self.saturated = set[tuple[int, int]]()
 
-    def at_start(self, segment_length: int, longest_document: int) -> None:
+    def at_start(self, unread: int, longest_document: int) -> None:
         """Warn before the first step, where gates hardly move or no text fills the memory.
 
         Args:
+            unread: tokens of a text up to the first that reads its memory.
             longest_document: tokens of the longest training text.
         """
         most = gate_reach(self.train, self.max_steps)
@@ -139,13 +140,12 @@ class GateWarnings:
                 high,
                 self.max_steps,
             )
-        if longest_document <= segment_length:
+        if longest_document <= unread:
             log.warning(
-                "the longest training text has %d tokens, one segment of model.segment_length=%d, "
-                "so the memory is empty within each text; train on longer texts, or set shorter "
-                "segments",
+                "the longest training text has %d tokens, and the memory is empty for the first %d "
+                "of each text; train on longer texts, or set a shorter model.segment_length",
                 longest_document,
-                segment_length,
+                unread,
             )
 
     def ignore(self, shares: Sequence[Sequence[float]]) -> None:

@@ -79,7 +79,7 @@ class StepMetrics(Callback):
             self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
             if attempt.model.attention == "infini":
                 longest = read_dataset(attempt.dataset_path).content.train.longest_document
-                self.gate_warnings.at_start(attempt.model.segment_length, longest)
+                self.gate_warnings.at_start(attempt.model.unread_tokens, longest)
         if attempt.model.attention == "infini":
             with training.strategy.full_parameters():
                 self.gate_warnings.ignore(gate_shares(training.strategy.model))

@@ -101,6 +101,8 @@ def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_p
         {"attention": "infini", "tie_word_embeddings": False},
         {"attention": "infini", "memory_update": "delta_bounded", "rope_scaling": YARN},
         {"attention": "infini", "memory_maps": True},
+        {"attention": "infini", "attend_previous_segment": True},
+        {"attention": "local", "attend_previous_segment": True},
     ],
 )
 def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, changes):
@@ -121,7 +123,13 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
 
 @pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize(
-    "changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}]
+    "changes",
+    [
+        {"attention": "infini"},
+        {"attention": "infini", "attend_previous_segment": True},
+        {"attention": "local"},
+        {"qk_norm": True},
+    ],
 )
 def test_every_generated_token_has_the_logits_of_a_full_forward_pass(export_of, changes):
     folder, _ = export_of(**changes)
@@ -137,7 +145,14 @@ def test_every_generated_token_has_the_logits_of_a_full_forward_pass(export_of, 
         torch.testing.assert_close(torch.stack(made.logits, 1), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"attention": "infini"}, {"qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "infini"},
+        {"attention": "infini", "attend_previous_segment": True},
+        {"qk_norm": True},
+    ],
+)
 def test_generation_of_a_padded_batch_and_of_beams(export_of, changes):
     folder, model = export_of(**changes)
     theirs = opened(folder, trust_remote_code=True)

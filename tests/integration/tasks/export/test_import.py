@@ -205,6 +205,46 @@ def test_import_writes_maps_where_they_are_asked_for(theirs, run_of, tmp_path):
         write_configuration(open_model(path), tmp_path / "no.yaml", memory_maps=True)
 
 
+def test_weights_learned_in_hard_segments_are_read_with_the_segment_before(
+    run_of, dataset, tmp_path
+):
+    run, model = run_of(attention="infini", segment_length=8)
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    fields = {"attend_previous_segment": True, "segment_length": 16}
+    sees = imported(tmp_path / "out", **fields)
+    initial = InitialWeights(path=str(tmp_path / "out"), digest="", vocab_size=0)
+    refuse_unlike(initial, sees.config, dataset)
+    state = sees.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+    ids = torch.randint(0, 300, (2, 60))
+    with torch.no_grad():
+        assert not torch.equal(sees(ids), model(ids))
+
+
+def test_import_writes_that_segments_see_the_one_before(theirs, run_of, tmp_path):
+    path, _ = theirs()
+    run, _ = run_of(attention="infini", attend_previous_segment=True)
+    export(run, tmp_path / "out", "latest", "float32", "5GB")
+    for folder, attention, sees, expected in (
+        (path, "infini", False, False),
+        (path, "infini", True, True),
+        (path, "local", True, True),
+        (tmp_path / "out", None, False, True),
+        (tmp_path / "out", "infini", False, True),
+    ):
+        (tmp_path / "start.yaml").unlink(missing_ok=True)
+        write_configuration(
+            open_model(folder),
+            tmp_path / "start.yaml",
+            attention,
+            8,
+            attend_previous_segment=sees,
+        )
+        assert load_config(tmp_path / "start.yaml").model.attend_previous_segment == expected
+    with pytest.raises(ConfigError, match="--attend-previous-segment is for Infini-attention"):
+        write_configuration(open_model(path), tmp_path / "no.yaml", attend_previous_segment=True)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(
     theirs, run_of, tmp_path, tied

@@ -56,6 +56,7 @@ from support.tokenizer_kinds import of_kind
 from support.trained_runs import trained_run
 
 INFINI = {"attention": "infini", "segment_length": 8}
+BEFORE = {"attend_previous_segment": True}
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
     )
 
 
-@pytest.mark.parametrize("fields", [{}, INFINI])
+@pytest.mark.parametrize("fields", [{}, INFINI, INFINI | BEFORE])
 def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, monkeypatch, fields):
     _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
@@ -157,7 +158,12 @@ def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("most", "fields"), [(4096, {"memory_maps": True}), (5, {"memory_update": "delta"})]
+    ("most", "fields"),
+    [
+        (4096, {"memory_maps": True}),
+        (5, {"memory_update": "delta"}),
+        (5, {"memory_update": "delta", **BEFORE}),
+    ],
 )
 def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
     tokenizer, monkeypatch, most, fields
@@ -306,12 +312,19 @@ def book_of(folder, words=3000):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "changes", "ends"),
+    [
+        *((form, {}, BOUNDARIES_AFTER) for form in FORMS),
+        ("facts", {"num_hidden_layers": 9, **BEFORE}, 10),
+    ],
+)
 def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_whole(
-    tokenizer, monkeypatch, form
+    tokenizer, monkeypatch, form, changes, ends
 ):
     torch.manual_seed(0)
     fields = {**INFINI, "segment_length": 32, "num_hidden_layers": 5, "memory_layers": (1, 3)}
+    fields |= changes
     model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
     texts = recorded_texts(monkeypatch)
     begun = []
@@ -328,7 +341,7 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
     for asked in texts:
         tokens = list(asked.tokens())
         size = len(asked.head)
-        assert size in (288, 896) and asked.boundaries(32) == BOUNDARIES_AFTER
+        assert size in (288, 896) and asked.boundaries(32) == ends
         without = tokens[: size + asked.before]
         without += tokens[size + asked.before + len(asked.hidden) : -len(asked.question)]
         assert without == start[: len(without)], "the text continues around what is hidden"
@@ -449,7 +462,39 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer
     assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
 
 
-@pytest.mark.parametrize("fields", [{}, INFINI, {"attention": "local", "segment_length": 8}])
+def test_controls_exchange_the_memory_alone_and_only_beyond_what_segments_see(run_of, tokenizer):
+    _, model = run_of(**INFINI, **BEFORE)
+    encoder = TextEncoder(tokenizer, True)
+    mine, theirs = (
+        begin(model, ask(encoder, length, 0.3, key))
+        for length, key in ((400, "12345"), (300, "54321"))
+    )
+    exchanged = module.with_memory_of(mine.states, theirs.states)
+    for own, other, mixed in zip(
+        mine.states.layers, theirs.states.layers, exchanged.layers, strict=True
+    ):
+        assert torch.equal(mixed.memory.M, other.memory.M) and mixed.written == other.written
+        assert not torch.equal(own.memory.M, other.memory.M) and own.written != other.written
+        assert all(map(torch.equal, mixed.earlier, own.earlier))
+        assert not torch.equal(own.earlier.k, other.earlier.k)
+    _, deeper = run_of(
+        "deeper", attention="infini", segment_length=64, num_hidden_layers=4, **BEFORE
+    )
+    filler = tokenizer.encode(FILLER).ids
+    cells = module.passkey_across(deeper, encoder, [4, 5], HiddenFacts("passkey", 2, 0), filler)
+    assert [cell["memory"].controls is not None for cell in cells] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        INFINI,
+        INFINI | BEFORE,
+        {"attention": "local", "segment_length": 8},
+        {"attention": "local", "segment_length": 8, **BEFORE},
+    ],
+)
 def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fields):
     _, model = run_of(**fields)
     asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")

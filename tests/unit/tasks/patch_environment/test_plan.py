@@ -582,6 +582,7 @@ def test_the_same_ranks_on_other_machines_lose_nothing(laptop):
         ("", {"model": {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 64}}, "flash2"),
         ("", {"model": {"head_dim": 96}}, "sdpa"),
         (None, {}, "sdpa"),
+        ("", {"model": {"attention": "local", "attend_previous_segment": True}}, "sdpa"),
     ],
 )
 def test_auto_uses_flash_attention_where_it_agreed_in_the_trial(laptop, fault, settings, expected):

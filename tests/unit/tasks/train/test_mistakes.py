@@ -34,7 +34,7 @@ def planned(
     resume: str = "auto",
     hidden_size: int = 64,
     max_steps: int = 1000,
-    memory_maps: bool = False,
+    **changes: object,
 ) -> AttemptPlan:
     """The next attempt of a command at the run `mine`."""
     model = {
@@ -42,8 +42,8 @@ def planned(
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
-        "attention": "infini" if memory_maps else "softmax",
-        "memory_maps": memory_maps,
+        "attention": "infini" if changes else "softmax",
+        **changes,
     }
     runtime = {"home": str(home), "name": "mine", "resume": resume}
     train = {"max_steps": max_steps, "warmup_steps": 1}
@@ -87,6 +87,8 @@ def test_a_checkpoint_of_a_version_without_maps_has_none(tmp_path):
     theirs = add_checkpoint(tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1)
     with pytest.raises(ConfigError, match=r"model\.memory_maps: False there, True here"):
         planned(tmp_path, resume=str(theirs), memory_maps=True)
+    with pytest.raises(ConfigError, match=r"attend_previous_segment: False there, True here"):
+        planned(tmp_path, resume=str(theirs), attend_previous_segment=True)
 
 
 def test_a_checkpoint_of_another_dataset(tmp_path, caplog):

@@ -38,17 +38,15 @@ def test_the_reach_of_a_very_long_run_is_estimated_at_once():
 def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
     for steps, count in ((1000, 0), (50, 1)):
         train = TrainingConfig(gate_learning_rate=0.01, warmup_steps=5, max_steps=steps)
-        GateWarnings(train, steps).at_start(segment_length=32, longest_document=33)
+        GateWarnings(train, steps).at_start(unread=32, longest_document=33)
         assert len(warnings(caplog)) == count
     assert "train.gate_learning_rate=0.01" in warnings(caplog)[0]
 
 
 def test_texts_no_longer_than_a_segment_are_named(caplog):
-    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(
-        segment_length=32, longest_document=32
-    )
+    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(unread=32, longest_document=32)
     (message,) = warnings(caplog)
-    assert "model.segment_length=32" in message
+    assert "first 32 of" in message and "model.segment_length" in message
 
 
 def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
