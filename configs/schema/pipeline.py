@@ -158,13 +158,19 @@ class PipelineConfig(Section):
             self.model.attention == "infini"
             and self.data.sequence_length <= self.model.unread_tokens
         ):
-            least = f"model.segment_length={self.model.segment_length}: with one segment"
+            setting = f"data.sequence_length={self.data.sequence_length}"
+            length = self.model.segment_length
             if self.model.attend_previous_segment:
-                least = f"2 x {least} and the one before it, which each sees,"
-            problems.append(
-                f"data.sequence_length={self.data.sequence_length} must be more than {least} "
-                "nothing is ever read from Infini-attention's memory"
-            )
+                problems.append(
+                    f"{setting} must be more than two segments of model.segment_length={length}: "
+                    "with model.attend_previous_segment=true they never read Infini-attention's "
+                    "memory"
+                )
+            else:
+                problems.append(
+                    f"{setting} must be more than model.segment_length={length}: with one segment "
+                    "nothing is ever read from Infini-attention's memory"
+                )
         problems += gate_problems(self)
         frozen = self.train.frozen_layers
         if frozen == "all_but_memory" and self.model.attention != "infini":

@@ -151,7 +151,10 @@ def write_configuration(
         folder.config, attention, segment_length, memory_maps, attend_previous_segment
     )
     mapping = configuration_of(folder, chosen, heads)
-    if attention == "infini" and folder.config.attention == "infini":
+    if chosen.attend_previous_segment:
+        # What a memory holds is learned without it: there, the segments seen carry facts as well.
+        log.info("the configuration trains on text; a memory is learned in segments without it")
+    elif attention == "infini" and folder.config.attention == "infini":
         mapping = to_reach_farther(mapping, tokenizer_of(folder))
     elif "memory_layers" in mapping["model"] and heads is not None:
         mapping = to_learn_a_memory(mapping, tokenizer_of(folder))

@@ -237,7 +237,7 @@ def test_import_writes_that_segments_see_the_one_before(theirs, run_of, tmp_path
             open_model(folder),
             tmp_path / "start.yaml",
             attention,
-            8,
+            4,
             attend_previous_segment=sees,
         )
         assert load_config(tmp_path / "start.yaml").model.attend_previous_segment == expected
