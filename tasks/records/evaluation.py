@@ -55,7 +55,7 @@ class PasskeyResult(Record):
         found: fraction of numbers.
         right_tokens: fraction of their tokens.
         right_by_token: fraction of their tokens, by place in the number.
-        controls: with the memory on.
+        controls: with the memory on; None where segments see the number without it, too.
     """
 
     length: int
