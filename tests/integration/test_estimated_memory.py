@@ -77,6 +77,17 @@ def test_memory_of_the_tiny_presets(lab, preset, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_memory_of_segments_that_see_the_one_before(lab, backend):
+    own = Laboratory(lab.home, Path("configs/tiny_infini.yaml"))
+    settings = (
+        "model.attend_previous_segment=true",
+        f"environment.attention_backend={backend}",
+    )
+    assert_near(own, f"estimate-before-{backend}", 1, *settings)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_memory_of_the_small_preset(lab, micro_batch):
