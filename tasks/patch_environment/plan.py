@@ -463,10 +463,7 @@ class Planner:
             if backend == "flash2" and flash_fault:
                 return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
             if model.attend_previous_segment and not ATTENTION_BACKENDS[backend].has_earlier_tokens:
-                return (
-                    f"{key}, but it does not support model.attend_previous_segment=true; "
-                    "use auto or sdpa."
-                )
+                return f"{key}, but it cannot have model.attend_previous_segment; use auto or sdpa."
             if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
                 return (
                     f"{key}, but it does not support attention dropout; "
