@@ -433,10 +433,7 @@ class Planner:
             if model.attend_previous_segment:
                 return "sdpa", "flash2 does not support model.attend_previous_segment"
             if precision != "bf16":
-                reason = (
-                    "flash attention is tried in bf16 only, "
-                    f"and this run's precision is {precision}"
-                )
+                reason = f"flash attention is tried in bf16 only, and this run has {precision}"
             elif head_size not in FLASH_HEAD_SIZES:
                 reason = f"flash attention is not tried at a head size of {head_size}"
             elif flash_fault != "":
