@@ -35,19 +35,20 @@ from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.filesystem import require_folder
 from infini_llama.tasks.storage.locks import Lock
 
+DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 FULL = "cannot be written, since its disk is full"
 _MOVE = (
     "move it away, and Prefect creates an empty one, or put back a backup. Datasets, checkpoints "
     "and results are not in it"
 )
 _FREE = "free space, and run the same command again"
-_ALLOW = "give this user the file, or set PREFECT_HOME to another folder"
+_ALLOW = "give this user the file, or name another place in {setting}"
 # What a server logs of a database that it cannot use, with the cause and what to do. The server of
 # Prefect 3.9.1 ends with a traceback; PrefectHQ/prefect#10778, closed, reports the first one.
 DATABASE_FAULTS = {
     "Can't locate revision": (
         "was last used by a newer version of Prefect",
-        "install that version of infini-llama and Prefect, or set PREFECT_HOME to another folder",
+        "install that version of infini-llama and Prefect, or name another place in {setting}",
     ),
     "file is not a database": ("is damaged", _MOVE),
     "database disk image is malformed": ("is damaged", _MOVE),
@@ -191,12 +192,14 @@ class Server:
             PipelineError: its disk is full.
         """
         text = self._logged()
-        words = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-        place = f"that {words} names" if words in os.environ else prefect_home() / "prefect.db"
+        is_named = DATABASE_URL in os.environ
+        setting = DATABASE_URL if is_named else "PREFECT_HOME"
+        place = f"that {DATABASE_URL} names" if is_named else prefect_home() / "prefect.db"
         for fault, (what, action) in DATABASE_FAULTS.items():
             if fault in text:
                 error = PipelineError if what == FULL else ConfigError
-                raise error(f"Prefect's database {place} {what} (log: {self.log}); {action}.")
+                what_to_do = action.format(setting=setting)
+                raise error(f"Prefect's database {place} {what} (log: {self.log}); {what_to_do}.")
 
     def _logged(self) -> str:
         """The log of this server, without those of earlier ones and without passwords."""
@@ -310,4 +313,4 @@ def _database() -> dict[str, str]:
         database=f"file:{quote(str(home / 'prefect.db'))}",
         query={"uri": "true"},
     )
-    return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": uri.render_as_string()}
+    return {DATABASE_URL: uri.render_as_string()}

@@ -340,11 +340,27 @@ def with_damaged_database(file: Path) -> None:
     file.write_bytes(b"garbage" * 1000)
 
 
+def with_read_only_database(file: Path) -> None:
+    """SQLite writes no file of a newer format, also as root; byte 18 is the format's version."""
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("create table other (number integer)")
+        database.commit()
+    content = bytearray(file.read_bytes())
+    content[18] = 9
+    file.write_bytes(content)
+
+
+def with_folder(file: Path) -> None:
+    file.mkdir()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (with_newer_database, "newer version of Prefect"),
         (with_damaged_database, "is damaged"),
+        (with_read_only_database, "may not be written by this user"),
+        (with_folder, "cannot be opened by this user"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
@@ -356,6 +372,16 @@ def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
     with pytest.raises(ConfigError, match=words) as refused, api_for_run(tmp_path):
         pass
     assert str(file) in str(refused.value) and "ry again" not in str(refused.value)
+
+
+def test_the_setting_that_names_a_database_is_named(no_prefect, monkeypatch, tmp_path):
+    missing = tmp_path / "missing" / "prefect.db"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{missing}")
+    with (
+        pytest.raises(ConfigError, match="another place in PREFECT_SERVER_DATABASE_CONNECTION_URL"),
+        api_for_run(tmp_path),
+    ):
+        pass
 
 
 def test_a_full_disk_of_the_database_is_named(no_prefect, tmp_path):
@@ -370,3 +396,14 @@ def test_a_full_disk_of_the_database_is_named(no_prefect, tmp_path):
     with pytest.raises(PipelineError, match="free space") as refused:
         server.refuse_database()
     assert not isinstance(refused.value, ConfigError)
+
+
+def test_the_cause_of_a_server_that_does_not_start_is_named_without_the_password(
+    no_prefect, monkeypatch, tmp_path
+):
+    database = "postgresql+asyncpg://user:hunter2@127.0.0.1:1/prefect"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
+    cause = r"exited with code 3 \(ConnectionRefusedError: .*'127\.0\.0\.1', 1"
+    with pytest.raises(PipelineError, match=cause) as raised, api_for_run(tmp_path):
+        pass
+    assert "hunter2" not in str(raised.value)
