@@ -22,7 +22,11 @@ MASTER_ADDR = ("PET_MASTER_ADDR", "MASTER_ADDR")
 MASTER_PORT = ("PET_MASTER_PORT", "MASTER_PORT")
 NPROC = ("PET_NPROC_PER_NODE",)
 # Numbers of processes that launchers have started on this machine.
-LOCAL_PROCESSES = {"LOCAL_WORLD_SIZE": "torchrun", "OMPI_COMM_WORLD_LOCAL_SIZE": "mpirun"}
+LOCAL_PROCESSES = {
+    "LOCAL_WORLD_SIZE": "torchrun",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "mpirun",
+    "MPI_LOCALNRANKS": "mpiexec",  # of MPICH and Intel MPI
+}
 START_ONCE = "start it once per machine, since it starts environment.nproc_per_node workers itself"
 
 
@@ -78,10 +82,13 @@ def with_scheduler(
     try:
         return changed(environment, **changes)
     except ValidationError as fault:
-        reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
-        raise ConfigError(
-            f"the scheduler's variables do not fit the configuration: {reasons}."
-        ) from fault
+        raise unfitting(fault) from fault
+
+
+def unfitting(fault: ValidationError) -> ConfigError:
+    """The error for a configuration that is valid without the scheduler's variables."""
+    reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
+    return ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.")
 
 
 def refuse_several_on_a_node(variables: Mapping[str, str]) -> None:

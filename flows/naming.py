@@ -5,9 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from infini_llama.configs.errors import ConfigError, portable
 from infini_llama.configs.reading import changed, expanded
-from infini_llama.configs.schedulers import with_scheduler
+from infini_llama.configs.schedulers import unfitting, with_scheduler
 from infini_llama.configs.variables import without_variables
 
 if TYPE_CHECKING:
@@ -90,7 +92,11 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     from infini_llama.tasks.runs.checkpoints import RULES
 
     config = without_variables(config)
-    environment = with_scheduler(config.environment, os.environ)
+    try:
+        config = changed(config, environment=with_scheduler(config.environment, os.environ))
+    except ValidationError as fault:
+        raise unfitting(fault) from fault
+    environment = config.environment
     if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
         raise ConfigError(
             f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} "
@@ -110,7 +116,6 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
         config,
         train=train,
         runtime=runtime,
-        environment=environment,
         deployment=type(config.deployment)(),
     )
 

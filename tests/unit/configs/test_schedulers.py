@@ -95,6 +95,7 @@ def test_settings_of_several_nodes_are_accepted(environment):
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}, "srun"),
         ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "torchrun"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "mpirun"),
+        ({"MPI_LOCALNRANKS": "2", "PMI_SIZE": "2"}, "mpiexec"),
     ],
 )
 def test_a_command_that_is_started_several_times_on_a_node_is_refused(variables, launcher):

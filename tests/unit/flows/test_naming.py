@@ -158,3 +158,14 @@ def test_a_name_with_the_time_is_refused_where_each_node_runs_the_command(
         else nullcontext()
     ):
         config_of_run(parse_config(sections))
+
+
+def test_a_batch_that_does_not_fit_the_nodes_of_the_scheduler_is_named(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    sections = {
+        "data": {"source": "python-stdlib"},
+        "train": {"global_batch_size": 8, "micro_batch_size": 8},
+        "environment": {"nproc_per_node": 1},
+    }
+    with pytest.raises(ConfigError, match=r"scheduler.*train\.global_batch_size=8.*nnodes=2"):
+        config_of_run(parse_config(sections))
