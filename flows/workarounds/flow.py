@@ -1,12 +1,14 @@
-"""The flow's class, which makes the form and the stored parameters in place of Prefect's."""
+"""The flow's class: its form, its stored parameters, and the tag of its runs."""
 
 from inspect import Signature, signature
 from typing import Annotated, Any
 
+from prefect import tags
 from prefect.flows import Flow
 from pydantic_core import to_jsonable_python
 
 from infini_llama.flows.form import ChangesForm
+from infini_llama.flows.settings import TAG
 
 
 class PipelineFlow(Flow[..., Any]):
@@ -15,6 +17,11 @@ class PipelineFlow(Flow[..., Any]):
     Needed with Prefect 3.9.1. Upstream: no issue is known; Prefect's form is that of the function's
     signature. Test: `test_a_form_has_every_parameter_of_the_function`.
     """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the flow, also as a subflow; its run has the tag that automations match."""
+        with tags(TAG):
+            return super().__call__(*args, **kwargs)
 
     @property
     def __signature__(self) -> Signature:

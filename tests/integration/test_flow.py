@@ -1,7 +1,11 @@
 """The same through Prefect: retries inside one flow run, a killed flow, and a second run that does nothing again."""
 
+import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 
 from support.laboratory import ONE_FAULT, SOFTMAX_2, inject, kill
 
@@ -9,6 +13,26 @@ SECRET = "hunter2"
 FAULT = ONE_FAULT.format(
     before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]'
 )  # every rank has the secret
+
+SUBFLOW = """
+import json, sys
+from pathlib import Path
+from infini_llama.flows.server import api_for_run
+
+with api_for_run(Path(sys.argv[1])):
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+    from infini_llama.flows.pretrain import pretrain
+
+    @flow
+    def nightly():
+        pretrain({"data": {"files": ["missing.txt"]}}, return_state=True)
+
+    nightly()
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs()
+    print(json.dumps([run.tags for run in runs if run.parent_task_run_id]))
+"""
 
 
 def task_states(home) -> list[tuple[str, str]]:
@@ -64,3 +88,17 @@ def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
     assert summary["attempts"] == len(list((lab.run_dir("flow") / "logs").glob("attempt-*"))), (
         "training started again"
     )
+
+
+def test_a_subflow_of_another_flow_has_the_tag_that_automations_match(tmp_path):
+    variables = {name: value for name, value in os.environ.items() if "PREFECT_" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", SUBFLOW, str(tmp_path)],
+        env=variables | {"HOME": str(tmp_path), "INFINI_LLAMA_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [["infini-llama"]]
