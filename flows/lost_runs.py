@@ -53,9 +53,11 @@ def forget_if_reported(run: UUID, folder: Path) -> None:
 
 
 def _remove_file(client: SyncPrefectClient, run: FlowRun, folder: Path) -> None:
-    if run.state is not None and run.state.is_final():
+    if run.state is not None and run.state.type.value not in ACTIVE:
         end_tasks(client, run.id)
-    (folder / str(run.id)).unlink(missing_ok=True)
+    # The folder may be another user's, who then forgets the run.
+    with contextlib.suppress(PermissionError):
+        (folder / str(run.id)).unlink(missing_ok=True)
 
 
 class LostRuns:

@@ -20,6 +20,20 @@ from infini_llama.tasks.storage.locks import Lock
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = count()
+UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner,-chown"]
+FORGET = """
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+from uuid import UUID, uuid4
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Completed
+from infini_llama.flows.lost_runs import LostRuns
+
+runs = [FlowRun(id=UUID(run), flow_id=uuid4(), state=Completed()) for run in sys.argv[2:]]
+client = Mock(read_flow_runs=lambda **_: runs, read_task_runs=lambda **_: [])
+LostRuns(Path(sys.argv[1])).mark(client, at_once=True)
+"""
 
 
 def aged(state: State) -> State:
@@ -117,6 +131,40 @@ def test_a_run_that_is_over_or_suspended_is_forgotten(records, lost, tmp_path):
         register(str(records.add(aged(Running()), state)), tmp_path, "")
     lost.mark(records.client, at_once=True)
     assert not records.forced and not list(tmp_path.iterdir())
+
+
+def test_tasks_of_a_run_that_is_over_or_suspended_are_ended(records, lost, tmp_path):
+    """A suspended run may be cancelled next, with nothing to execute it again."""
+    tasks = [Mock(), Mock()]
+    records.client.read_task_runs = Mock(side_effect=[[task] for task in tasks])
+    for state in (Completed(), Paused()):
+        register(str(records.add(aged(Running()), state)), tmp_path, "")
+    lost.mark(records.client, at_once=True)
+    ended = {call.args[0] for call in records.client.set_task_run_state.call_args_list}
+    assert ended == {task.id for task in tasks}
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"),
+    reason="as root alone, files of two users can be made",
+)
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_run_that_is_over_in_the_folder_of_another_user_keeps_its_file(tmp_path, mode):
+    folder = tmp_path / "flow-runs"
+    runs = [str(uuid4()), str(uuid4())]
+    for run in runs:
+        register(run, folder, "")
+        os.chown(folder / run, 1000, 1000)
+    os.chown(folder, 1000, 1000)
+    folder.chmod(mode)
+    done = subprocess.run(
+        [*UNPRIVILEGED, sys.executable, "-c", FORGET, str(folder), *runs],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == set(runs)
 
 
 def test_a_run_that_another_machine_executes_is_left_alone(records, lost, tmp_path):

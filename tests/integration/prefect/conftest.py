@@ -249,6 +249,11 @@ class House:
     def state(self, run: str) -> str:
         return self.get(run)["state_type"]
 
+    def tasks(self, run: str) -> list[str]:
+        """State types of the run's tasks."""
+        tasks = self.post("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
+        return [task["state_type"] for task in tasks]
+
     def wait_for(self, run: str, *states: str) -> dict:
         self.wait(
             lambda: self.state(run) in states,
@@ -323,8 +328,7 @@ class Served(House):
 
     def states(self, run: str) -> list[str]:
         """Of a flow run and of its tasks."""
-        tasks = self.post("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
-        return [task["state_type"] for task in tasks] + [self.state(run)]
+        return [*self.tasks(run), self.state(run)]
 
     def kill(self, *parts: str) -> None:
         """SIGKILL."""

@@ -138,6 +138,7 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     (attempt,) = house.attempts("suspended")
     assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     assert house.state(run) == "PAUSED"
+    house.wait(lambda: "RUNNING" not in house.tasks(run), "the task is left Running")
     assert datetime.fromisoformat(house.get(run)["state"]["state_details"]["pause_timeout"]) > later
     assert_continues(house, run, "suspended")
 
@@ -201,8 +202,9 @@ def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     subprocess.run(command, env=house.environment(), cwd=house.home, check=True, timeout=120)
     limit = "v2/concurrency_limits/filter"
     before = [one["active_slots"] for one in house.post(limit)]
-    run = house.create_run(
-        state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
+    run = house.create_run(  # the tags of its deployment are added to these
+        tags=["of-a-user"],
+        state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}},
     )
     for state in states:
         house.post(f"flow_runs/{run}/set_state", state={"type": state})
