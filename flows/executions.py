@@ -66,8 +66,10 @@ class Execution(Record):
             return False
         try:
             return file.samefile(self.file)
-        except OSError:  # the folder was moved
+        except (FileNotFoundError, NotADirectoryError):  # the folder was moved
             return True
+        except OSError:  # it may still be there, where this user may not look
+            return False
 
 
 def folder_of(home: Path) -> Path:

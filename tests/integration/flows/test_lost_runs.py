@@ -21,6 +21,10 @@ from infini_llama.tasks.storage.locks import Lock
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = count()
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner,-chown"]
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"),
+    reason="as root alone, files of two users can be made",
+)
 FORGET = """
 import sys
 from pathlib import Path
@@ -144,10 +148,23 @@ def test_tasks_of_a_run_that_is_over_or_suspended_are_ended(records, lost, tmp_p
     assert ended == {task.id for task in tasks}
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv"),
-    reason="as root alone, files of two users can be made",
-)
+@as_root
+def test_a_run_of_the_hidden_home_folder_of_another_user_is_left_alone_in_a_copy(tmp_path):
+    run, home = str(uuid4()), tmp_path / "home"
+    register(run, home, "")
+    copy = shutil.copytree(home, tmp_path / "copy")
+    os.chown(home, 1000, 1000)
+    home.chmod(0o700)
+    is_of = (
+        "import sys; from infini_llama.flows.executions import *; file = Path(sys.argv[1]); "
+        "print(Execution.model_validate_json(file.read_bytes()).is_of(file))"
+    )
+    command = [*UNPRIVILEGED, sys.executable, "-c", is_of, str(copy / run)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
+@as_root
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
 def test_a_run_that_is_over_in_the_folder_of_another_user_keeps_its_file(tmp_path, mode):
     folder = tmp_path / "flow-runs"
