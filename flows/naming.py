@@ -91,11 +91,7 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
     from infini_llama.configs.deepspeed import read_json
     from infini_llama.tasks.runs.checkpoints import RULES
 
-    config = without_variables(config)
-    try:
-        config = changed(config, environment=with_scheduler(config.environment, os.environ))
-    except ValidationError as fault:
-        raise unfitting(fault) from fault
+    config = _with_scheduler(without_variables(config))
     environment = config.environment
     if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
         raise ConfigError(
@@ -118,6 +114,14 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
         runtime=runtime,
         deployment=type(config.deployment)(),
     )
+
+
+def _with_scheduler(config: "PipelineConfig") -> "PipelineConfig":
+    """The configuration with the scheduler's section `environment`."""
+    try:
+        return changed(config, environment=with_scheduler(config.environment, os.environ))
+    except ValidationError as fault:
+        raise unfitting(fault) from fault
 
 
 def run_name(template: str, due: datetime | None) -> str:
