@@ -8,6 +8,7 @@ from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
+from infini_llama.configs.schema.sources import SourceConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -16,7 +17,13 @@ from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, has_all_files
 from infini_llama.tasks.storage.dataset_files import REPAIR, verify_dataset
 
-FREE = {name for name, policy in resume_policies(DataConfig).items() if policy is Resume.FREE}
+# Keys that a resumed run may change: of the section, and of an entry of data.sources.
+MAY_CHANGE = {
+    name for name, policy in resume_policies(DataConfig).items() if policy is not Resume.FIXED
+}
+MAY_CHANGE_OF_SOURCE = {
+    name for name, policy in resume_policies(SourceConfig).items() if policy is not Resume.FIXED
+}
 log = logging.getLogger("infini_llama.preprocess")
 
 
@@ -96,8 +103,8 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         return None
     try:
         record = RunReader(run.path)
-        settings = _without_free(config.data.model_dump(mode="json"))
-        if _without_free(record.config.get("data")) != settings:
+        settings = _kept_settings(config.data.model_dump(mode="json"))
+        if _kept_settings(record.config.get("data")) != settings:
             return None
         folder = config.runtime.home / record.lineage.dataset.path
         reference = reference_for(config.data, folder, config.runtime.home)
@@ -135,8 +142,18 @@ def require_dataset_of_run(config: PipelineConfig, repaired: DatasetRef) -> None
         ) from None
 
 
-def _without_free(data: object) -> object:
+def _kept_settings(data: object) -> object:
     """The settings in `data` without those that a resumed run may change."""
     if not isinstance(data, dict):
         return None
-    return {name: value for name, value in data.items() if name not in FREE}
+    settings = _without(data, MAY_CHANGE)
+    sources = settings.get("sources")
+    if isinstance(sources, list):
+        settings["sources"] = [
+            _without(source, MAY_CHANGE_OF_SOURCE) for source in sources if isinstance(source, dict)
+        ]
+    return settings
+
+
+def _without(settings: JsonObject, names: set[str]) -> JsonObject:
+    return {name: value for name, value in settings.items() if name not in names}

@@ -327,18 +327,21 @@ class Llama(nn.Module):
         labels: torch.Tensor,
         documents: torch.Tensor | None = None,
         context: Context | None = None,
+        row_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of cross-entropies (nats, fp32) of input_ids [B, T] against labels [B, T].
 
         The number of targets is returned with it.
 
         Labels are already one token ahead of the inputs; -100 is no target. `loss_chunk` tokens'
-        logits exist at a time, 0: all; `z_loss` adds to the gradient in training (`model.loss`).
-        With a `context` both are this rank's part, and the sum and number, too.
+        logits exist at a time, 0: all; `z_loss` adds to the gradient in training, and `row_weights`
+        [B] multiply it (`model.loss`). With a `context` inputs and labels are this rank's part, and
+        the sum and number, too.
         """
         z_loss = self.z_loss if self.training else 0.0
         if not self.loss_chunk:
-            return cross_entropy_sum(self(input_ids, documents, context), labels, z_loss)
+            logits = self(input_ids, documents, context)
+            return cross_entropy_sum(logits, labels, z_loss, row_weights)
         return chunked_cross_entropy_sum(
             self.hidden(input_ids, documents, context),
             self.lm_head.weight,
@@ -346,6 +349,7 @@ class Llama(nn.Module):
             self.loss_chunk,
             z_loss,
             self.config.vocab_size,
+            row_weights,
         )
 
     def new_states(self, batch: int, capacity: int) -> States:

@@ -15,6 +15,7 @@ def cross_entropy_sum(
     logits: torch.Tensor,
     labels: torch.Tensor,
     z_loss: float = 0.0,
+    row_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum over targets of -log p(label), in fp32 at least, and their number.
 
@@ -27,22 +28,30 @@ def cross_entropy_sum(
         z_loss: weight of log^2 Z (Chowdhery et al. 2022, arXiv 2204.02311, section 5), which keeps
             logits from drifting. Its gradient is added; the value stays the cross-entropy, so that
             losses can be compared.
+        row_weights: [B], by which the gradient of each row's losses is multiplied; the value has no
+            weights. None: 1.
 
     Returns:
         the sum (scalar, nats) and the number of targets (scalar int64).
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(
+    is_target = labels != IGNORE_INDEX
+    losses = F.cross_entropy(
         wide.flatten(0, 1),
         labels.flatten(),
         ignore_index=IGNORE_INDEX,
-        reduction="sum",
+        reduction="sum" if row_weights is None else "none",
     )
-    targets = labels != IGNORE_INDEX
+    total = losses
+    weights = is_target
+    if row_weights is not None:
+        weights = is_target * row_weights[:, None].to(wide.dtype)
+        weighted = (losses * weights.flatten()).sum()
+        total = losses.detach().sum() + (weighted - weighted.detach())
     if z_loss:
-        penalty = z_loss * (wide.logsumexp(dim=-1).square() * targets).sum()
+        penalty = z_loss * (wide.logsumexp(dim=-1).square() * weights).sum()
         total = total + (penalty - penalty.detach())
-    return total, targets.sum()
+    return total, is_target.sum()
 
 
 def chunked_cross_entropy_sum(
@@ -52,6 +61,7 @@ def chunked_cross_entropy_sum(
     chunk: int,
     z_loss: float = 0.0,
     vocabulary: int | None = None,
+    row_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_sum` of the logits hidden @ weight^T, `chunk` tokens at a time.
 
@@ -65,10 +75,15 @@ def chunked_cross_entropy_sum(
         hidden: [B, T, D]; weight: [V, D]; labels: [B, T] int64.
         vocabulary: tokens; further rows of `weight` pad it and have no probability. None: all V
             rows are tokens.
+        row_weights: as in `cross_entropy_sum`.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    token_weights = None
+    if row_weights is not None:
+        wide = torch.promote_types(dtype, torch.float32)
+        token_weights = row_weights[:, None].to(wide).expand_as(labels).flatten()
     total, _, _ = loss_and_gradients(
         hidden.flatten(0, 1).to(dtype),
         weight,
@@ -76,6 +91,7 @@ def chunked_cross_entropy_sum(
         chunk,
         z_loss,
         vocabulary,
+        token_weights,
         learns,
         learns and weight.requires_grad,
     )
@@ -89,13 +105,14 @@ def in_chunks(
     chunk: int,
     z_loss: float,
     vocabulary: int | None,
+    token_weights: torch.Tensor | None,
     learns: bool,
     weight_learns: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sum of losses and its gradients.
 
     Those are of hidden [N, D] in its type, if `learns`, and of weight [V, D] in fp32 at least, if
-    `weight_learns`.
+    `weight_learns`. Gradients of each token's loss are multiplied by `token_weights` [N], if any.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     narrow = weight.to(hidden.dtype)
@@ -107,13 +124,15 @@ def in_chunks(
     if chosen is not None:
         x = hidden[chosen]
         labels = labels[chosen]
+        token_weights = None if token_weights is None else token_weights[chosen]
         grad_x = grad_hidden.new_empty(len(chosen), hidden.shape[1])
     with torch.autocast(hidden.device.type, enabled=False):
         for part in range(0, x.shape[0], chunk):
             rows = slice(part, part + chunk)
             gradients = None
             if learns:
-                gradients = (grad_x[rows], grad_weight if weight_learns else None)
+                of_tokens = None if token_weights is None else token_weights[rows, None]
+                gradients = (grad_x[rows], grad_weight if weight_learns else None, of_tokens)
             total += _chunk(x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
     if chosen is not None and learns:
         grad_hidden.zero_()[chosen] = grad_x
@@ -147,11 +166,14 @@ def _chunk(
     label: torch.Tensor,
     z_loss: float,
     vocabulary: int | None,
-    gradients: tuple[torch.Tensor, torch.Tensor | None] | None,
+    gradients: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None,
 ) -> torch.Tensor:
     """The sum of losses of x [n, D]; writes the gradient of x, and adds that of the weight.
 
     Its logits are freed with it.
+
+    Args:
+        gradients: those of x and the weight, and the weights [n, 1] of the tokens in them.
     """
     is_target = label != IGNORE_INDEX
     label = torch.where(is_target, label, 0)
@@ -164,10 +186,12 @@ def _chunk(
     # The largest probability is 1 / sum of exp(logit - largest).
     log_z = largest - probabilities.amax(1, keepdim=True).log()
     if gradients is not None:
-        of_x, of_weight = gradients
+        of_x, of_weight, of_tokens = gradients
         if z_loss:
             probabilities *= 1 + 2 * z_loss * log_z
         probabilities.scatter_add_(1, label, torch.full_like(log_z, -1.0))
+        if of_tokens is not None:
+            probabilities *= of_tokens
         gradient = probabilities.to(x.dtype)
         of_x.copy_((gradient @ weight) * is_target)
         if of_weight is not None:
@@ -222,7 +246,7 @@ def _backward(ctx: Any, scale: torch.Tensor, *_: None) -> tuple[torch.Tensor | N
     grad_hidden, grad_weight = ctx.saved_tensors
     of_hidden = (grad_hidden * scale).to(grad_hidden.dtype)
     of_weight = (grad_weight * scale).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
-    return of_hidden, of_weight, None, None, None, None, None, None
+    return of_hidden, of_weight, None, None, None, None, None, None, None
 
 
 loss_and_gradients.register_autograd(_backward, setup_context=_setup)

@@ -20,6 +20,7 @@ from infini_llama.tasks.preprocess.rows.tables import rows_by_torch, rows_on
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.train.worker.data.loader import (
+    Batch,
     BatchPlan,
     Prefetch,
     TrainBatches,
@@ -133,8 +134,10 @@ def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
     return TokenReader(Path(folder) / reference.path, reference.row_table, "train")
 
 
-def digest(batch: tuple[torch.Tensor, ...]) -> str:
-    parts = [np.ascontiguousarray(part.cpu().numpy()).tobytes() for part in batch]
+def digest(batch: Batch) -> str:
+    parts = [
+        np.ascontiguousarray(part.cpu().numpy()).tobytes() for part in batch if part is not None
+    ]
     return hashlib.blake2b(b"".join(parts)).hexdigest()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.choices import OneOf
-from infini_llama.configs.schema.section import Section, fixed, free, readers_of
+from infini_llama.configs.schema.section import Section, fixed, free, inexact, readers_of
 from infini_llama.configs.text_formats import (
     DOCUMENT_ENDINGS,
     OTHER_ENDINGS,
@@ -209,6 +209,12 @@ class SourceConfig(TextConfig):
         default=None,
         description="Share of the training sequences: weight / sum of weights. If no source has a "
         "weight, every sequence is used once per epoch.",
+    )
+    loss_weight: Annotated[float, Field(gt=0, le=1_000_000)] = inexact(
+        default=1.0,
+        description="How much each target of the source counts in training: a step's gradient is "
+        "that of the weighted mean, sum(weight x loss) / sum(weight). Reported losses have no "
+        "weights.",
     )
     license: str = free(
         default=NOT_STATED,

@@ -123,8 +123,9 @@ def over_rows(
         tokens = reader.gather(rows)
         mask = reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
-        inputs, labels, *rest = to_batch(tokens, mask, model.lm_head.weight.device, documents)
-        total.add(model(inputs, *rest), labels, reader.text_bytes(rows))
+        batch = to_batch(tokens, mask, model.lm_head.weight.device, documents)
+        logits = model(batch.inputs, batch.documents)
+        total.add(logits, batch.labels, reader.text_bytes(rows))
         _report(start + len(rows), count, "rows")
     total.text_bytes = int(total.by_place[2].sum())
     return total

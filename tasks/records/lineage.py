@@ -90,6 +90,7 @@ class Lineage(Record):
         train: section `train`, as the last command set it.
         max_steps: optimizer steps of the whole run, also where the configuration says it in epochs
             or tokens.
+        loss_weights: of each source, where they are not all alike.
         curriculum_ends: last step of each stage of data.curriculum.
         skipped_samples: ranges that rollbacks have left out.
         micro_batch_limit: the largest micro-batch after an out-of-memory error; None: the plan's.
@@ -102,6 +103,7 @@ class Lineage(Record):
     train: TrainingConfig
     max_steps: int
     init_from: InitialWeights | None = None
+    loss_weights: dict[str, float] | None = None
     curriculum_ends: tuple[int, ...] = ()
     skipped_samples: tuple[SampleRange, ...] = ()
     micro_batch_limit: PositiveInt | None = None

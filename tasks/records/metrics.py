@@ -108,8 +108,8 @@ class TrainLine(StepLine):
     loss: Annotated[
         float | None,
         Metric(
-            "mean over all targets of the global batch, nats per token; null if the update was "
-            "skipped or the step has no targets",
+            "mean over all targets of the global batch, without `loss_weight`, nats per token; "
+            "null if the update was skipped or the step has no targets",
             group="train",
         ),
     ] = None

@@ -12,6 +12,7 @@ from infini_llama.configs.reading import JsonObject, JsonValue
 from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
+from infini_llama.configs.schema.sources import SourceConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -25,6 +26,7 @@ from infini_llama.tasks.train.length import steps_of
 
 log = logging.getLogger("infini_llama.train")
 POLICIES = resume_policies(TrainingConfig)
+LOSS_WEIGHT = resume_policies(SourceConfig)["loss_weight"]
 # Keys that are not compared: the length is compared in steps, initial weights by their digest, and
 # settings of the plan with the environment.
 NOT_COMPARED = {"num_epochs", "max_tokens", "init_from", *PinnedSettings.model_fields}
@@ -61,11 +63,19 @@ class Binding:
         return result.steps
 
     def changed_settings(self, policy: Resume) -> list[str]:
-        """A sentence for each setting of section `train` of this policy that has changed."""
+        """A sentence for each setting of this policy that has changed.
+
+        It is of section `train`, or the loss_weight of the sources.
+        """
         if self.before is None:
             return []
         lines = _differences(_compared(self.before), _compared(self.now), "train")
-        return [line for name, line in lines.items() if POLICIES[name] is policy]
+        changed = [line for name, line in lines.items() if POLICIES[name] is policy]
+        before = self.before.loss_weights
+        now = self.now.loss_weights
+        if before != now and LOSS_WEIGHT is policy:
+            changed.append(f"data.sources.loss_weight: {before} before, {now} now")
+        return changed
 
 
 def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
@@ -114,6 +124,7 @@ def _lineage_of(config: PipelineConfig, dataset: DatasetRef, before: Lineage | N
         train=config.train,
         max_steps=max_steps,
         init_from=initial,
+        loss_weights=_loss_weights(config.data),
         # More steps later do not send a run back to shorter rows.
         curriculum_ends=before.curriculum_ends if before else _last_steps(config.data, max_steps),
         skipped_samples=before.skipped_samples if before else (),
@@ -139,6 +150,11 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
         weights=weights or None,
         curriculum=stages or None,
     )
+
+
+def _loss_weights(data: DataConfig) -> dict[str, float] | None:
+    weights = {source.name: source.loss_weight for source in data.sources}
+    return weights if len(set(weights.values())) > 1 else None
 
 
 def other_run(binding: Binding) -> ConfigError | None:

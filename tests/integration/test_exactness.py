@@ -215,6 +215,42 @@ def test_context_parallel_is_bitwise(bench):
     assert compiled["reason"] == ""
 
 
+WEIGHTED = {
+    "loss_weights": (6.0, 1.0),
+    "precision": "bf16",
+    "attention": "infini",
+    "dropout": 0.1,
+    "accumulation": 4,
+    "isolation": True,
+    "compile": "off",
+    "chunk": 40,
+    "resumed": 2,
+    "epoch": "within",
+    "save": "async",
+    "curriculum": [{"sequence_length": 16, "until": 4}],
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {"world": 2, "parallel": "ddp"},
+        pytest.param({"world": 2, "parallel": "fsdp"}, marks=pytest.mark.slow),
+    ],
+    ids=name_of,
+)
+def test_weights_of_sources_in_the_loss(bench, cell):
+    name = f"weighted-{name_of(cell)}"
+    bench.attempt(f"plain-{name}", WEIGHTED | cell | {"loss_weights": (1.0, 1.0)})
+    assert interrupted_equals_uninterrupted(bench, [(name, WEIGHTED | cell)]) == {name: []}
+    weighted, plain = bench.result(f"{name}-calm"), bench.result(f"plain-{name}")
+    assert weighted["metrics"][0]["loss"] == plain["metrics"][0]["loss"], (
+        "the loss that is reported has no weights"
+    )
+    assert weighted["weights_sha256"] != plain["weights_sha256"]
+
+
 ELASTIC = {
     "parallel": "ddp",
     "precision": "fp32",
@@ -247,6 +283,14 @@ def test_another_number_of_workers_keeps_batches_and_nearly_the_losses(bench):
         bench.attempt("elastic", ELASTIC | {"world": world, "parallel": parallel}, stop_after=stop)
         bench.execute()
     assert_nearly_equal(bench, "four", "elastic")
+
+
+def test_another_number_of_workers_keeps_nearly_the_losses_of_weighted_sources(bench):
+    cell = ELASTIC | {"loss_weights": (6.0, 1.0)}
+    for world in (1, 2):
+        bench.attempt(f"weighted-{world}", cell | {"world": world})
+    bench.execute()
+    assert_nearly_equal(bench, "weighted-1", "weighted-2")
 
 
 @pytest.mark.slow

@@ -142,21 +142,29 @@ def weighted_sources(
     Raises:
         ConfigError: the weights are for other sources.
     """
+    exact = [Fraction(repr(weight)) for weight in in_order(sources, weights)]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    weighted: list[WeightedSource] = []
+    first = 0
+    for source, weight in zip(sources, exact, strict=True):
+        weighted.append(WeightedSource(source.name, first, source.rows, int(weight * scale)))
+        first += source.rows
+    return tuple(weighted)
+
+
+def in_order(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[float, ...]:
+    """The weights of the sources of a row table, in the order of their rows.
+
+    Raises:
+        ConfigError: the weights are for other sources.
+    """
     if {source.name for source in sources} != weights.keys():
         names = ", ".join(source.name for source in sources) or "one without a name"
         raise ConfigError(
             f"data.sources gives weights to {', '.join(weights)}; "
             f"the dataset's sources are {names}."
         )
-    exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
-    scale = math.lcm(*(weight.denominator for weight in exact.values()))
-    weighted: list[WeightedSource] = []
-    first = 0
-    for source in sources:
-        weight = int(exact[source.name] * scale)
-        weighted.append(WeightedSource(source.name, first, source.rows, weight))
-        first += source.rows
-    return tuple(weighted)
+    return tuple(weights[source.name] for source in sources)
 
 
 def mixed_rows(

@@ -38,11 +38,15 @@ DOCUMENTS = {
 def configuration(home: Path, name: str, cell: Cell) -> dict:
     """Of one run of a cell. `batch` and `micro` of a cell replace what its other settings imply."""
     batch, context = cell.get("batch", BATCH), cell.get("context", 1)
+    text = {"files": [str(home / cell["epoch"] / "*.txt")]}
+    if "loss_weights" in cell:
+        text = {"sources": sources(home, cell["loss_weights"])}
     return {
-        "data": {
-            "source": "files",
-            "files": [str(home / cell["epoch"] / "*.txt")],
+        "data": text
+        | {
             "validation_fraction": 0.2,
+            "curriculum": cell.get("curriculum", []),
+            "packing": "best_fit" if "loss_weights" in cell else "concat",
             "sequence_length": 32,
             "tokenizer": {"vocab_size": 300},
         },
@@ -91,6 +95,23 @@ def configuration(home: Path, name: str, cell: Cell) -> dict:
     }
 
 
+def sources(home: Path, loss_weights: tuple[float, float]) -> list[dict]:
+    """Numbers whose answers alone count, and text, in the shares 3 and 1."""
+    numbers = {
+        "name": "numbers",
+        "source": "passkey",
+        "passkey": {"documents": 60, "repetitions": 1},
+        "loss_on": "answer",
+        "answer_after": " The pass key is",
+        "weight": 3,
+    }
+    text = {"name": "text", "files": [str(home / "within" / "*.txt")], "weight": 1}
+    return [
+        source | {"loss_weight": weight}
+        for source, weight in zip((numbers, text), loss_weights, strict=True)
+    ]
+
+
 def write_texts(home: Path) -> None:
     """Documents cut from a module of Python's library, in one folder a corpus."""
     text = Path(textwrap.__file__).read_text() * 3
@@ -135,10 +156,11 @@ class Bench:
         config = parse_config(configuration(self.home, name, cell))
         run = self.run(name)
         run.path.mkdir(parents=True, exist_ok=True)
-        if cell["epoch"] not in self.references:
-            self.references[cell["epoch"]] = preprocess(config.data, self.home)
+        text = str((cell["epoch"], "loss_weights" in cell, cell.get("curriculum")))
+        if text not in self.references:
+            self.references[text] = preprocess(config.data, self.home)
         plan = plan_environment(config, self.facts)
-        dataset = self.references[cell["epoch"]]
+        dataset = self.references[text]
         lineage = bind_run(config, dataset, plan)
         remove_staging(run)
         if lose_newest:

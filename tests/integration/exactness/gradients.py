@@ -43,14 +43,26 @@ def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return rows[:, :-1], labels
 
 
+def row_weights(labels: torch.Tensor) -> torch.Tensor:
+    """Weights of the rows [12], which are by turns of two sources with other loss weights."""
+    weights = torch.tensor([6.0, 0.5], dtype=torch.float64).repeat(6)
+    targets = (labels != -100).sum(dim=1)
+    return weights * (targets.sum() / (weights * targets).sum())
+
+
 def differences(
-    attention: str, strategy: str, micro: int, context: int, ranks: Ranks
+    attention: str, strategy: str, micro: int, context: int, weighted: bool, ranks: Ranks
 ) -> dict[str, float]:
     inputs, labels = ragged_batch()
     count = int((labels != -100).sum())
     single = small_model(attention)
-    mean = nn.functional.cross_entropy(single(inputs).flatten(0, 1), labels.flatten())
-    mean.backward()
+    logits = single(inputs).flatten(0, 1)
+    mean = nn.functional.cross_entropy(logits, labels.flatten())
+    losses = nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
+    of_targets = torch.tensor([6.0, 0.5], dtype=torch.float64).repeat(6)[:, None]
+    of_targets = (of_targets * (labels != -100)).flatten()
+    objective = (losses * of_targets).sum() / of_targets.sum() if weighted else mean
+    objective.backward()
     expected = {name: parameter.grad.clone() for name, parameter in single.named_parameters()}
     norm = nn.utils.clip_grad_norm_(single.parameters(), CLIP)
 
@@ -63,7 +75,11 @@ def differences(
     assert state_hash(model_tensors(model), "model.") == untouched
     share = len(inputs) // ranks.data_world_size
     mine = slice(ranks.data_rank * share, (ranks.data_rank + 1) * share)
-    batches = list(zip(inputs[mine].split(micro), labels[mine].split(micro), strict=True))
+    parts = [inputs[mine].split(micro), labels[mine].split(micro)]
+    if weighted:
+        weights = row_weights(labels)[mine].split(micro)
+        parts += [[None] * len(weights), weights]
+    batches = list(zip(*parts, strict=True))
     found = {}
     for _ in range(2):  # DDP lays out its buckets anew after the first
         parallel.discard_gradients()
@@ -99,8 +115,9 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     cells = [
-        *product(("softmax", "infini"), STRATEGIES, (1, 3), (1,)),
-        *product(("infini",), STRATEGIES, (3,), (CONTEXT,)),
+        *product(("softmax", "infini"), STRATEGIES, (1, 3), (1,), (False,)),
+        *product(("infini",), STRATEGIES, (3,), (CONTEXT,), (False,)),
+        *product(("infini",), STRATEGIES, (3,), (1, CONTEXT), (True,)),
     ]
     found = {"-".join(map(str, cell)): differences(*cell, ranks) for cell in cells}
     if ranks.is_rank0:

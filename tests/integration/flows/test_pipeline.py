@@ -60,6 +60,25 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     assert named.lookup() == named.of_run and named.build().path == expected.path
 
 
+def test_a_run_goes_on_with_the_text_that_it_began_with_and_other_loss_weights(
+    corpus, data, tmp_path
+):
+    text = shutil.copytree(corpus, tmp_path / "text")
+    sources = [
+        {"name": f"part-{number}", "files": [f"{text}/text-0{number}*.txt"]} for number in range(4)
+    ]
+    settings = data(files=[], sources=sources)
+    expected = preprocess(settings, tmp_path / "home")
+    make_run(tmp_path / "home", expected, settings, finished=False)
+    (text / "text-003.txt").write_bytes(b"some other text")
+    sources[0] |= {"loss_weight": 3, "license": "MIT"}
+    runtime = {"name": "run", "home": str(tmp_path / "home")}
+    config = PipelineConfig.model_validate(
+        {"data": data(files=[], sources=sources), "runtime": runtime}
+    )
+    assert pipeline.preparation_for(config).build().path == expected.path
+
+
 def test_repairing_todays_text_names_the_damaged_dataset_of_other_text(begun):
     config, text = begun
     expected = pipeline.preparation_for(config).build()

@@ -34,6 +34,29 @@ def test_chunks_equal_the_plain_loss(chunk, z_loss):
         assert largest(gradient, other) < 1e-10
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("chunk", [0, 1, 4, 20])
+def test_weights_of_rows_are_in_the_gradient_and_not_in_the_value(chunk, z_loss):
+    """Against the loss of each row alone, times its weight."""
+    hidden, weight, labels = batch()
+    labels[2, 3] = 7
+    weights = torch.tensor([0.5, 3.0, 11.0], dtype=torch.float64)
+    rows = [
+        cross_entropy_sum(hidden[[row]] @ weight.T, labels[[row]], z_loss)[0] for row in range(3)
+    ]
+    if chunk:
+        found, count = chunked_cross_entropy_sum(
+            hidden, weight, labels, chunk, z_loss, row_weights=weights
+        )
+    else:
+        found, count = cross_entropy_sum(hidden @ weight.T, labels, z_loss, weights)
+    assert count == 12 and abs(sum(rows) - found) < 1e-11
+    weighted = sum(value * total for value, total in zip(weights, rows, strict=True))
+    expected = torch.autograd.grad(weighted, (hidden, weight), retain_graph=True)
+    for gradient, other in zip(torch.autograd.grad(found, (hidden, weight)), expected, strict=True):
+        assert largest(gradient, other) < 1e-10
+
+
 def test_chunks_in_half_precision_are_as_exact_as_the_plain_loss():
     hidden, weight, labels = batch(torch.float32)
     exact = torch.autograd.grad(

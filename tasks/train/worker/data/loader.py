@@ -14,6 +14,7 @@ import torch
 from infini_llama.model.loss import IGNORE_INDEX
 from infini_llama.tasks.preprocess.tokens.order import (
     WeightedSource,
+    in_order,
     mixed_rows,
     rows_of_samples,
     samples_used,
@@ -23,8 +24,29 @@ from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import SampleRange
 
-# Arguments of the model's loss: inputs, labels, and documents where they are kept apart.
-Batch = tuple[torch.Tensor, ...]
+
+class Batch(NamedTuple):
+    """Rows of a micro-batch: the arguments of the model's loss.
+
+    Attributes:
+        inputs, labels: [b, L].
+        documents: int32 [b, L], the document of each input; None: they are not kept apart.
+        row_weights: [b], of the rows in the gradient; None: 1.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    documents: torch.Tensor | None = None
+    row_weights: torch.Tensor | None = None
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        """The batch with the function's value in place of each tensor."""
+        return Batch(
+            function(self.inputs),
+            function(self.labels),
+            None if self.documents is None else function(self.documents),
+            None if self.row_weights is None else function(self.row_weights),
+        )
 
 
 def to_batch(
@@ -32,22 +54,25 @@ def to_batch(
     targets: np.ndarray | None,
     device: torch.device,
     documents: np.ndarray | None = None,
+    row_weights: np.ndarray | None = None,
 ) -> Batch:
     """Rows [b, L+1] of tokens as inputs [b, L] and labels [b, L], the labels one token ahead.
 
     Args:
         targets: bool [b, L], which labels count; the others become IGNORE_INDEX. None where all do.
-        documents: int32 [b, L], the document of each input, which becomes the batch's third part.
-            None: there is none.
+        documents, row_weights: as in `Batch`.
     """
     rows = to_device(tokens, device)
     inputs = rows[:, :-1]
     labels = rows[:, 1:]
     if targets is not None:
         labels = labels.masked_fill(~to_device(targets, device), IGNORE_INDEX)
-    if documents is None:
-        return inputs, labels
-    return inputs, labels, to_device(documents, device)
+    return Batch(
+        inputs,
+        labels,
+        None if documents is None else to_device(documents, device),
+        None if row_weights is None else to_device(row_weights, device),
+    )
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -69,6 +94,7 @@ class CurriculumStage:
     first: int
     rows_per_sample: int
     sources: tuple[WeightedSource, ...]  # () where they have no weights
+    loss_weights: tuple[float, ...]  # of the reader's sources; () where they are alike
 
     def rows(self, sample: int, count: int, seed: int) -> np.ndarray:
         """Row numbers [count * rows_per_sample] of consecutive samples.
@@ -81,11 +107,33 @@ class CurriculumStage:
             return mixed_rows(first, number, self.sources, seed)
         return rows_of_samples(first, number, len(self.reader), seed)
 
+    def row_weights(self, rows: np.ndarray) -> np.ndarray | None:
+        """Weights of a step's rows in its gradient, float64 [rows]; None: 1.
+
+        With them, the mean over the N targets of the step has the gradient of the weighted mean
+        sum(w loss) / sum(w), where w is the loss_weight of a target's source, as of torch's
+        cross_entropy with class weights. A row's weight is therefore w N / sum(w). It follows from
+        the rows of the global batch, so that neither ranks nor micro-batches change it.
+        """
+        if not self.loss_weights:
+            return None
+        reader = self.reader
+        ends = np.cumsum([source.rows for source in reader.sources])
+        source_of_row = np.searchsorted(ends, rows, side="right")
+        weighted_targets = 0.0
+        for source, loss_weight in enumerate(self.loss_weights):
+            own_rows = rows[source_of_row == source]
+            weighted_targets += loss_weight * reader.count_targets(own_rows)
+        targets = reader.count_targets(rows)
+        scale = targets / weighted_targets if targets else 1.0
+        return np.array(self.loss_weights)[source_of_row] * scale
+
 
 def curriculum_stages(
     reader: TokenReader,
     shorter: Sequence[tuple[TokenReader, int]] = (),
     weights: dict[str, float] | None = None,
+    loss_weights: dict[str, float] | None = None,
 ) -> list[CurriculumStage]:
     """The samples of a run, in order.
 
@@ -94,6 +142,7 @@ def curriculum_stages(
             is no longer of them, ascending. Their length divides the reader's; a sample is as many
             of them as it has tokens.
         weights: of the dataset's sources; without, every row of all of them is seen once per epoch.
+        loss_weights: of the dataset's sources, see `CurriculumStage.row_weights`.
     """
     readers = [*(table for table, _ in shorter), reader]
     firsts = [0, *(until for _, until in shorter)]
@@ -101,7 +150,8 @@ def curriculum_stages(
     for table, first in zip(readers, firsts, strict=True):
         sources = weighted_sources(table.sources, weights) if weights else ()
         rows_per_sample = reader.sequence_length // table.sequence_length
-        stages.append(CurriculumStage(table, first, rows_per_sample, sources))
+        of_loss = in_order(table.sources, loss_weights) if loss_weights else ()
+        stages.append(CurriculumStage(table, first, rows_per_sample, sources, of_loss))
     return stages
 
 
@@ -120,6 +170,7 @@ def curriculum_stages_of(attempt: AttemptPlan) -> list[CurriculumStage]:
         reader(attempt.dataset.row_table),
         [(reader(row_table), end) for row_table, end in attempt.shorter_rows],
         attempt.lineage.dataset.weights,
+        attempt.lineage.loss_weights,
     )
 
 
@@ -186,11 +237,14 @@ class TrainBatches:
         rows_per_rank = self.plan.per_rank * stage.rows_per_sample
         rows_per_batch = self.plan.micro_batch * stage.rows_per_sample
         first = self.plan.rank * rows_per_rank
-        own_rows = self.rows(samples_consumed)[first : first + rows_per_rank]
-        for start in range(0, len(own_rows), rows_per_batch):
-            rows = own_rows[start : start + rows_per_batch]
+        all_rows = self.rows(samples_consumed)
+        row_weights = stage.row_weights(all_rows)
+        for start in range(first, first + rows_per_rank, rows_per_batch):
+            part = slice(start, min(start + rows_per_batch, first + rows_per_rank))
+            rows = all_rows[part]
             documents = reader.documents(rows) if self.plan.isolate else None
-            yield to_batch(reader.gather(rows), reader.targets(rows), device, documents)
+            weights = None if row_weights is None else row_weights[part]
+            yield to_batch(reader.gather(rows), reader.targets(rows), device, documents, weights)
 
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks.
@@ -275,7 +329,7 @@ class Prefetch:
         self.ahead = ahead
         built = self.ahead.pop(samples).result()
         on_device = [
-            tuple(part.to(self.device, non_blocking=True) for part in batch)
+            batch.map(lambda part: part.to(self.device, non_blocking=True))
             for batch in built.micro_batches
         ]
         return GlobalBatch(on_device, built.targets)
@@ -283,7 +337,7 @@ class Prefetch:
     def _build(self, samples: int) -> GlobalBatch:
         built = list(self.batches.micro_batches(samples, torch.device("cpu")))
         if self.device.type == "cuda":
-            built = [tuple(part.pin_memory() for part in batch) for batch in built]
+            built = [batch.map(torch.Tensor.pin_memory) for batch in built]
         return GlobalBatch(built, self.batches.targets(samples))
 
     def __enter__(self) -> Self:

@@ -52,6 +52,7 @@ class LossModule(nn.Module):
         input_ids: torch.Tensor,
         labels: torch.Tensor,
         documents: torch.Tensor | None = None,
+        row_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sum of the token cross-entropies of whole sequences, a scalar in fp32.
 
@@ -60,13 +61,14 @@ class LossModule(nn.Module):
             labels: [b, T].
             documents: [b, T], keeps the documents of a sequence apart (`model.layout`); None: they
                 are not kept apart.
+            row_weights: [b], of the rows in the gradient; None: 1.
         """
         if self.context is not None:
             size = self.model.config.segment_length
             input_ids = self.context.part(input_ids, size)
             labels = self.context.part(labels, size)
         with self.autocast:  # in here, since DeepSpeed's engine switches off any around it
-            return self.model.loss(input_ids, labels, documents, self.context)[0]
+            return self.model.loss(input_ids, labels, documents, self.context, row_weights)[0]
 
 
 class NativeStrategy:

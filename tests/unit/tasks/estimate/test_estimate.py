@@ -152,7 +152,7 @@ def test_logits_in_parts_are_those_of_real_tensors(precision, dtype):
         torch.zeros(384, dtype=torch.long),
     )
     with LiveBytes() as live:
-        in_chunks(hidden, weight, labels, 64, 0.0, None, True, True)
+        in_chunks(hidden, weight, labels, 64, 0.0, None, None, True, True)
     counted = bytes_needed(settings(train={"loss_chunk": 64}), 3, precision, "cpu", 1)["logits"]
     assert counted == pytest.approx(live.highest, rel=0.15)
 

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.packing import PACKED
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
+from infini_llama.model.config import LlamaConfig
+from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.learning import training_texts
 from infini_llama.tasks.preprocess.sources.held_out import is_held_out
@@ -22,12 +25,22 @@ from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.report.dataset import _sources, describe
+from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.binding import bind_run
-from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    TrainBatches,
+    curriculum_stages,
+    to_batch,
+)
 from infini_llama.tasks.verify_data.checks import verify
+from support.made_up_runs import add_checkpoint, add_result
+from support.one_rank import single_rank
 from support.records import make_plan
 from support.stages import survey
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -148,8 +161,8 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     )
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
-    inputs, _ = next(batches.micro_batches(0, torch.device("cpu")))
-    assert inputs.shape == (8, 16)
+    first = next(batches.micro_batches(0, torch.device("cpu")))
+    assert first.inputs.shape == (8, 16)
     even = TrainBatches(curriculum_stages(reader), BatchPlan(3, len(reader), 1, 0, 1))
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
@@ -293,6 +306,101 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     )
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500
+
+
+@pytest.fixture
+def weighted(mixture, sources, tmp_path) -> Callable[..., PipelineConfig]:
+    """weighted(prose=, numbers=): a run on both sources, whose sequences have padding."""
+
+    def config(prose: float = 1.0, numbers: float = 1.0, **train) -> PipelineConfig:
+        data = mixture(
+            sources["prose"] | {"loss_weight": prose},
+            sources["numbers"] | {"loss_weight": numbers},
+            packing="padded",
+            curriculum=[{"sequence_length": 8, "until": 2}],
+        )
+        train = {"global_batch_size": 8, "max_steps": 20, "warmup_steps": 5} | train
+        return PipelineConfig.model_validate(
+            {"data": data, "train": train, "runtime": {"home": str(tmp_path), "name": "weighted"}}
+        )
+
+    return config
+
+
+@pytest.mark.parametrize("samples", [0, 24])
+@pytest.mark.parametrize(("world", "micro"), [(1, 3), (2, 2), (4, 1)])
+def test_the_gradient_is_that_of_the_weighted_mean_over_the_targets(
+    weighted, tmp_path, world, micro, samples
+):
+    """In a stage of the curriculum and after it, against the mean over the targets one by one (fp64)."""
+    config = weighted(prose=0.5, numbers=6.0)
+    reference = preprocess(config.data, tmp_path)
+
+    def reader(row_table: str) -> TokenReader:
+        return TokenReader(tmp_path / reference.path, row_table, "train")
+
+    stages = curriculum_stages(
+        reader(reference.row_table),
+        [(reader(reference.curriculum[0].row_table), 16)],
+        {"prose": 3, "numbers": 1},
+        bind_run(config, reference, make_plan()).loss_weights,
+    )
+    of_ranks = [TrainBatches(stages, BatchPlan(3, 8, micro, rank, world)) for rank in range(world)]
+    model = Llama(LlamaConfig(257, 16, 32, 1, 2, 1, 16)).double()
+    stage = of_ranks[0].stage(samples)
+    losses, weights = [], []
+    for row in of_ranks[0].rows(samples):
+        tokens, mask = stage.reader.gather(row[None]), stage.reader.targets(row[None])
+        inputs, labels, *_ = to_batch(tokens, mask, CPU)
+        is_target = labels[0] != -100
+        logits = model(inputs)[0, is_target]
+        losses.append(cross_entropy(logits, labels[0, is_target], reduction="none"))
+        loss_weight = 6.0 if row < stage.reader.sources[0].rows else 0.5
+        weights.append(torch.full_like(losses[-1], loss_weight))
+    losses, weights = torch.cat(losses), torch.cat(weights)
+    assert set(weights.tolist()) == {6.0, 0.5}
+    ((losses * weights).sum() / weights.sum()).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+
+    strategy, summed = single_rank(model), 0.0
+    for batches in of_ranks:
+        micro_batches = list(batches.micro_batches(samples, CPU))
+        summed += strategy.accumulate(micro_batches, batches.targets(samples)).item()
+    assert summed == pytest.approx(losses.sum().item(), rel=1e-6), "which is reported"
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, other, rtol=1e-9, atol=1e-12)
+
+
+def test_loss_weights_that_are_alike_are_none(weighted, tmp_path):
+    reference = preprocess(weighted().data, tmp_path)
+    for weights in ({}, {"prose": 3.0, "numbers": 3.0}):
+        assert bind_run(weighted(**weights), reference, make_plan()).loss_weights is None
+    assert preprocess(weighted(prose=2.0).data, tmp_path).digest == reference.digest
+
+
+def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(weighted, tmp_path, caplog):
+    reference = preprocess(weighted().data, tmp_path)
+    bind_run(weighted(), reference, make_plan())
+    assert not caplog.text
+    assert bind_run(weighted(prose=2.0), reference, make_plan()).loss_weights == {
+        "prose": 2.0,
+        "numbers": 1.0,
+    }
+    line = "data.sources.loss_weight: None before, {'prose': 2.0, 'numbers': 1.0} now"
+    assert f"{line}: from here on, the run is no longer bitwise" in caplog.text
+    run = RunFolder(tmp_path / "runs" / "weighted")
+    add_checkpoint(run.checkpoints, 20)
+    add_result(run, 20)
+    with pytest.raises(ConfigError, match=r"finished at step 20.*\n.*data\.sources\.loss_weight"):
+        bind_run(weighted(), reference, make_plan())
+
+
+def test_loss_weights_for_other_sources_are_refused(mixture, tmp_path):
+    reference = preprocess(mixture(), tmp_path)
+    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
+    with pytest.raises(ConfigError, match="letters, numbers; the dataset's sources are numbers, p"):
+        curriculum_stages(reader, loss_weights={"letters": 2.0, "numbers": 1.0})
 
 
 def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkeypatch):

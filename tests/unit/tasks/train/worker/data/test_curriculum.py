@@ -57,7 +57,7 @@ def batches(
 def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     of = batches()
     shapes = [
-        {tuple(inputs.shape) for inputs, _ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)
+        {tuple(inputs.shape) for inputs, *_ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)
     ]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
@@ -128,7 +128,7 @@ def test_ranks_and_micro_batches_do_not_change_the_order_of_rows(world, micro, s
     seen = [
         int(row[0])
         for of in of_ranks
-        for inputs, _ in of.micro_batches(8 * step, CPU)
+        for inputs, *_ in of.micro_batches(8 * step, CPU)
         for row in inputs
     ]
     assert seen == batches().rows(8 * step).tolist()
