@@ -1,0 +1,42 @@
+"""scripts/debian_texts.py: what of a package is text, and how it is cut into files."""
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "debian_texts.py"
+PAGE = """<html><head><title>No text</title><style>p {}</style></head><body><nav>Menu</nav>
+<p>One &amp; the
+same.</p><script>no()</script><ul><li>First</li><li>Second</li></ul></body></html>"""
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("debian_texts", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_page_is_its_text_in_paragraphs(script, tmp_path):
+    (tmp_path / "page.html").write_text(PAGE)
+    paragraphs = script.text_of(tmp_path / "page.html").split("\n\n")
+    assert [text.strip() for text in paragraphs if text.strip()] == [
+        "One & the\nsame.",
+        "First",
+        "Second",
+    ]
+
+
+def test_a_package_is_cut_between_paragraphs_and_has_a_limit(script, tmp_path):
+    text = "\n\n".join(f"{number:04} " + "word " * 200 for number in range(2000))
+    (tmp_path / "a.dict.dz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "b.dict.dz").write_bytes(gzip.compress(b"short"))
+    cut = list(script.parts(tmp_path, "*.dict.dz"))
+    assert 29 <= len(cut) <= 31 and all(part[:4].isdigit() for part in cut)
+    assert all(script.PART <= len(part) < script.PART + 1100 for part in cut)
+    assert text.startswith("".join(cut).rstrip("\n"))
+    assert list(script.parts(tmp_path, "b*")) == ["short\n\n"]
