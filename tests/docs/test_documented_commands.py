@@ -120,9 +120,9 @@ def write_folder(folder: Path) -> None:
         for section, changes in SMALL.items():
             config[section] |= changes
         config.get("environment", {}).pop("nproc_per_node", None)
-        if config["data"]["source"] == "passkey":
+        if config["data"].get("source") == "passkey":
             config["data"]["passkey"]["documents"] = 200
-        else:
+        elif "sources" not in config["data"]:
             config["data"] |= {"source": "files", "files": ["texts"]}
         (folder / "configs" / file.name).write_text(yaml.safe_dump(config))
 
