@@ -81,7 +81,7 @@ def trained() -> tuple[Llama, TextEncoder]:
     torch.manual_seed(0)
     model = Llama(
         LlamaConfig(
-            of.vocab_size,
+            of.tokenizer.get_vocab_size(),
             64,
             192,
             2,
