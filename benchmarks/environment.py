@@ -117,7 +117,7 @@ def child(job: str) -> None:
     import torch
 
     from infini_llama.model.config import LlamaConfig
-    from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+    from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
     from infini_llama.tasks.train.worker.initial_model import build_model
     from infini_llama.tasks.train.worker.strategies.compiling import Compiled
     from infini_llama.tasks.train.worker.strategies.ranks import Ranks
@@ -144,7 +144,7 @@ def child(job: str) -> None:
     shape = (plan.micro_batch_size, data.sequence_length)
     rows = torch.randint(data.tokenizer.vocab_size, (2, *shape))
     batch = GlobalBatch(
-        [(rows[0], rows[1])] * MICRO_BATCHES,
+        [Batch(rows[0], rows[1])] * MICRO_BATCHES,
         rows[0].numel() * MICRO_BATCHES * ranks.data_world_size,
     )
 

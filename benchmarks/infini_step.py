@@ -28,7 +28,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import build_model
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -80,7 +80,7 @@ def child(case: dict[str, Any], rounds: int) -> None:
     torch.manual_seed(0)
     ranks = Ranks("cpu", "gloo")
     row = torch.randint(VOCABULARY, (1, LENGTH + 1))
-    batch = GlobalBatch([(row[:, :-1], row[:, 1:])], LENGTH)
+    batch = GlobalBatch([Batch(row[:, :-1], row[:, 1:])], LENGTH)
     strategies: dict[str, Any] = {}
     for kind in KINDS:
         config = config_of(case["size"], case["segment"], case["threads"], kind)

@@ -17,7 +17,7 @@ from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -161,7 +161,7 @@ def ours(model: Llama, order: dict[str, Any]) -> Step:
         Compiled(strategy.module, model, "whole").switch_on()
 
     def step(rows: torch.Tensor) -> float:
-        batch = GlobalBatch([(rows[:, :-1], rows[:, 1:])], ROWS * LENGTH)
+        batch = GlobalBatch([Batch(rows[:, :-1], rows[:, 1:])], ROWS * LENGTH)
         return optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks).loss
 
     return step

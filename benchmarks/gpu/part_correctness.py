@@ -20,6 +20,7 @@ from infini_llama.model.hf import config_to_hf, to_hf
 from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.layout import segments
 from infini_llama.model.llama import Llama
+from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 
@@ -173,7 +174,7 @@ def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.
     for _ in range(2):  # the first compiles
         strategy.discard_gradients()
         total = strategy.accumulate(
-            [(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel()
+            [Batch(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel()
         )
     gradients = {
         name: value.grad for name, value in model.named_parameters() if value.grad is not None

@@ -12,7 +12,7 @@ from part_correctness import finish
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.patch_environment.footprint import bytes_needed, chunk_of, model_of
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
@@ -51,7 +51,7 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     strategy = build_strategy(model, config.train, precision(device), micro, ranks)
     for _ in range(2):  # the optimizer's state exists from the second on
         rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)
-        batch = GlobalBatch([(rows[:, :-1], rows[:, 1:])], micro * length)
+        batch = GlobalBatch([Batch(rows[:, :-1], rows[:, 1:])], micro * length)
         optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks)
     return peak_bytes(device)
 

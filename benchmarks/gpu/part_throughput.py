@@ -27,7 +27,7 @@ from infini_llama.model.config import LlamaConfig, flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
-from infini_llama.tasks.train.worker.data.loader import GlobalBatch
+from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
@@ -94,7 +94,7 @@ def ours(
     if switches.compile != "off":
         Compiled(strategy.module, model, switches.compile).switch_on()
     micro_batches = rows_of(config, batch, length, device)
-    data = GlobalBatch(list(micro_batches), ACCUMULATION * batch * length)
+    data = GlobalBatch([Batch(*rows) for rows in micro_batches], ACCUMULATION * batch * length)
     return lambda: optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, ranks)
 
 

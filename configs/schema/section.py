@@ -90,7 +90,9 @@ def _with_policy(
 def _extra(field: FieldInfo) -> dict[str, Any]:
     """What `fixed`, `inexact` and `free` add to a field."""
     extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {}
+    if extra is None or callable(extra):
+        return {}
+    return extra
 
 
 def has_paths(field: FieldInfo) -> bool:
