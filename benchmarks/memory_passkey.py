@@ -28,8 +28,8 @@ from memory_results import store
 from memory_rows import DIGITS, FILLERS, SEGMENT
 
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.infini_attention import InfiniState
 from infini_llama.model.llama import Llama, States
+from infini_llama.model.segment_states import InfiniState
 
 WEIGHTS = Path(__file__).parents[1] / "build" / "memory"
 DISTANCES = (1, 8, 64, 256, 1024, 4096, 16_384, 62_499)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,14 @@ def flash_attention() -> Callable[..., Any]:
         raise RuntimeError(
             f"attention backend flash2 is not available: flash_attn_varlen_func ({error})"
         ) from error
+
+
+class Visible(NamedTuple):
+    """Which keys each query sees; its attributes are arguments of `causal_attention`."""
+
+    documents: torch.Tensor | None = None
+    ends: torch.Tensor | None = None
+    earlier: torch.Tensor | None = None
 
 
 def causal_attention(
@@ -81,18 +89,17 @@ def causal_attention(
     """
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[backend](q, k, v, documents, dropout, ends, keep_weights, earlier)
+    visible = Visible(documents, ends, earlier)
+    return BACKENDS[backend](q, k, v, visible, dropout, keep_weights)
 
 
 def _flash(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    documents: torch.Tensor | None,
+    visible: Visible,
     dropout: float,
-    ends: torch.Tensor | None,
     keep_weights: bool,
-    earlier: torch.Tensor | None,
 ) -> torch.Tensor:
     batch, _, length, _ = q.shape
     if k.shape[2] > length:
@@ -103,10 +110,11 @@ def _flash(
     q = q.transpose(1, 2).flatten(0, 1)
     k = k.transpose(1, 2).flatten(0, 1)
     v = v.transpose(1, 2).flatten(0, 1)
-    if documents is None:
+    ends = visible.ends
+    if visible.documents is None:
         ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     elif ends is None:
-        ends = boundaries(documents)
+        ends = boundaries(visible.documents)
     output = flash_attention()(q, k, v, ends, ends, length, length, dropout_p=dropout, causal=True)
     return output.unflatten(0, (batch, length)).transpose(1, 2)
 
@@ -115,15 +123,14 @@ def _sdpa(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    documents: torch.Tensor | None,
+    visible: Visible,
     dropout: float,
-    ends: torch.Tensor | None = None,
-    keep_weights: bool = True,
-    earlier: torch.Tensor | None = None,
+    keep_weights: bool,
 ) -> torch.Tensor:
     gqa = q.shape[1] != k.shape[1]
     length = q.shape[2]
     is_square = k.shape[2] == length
+    documents = visible.documents
     if documents is None and is_square:
         return F.scaled_dot_product_attention(
             q,
@@ -136,7 +143,7 @@ def _sdpa(
     is_long_on_cpu = q.device.type == "cpu" and length > LONG and not torch.compiler.is_compiling()
     if is_square and documents is not None and is_long_on_cpu:
         return _one_by_one(q, k, v, documents, dropout)
-    seen = _seen(length, k.shape[2] - length, documents, earlier, q.device)
+    seen = _mask(visible, length, k.shape[2] - length, q.device)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -147,22 +154,17 @@ def _sdpa(
     )
 
 
-def _seen(
-    length: int,
-    before: int,
-    documents: torch.Tensor | None,
-    earlier: torch.Tensor | None,
-    device: torch.device,
-) -> torch.Tensor:
+def _mask(visible: Visible, length: int, before: int, device: torch.device) -> torch.Tensor:
     """Which keys each query sees [B, 1, length, before + length]; without documents for all B."""
+    documents = visible.documents
     if documents is None:
         every = torch.ones(length, before + length, dtype=torch.bool, device=device)
         return every.tril(before)
     seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
-    if earlier is None:
+    if visible.earlier is None:
         return seen
     places = torch.arange(before, device=device)
-    return torch.cat((places >= before - earlier[:, None, :, None], seen), dim=-1)
+    return torch.cat((places >= before - visible.earlier[:, None, :, None], seen), dim=-1)
 
 
 def _one_by_one(
@@ -184,7 +186,9 @@ def _one_by_one(
     outputs: list[torch.Tensor] = []
     for document in zip(queries, keys, values, strict=True):
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
-        outputs.append(_sdpa(one_q, one_k, one_v, None, dropout)[0].transpose(0, 1))
+        outputs.append(
+            _sdpa(one_q, one_k, one_v, Visible(), dropout, keep_weights=True)[0].transpose(0, 1)
+        )
     return torch.cat(outputs).unflatten(0, (batch, length)).transpose(1, 2)
 
 
@@ -192,21 +196,19 @@ def _blocked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    documents: torch.Tensor | None,
+    visible: Visible,
     dropout: float,
-    ends: torch.Tensor | None,
     keep_weights: bool,
-    earlier: torch.Tensor | None,
 ) -> torch.Tensor:
     if dropout:
         raise ValueError(
             "attention backend blocked does not support dropout; "
             "set attention_dropout to 0 or use sdpa"
         )
-    return blocked_attention(q, k, v, documents, keep_weights, earlier)
+    return blocked_attention(q, k, v, visible.documents, keep_weights, visible.earlier)
 
 
-# Each takes what `causal_attention` does, without the backend.
+# Each takes what `causal_attention` does, without the backend; what is visible as one record.
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {
     "sdpa": _sdpa,
     "blocked": _blocked,

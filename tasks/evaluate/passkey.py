@@ -19,8 +19,8 @@ import torch
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.model.config import LlamaConfig
-from infini_llama.model.infini_attention import InfiniState
 from infini_llama.model.llama import PIECE, Llama, States
+from infini_llama.model.segment_states import InfiniState
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
     FORMS,

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from infini_llama.model.generate import Sampling, generate_batch, keep_likely
-from infini_llama.model.infini_attention import InfiniAttention, InfiniState
+from infini_llama.model.infini_attention import InfiniAttention
 from infini_llama.model.llama import Llama
+from infini_llama.model.segment_states import InfiniState
 from support.differences import relative
 from support.models import generate, small
 
