@@ -16,6 +16,7 @@ from infini_llama.configs.text_formats import (
     listed,
 )
 
+Form = Literal["passkey", "facts", "overwritten", "variables", "sentences", "niah_single"]
 Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 # Sources as the keys of `TextConfig` name them (`read_by`).
@@ -43,12 +44,13 @@ class PasskeyConfig(Section):
         description="Maximum repetitions of the filler text. Each text draws its length, and cuts "
         "the filler between any two words.",
     )
-    form: Literal["passkey", "facts", "overwritten", "variables"] = fixed(
+    form: Form = fixed(
         default="passkey",
         description="What is hidden. passkey: one number of five digits. facts: three things with "
         "a number each, of which one is asked for. overwritten: a number that is replaced by "
         "another, which is asked for. variables: a number that is asked for through two "
-        "assignments.",
+        "assignments. sentences: one or two things with a number each, in one of five sentences, "
+        "mostly said once. niah_single: RULER's single needle, in its words.",
     )
     filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",

@@ -315,7 +315,7 @@ COMMANDS = {
         option(
             "--form",
             "with --segments or --files: what is hidden, as data.passkey.form (default: passkey)",
-            choices=["passkey", "facts", "overwritten", "variables"],
+            choices=["passkey", "facts", "overwritten", "variables", "sentences", "niah_single"],
         ),
         option(
             "--filler",

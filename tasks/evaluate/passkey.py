@@ -24,7 +24,6 @@ from infini_llama.model.segment_states import InfiniState
 from infini_llama.tasks.preprocess.sources.passkey import (
     FILLER,
     FORMS,
-    HEAD,
     HIDDEN,
     QUESTION,
     Hidden,
@@ -158,7 +157,7 @@ def ask(
 def encoded(encoder: TextEncoder, hidden: Hidden) -> list[list[int]]:
     """The parts of a text as tokens: before the filler, hidden in it, question and answer."""
     return [
-        in_text(encoder, HEAD + "".join(hidden.others), ""),
+        in_text(encoder, hidden.head + "".join(hidden.others), ""),
         in_text(encoder, hidden.statement),
         in_text(encoder, hidden.question),
         in_text(encoder, f" {hidden.answer}", hidden.question),
@@ -191,7 +190,8 @@ def ask_across(
     are at least as far. The filler repeats from a random one of its tokens on, and is cut anywhere.
 
     Args:
-        text: whole segments before everything else, which the filler continues; None: HEAD.
+        text: whole segments before everything else, which the filler continues; None: the
+            head of the form.
 
     Raises:
         ConfigError: a segment is too short for the answer, or the question alone crosses more ends.
@@ -552,7 +552,8 @@ def passkey_after(
     """
     size = model.config.segment_length
     ends = max(BOUNDARIES_AFTER, least_boundaries(model.config))
-    text = [*in_text(encoder, HEAD, ""), *text]
+    form = FORMS[facts.form]
+    text = [*in_text(encoder, form(Random(0)).head, ""), *text]
     texts_by_length: dict[int, list[Asked]] = {}
     for length in sorted(lengths):
         random = Random(f"{facts.seed}-{length}")
@@ -560,7 +561,7 @@ def passkey_after(
         head = text[:first]
         filler = text[first:]
         texts_by_length[length] = [
-            ask_across(encoder, size, ends, FORMS[facts.form](random), random, filler, head)
+            ask_across(encoder, size, ends, form(random), random, filler, head)
             for _ in range(facts.samples)
         ]
         for asked in texts_by_length[length]:

@@ -2,8 +2,9 @@
 
 They follow Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2). They are made, not read: the
 same settings give the same texts, for training (data.source: passkey) and for `evaluate --passkey`.
-The forms beside the pass key are those of RULER (Hsieh et al. 2024, arXiv 2404.06654): several
-keys, variables, a value that changes.
+The forms `facts`, `variables` and `overwritten` are tasks of RULER (Hsieh et al. 2024, arXiv
+2404.06654) in other words: several keys, variables, a value that changes. `niah_single` has its
+words, too. `sentences` is there to be trained on, so that a fact is found in more than one wording.
 """
 
 import re
@@ -38,6 +39,37 @@ DIGITS = 5
 MADE_VERSION = 2
 MADE_FROM_FILES_VERSION = 3
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
+# Of form `sentences`. Nothing of `niah_single` is among them, so that it measures what was not
+# trained.
+THINGS = (
+    *NAMES,
+    *("garden", "bridge", "letter", "window", "engine", "forest", "castle", "market"),
+    *("ship", "school", "island", "winter", "doctor", "painter", "hammer", "basket"),
+)
+SUBJECTS = (
+    "the pass key",
+    "the number of the {thing}",
+    "the code of the {thing}",
+    "the price of the {thing}",
+    "the number on the {thing}",
+    "the weight of the {thing}",
+)
+# The number is last: a token is remembered with what was read before it.
+SENTENCES = (
+    "{Subject} is {key}.",
+    "Remember that {subject} is {key}.",
+    "It is known that {subject} is {key}.",
+    "As {subject} they wrote down {key}.",
+    "If they ask for {subject}, say {key}.",
+)
+ADJECTIVES = (
+    *("quiet", "hollow", "amber", "gentle", "rusty", "curious", "polite", "jagged", "sturdy"),
+    *("humble", "silver", "narrow"),
+)
+NOUNS = (
+    *("compost", "lantern", "orchid", "saddle", "turnip", "violin", "walrus", "blanket", "canyon"),
+    *("pepper", "anchor", "meadow"),
+)
 WORDS = FILLER.replace(".", "").lower().split()
 FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
 LEAST_OF_FILE = 2**16  # characters, if it has them; of more files than that allows, some are drawn
@@ -53,6 +85,7 @@ class Hidden:
 
     Attributes:
         statement: has the answer.
+        head: before everything else, the same for all facts of a form.
         others: what else is hidden.
         is_last: the others are before it; else on both sides, so that its place does not give it
             away.
@@ -61,6 +94,7 @@ class Hidden:
     statement: str
     question: str
     answer: str
+    head: str = HEAD
     others: tuple[str, ...] = ()
     is_last: bool = True
 
@@ -114,11 +148,69 @@ def variables(random: Random) -> Hidden:
     )
 
 
+def sentences(random: Random) -> Hidden:
+    """One or two things with a number each, in one of several sentences; one of them is asked for.
+
+    Four fifths of the texts say it once, the others twice.
+    """
+    count = random.randint(1, 2)
+    subjects = [
+        subject.format(thing=thing)
+        for subject, thing in zip(
+            random.sample(SUBJECTS, count), random.sample(THINGS, count), strict=True
+        )
+    ]
+    keys = [new_key(random) for _ in subjects]
+    statements = [
+        in_a_sentence(subject, key, random) for subject, key in zip(subjects, keys, strict=True)
+    ]
+    statement, *others = statements
+    if random.random() < 0.2:
+        statement += in_a_sentence(subjects[0], keys[0], random)
+    return Hidden(
+        statement=statement,
+        question=f" What is {subjects[0]}? It is",
+        answer=keys[0],
+        others=tuple(others),
+        is_last=False,
+    )
+
+
+def niah_single(random: Random) -> Hidden:
+    """RULER's first needle in a haystack, in its words.
+
+    Its haystack is FILLER, its key two words, its value a number of seven digits.
+    """
+    key = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
+    value = str(random.randrange(10**6, 10**7))
+    return Hidden(
+        statement=f" One of the special magic numbers for {key} is: {value}.",
+        question=(
+            f"\nWhat is the special magic number for {key} mentioned in the provided text?"
+            f" The special magic number for {key} mentioned in the provided text is"
+        ),
+        answer=value,
+        head=(
+            "A special magic number is hidden within the following text. Make sure to memorize it."
+            " I will quiz you about the number afterwards.\n"
+        ),
+    )
+
+
+def in_a_sentence(subject: str, key: str, random: Random) -> str:
+    """One of `SENTENCES`."""
+    capitalized = subject[0].upper() + subject[1:]
+    sentence = random.choice(SENTENCES)
+    return " " + sentence.format(subject=subject, Subject=capitalized, key=key)
+
+
 FORMS: dict[str, Callable[[Random], Hidden]] = {
     "passkey": passkey,
     "facts": facts,
     "overwritten": overwritten,
     "variables": variables,
+    "sentences": sentences,
+    "niah_single": niah_single,
 }
 
 
@@ -174,7 +266,7 @@ def passkey_texts(settings: PasskeyConfig, prose: Sequence[str] = ()) -> Iterato
         placed.sort(key=lambda each: each[0])
         for place, statement in reversed(placed):
             words.insert(place, statement)
-        yield f"{HEAD}{''.join(words)}{hidden.question} {hidden.answer}."
+        yield f"{hidden.head}{''.join(words)}{hidden.question} {hidden.answer}."
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ from infini_llama.tasks.preprocess.sources.passkey import (
     HEAD,
     HIDDEN,
     QUESTION,
+    SENTENCES,
     passkey_texts,
+    sentences,
 )
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import source_of
@@ -234,7 +236,7 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
             len(tokens) == asked.length and answer == tokenizer.encode(f" {statement.answer}").ids
         )
         mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
-        assert len(mentions) == (2 if form == "passkey" else 1)  # the question has none
+        assert len(mentions) == statement.statement.count(statement.answer)  # the question has none
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
@@ -337,7 +339,7 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
     book = Random(2).choices(range(250), k=3000)
     results = passkey_after(model, encoder, [900, 300], HiddenFacts(form, 3, 0), book)
     assert [cell["memory"].length for cell in results] == [300, 900]
-    start = module.in_text(encoder, HEAD, "") + book
+    start = module.in_text(encoder, FORMS[form](Random(0)).head, "") + book
     for asked in texts:
         tokens = list(asked.tokens())
         size = len(asked.head)
@@ -529,22 +531,41 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
     settings = PasskeyConfig(documents=50, repetitions=3, form=form, filler="random")
-    texts, is_last = list(passkey_texts(settings)), []
+    digits = 7 if form == "niah_single" else 5
+    texts, is_last, ends = list(passkey_texts(settings)), [], set()
     for text in texts:
         statement, _, rest = text.rpartition("? ")
-        answer = rest.rstrip(".").split()[-1]
-        assert len(answer) == 5 and answer.isdigit() and answer in statement and FILLER not in text
-        numbers = re.findall(r"\d{5}", statement)
+        *_, before, verb, answer = rest.rstrip(".").split()
+        ends.add((before, verb))
+        assert re.fullmatch(rf"\d{{{digits}}}", answer)
+        assert answer in statement and FILLER not in text
+        numbers = re.findall(r"\d{5,}", statement)
         is_last.append(numbers[-1] == answer)
         if form == "facts":
             name = statement.split()[-1]
             assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in statement
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
-    assert all(is_last) == (form != "facts"), (
+    assert all(is_last) == (form not in ("facts", "sentences")), (
         "of several facts, the place does not say which one is asked for"
     )
-    assert len({text.rpartition("? ")[2].rpartition(" ")[0] for text in texts}) == 1
+    assert len(ends) == 1
+
+
+def test_sentences_say_one_or_two_things_mostly_once_and_ask_for_either():
+    facts = [sentences(Random(seed)) for seed in range(400)]
+    two = [fact for fact in facts if fact.others]
+    twice = [fact for fact in facts if fact.statement.count(fact.answer) == 2]
+    assert 150 < len(two) < 250 and 50 < len(twice) < 110
+    asked = {fact.question for fact in facts}
+    assert len(asked) > 80
+    said = {re.sub(r"\d+", "", fact.statement) for fact in facts if fact not in twice}
+    about_the_key = {words for words in said if "pass key" in words}
+    assert len(about_the_key) == len(SENTENCES)
+    for fact in two:
+        (other,) = fact.others
+        subject = fact.question.removeprefix(" What is ").removesuffix("? It is")
+        assert subject in fact.statement.lower() and subject not in other.lower()
 
 
 def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
