@@ -1,12 +1,14 @@
 """English of nine kinds from Debian's packages, in files that a configuration reads as texts/**/*.txt.
 
     python scripts/debian_texts.py texts
+    python scripts/debian_texts.py books --held-out
 
-It needs apt-get and dpkg-deb (Debian, Ubuntu), and installs nothing.
+The second writes other books, whole, to measure on: nothing of them is in the first. It needs apt-get and dpkg-deb (Debian, Ubuntu), and installs nothing.
 """
 
 import argparse
 import gzip
+import math
 import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -24,6 +26,12 @@ TEXTS = {
     "perl-doc": "usr/share/perl/*/pod/*.pod",
     "rust-doc": "usr/share/doc/rust-doc/html/book/*.html",
     "sqlite3-doc": "usr/share/doc/sqlite3/**/*.html",
+}
+# To measure on, in the order in which they are read.
+HELD_OUT = {
+    "debian-handbook": "usr/share/doc/debian-handbook/html/en-US/*.html",
+    "developers-reference": "usr/share/developers-reference/*.html",
+    "postgresql-doc-15": "usr/share/doc/postgresql-doc-15/html/*.html",
 }
 MOST = 900_000  # characters of a package
 PART = 30_000  # characters of a file: some files are held out, and then of all kinds
@@ -64,10 +72,10 @@ def text_of(file: Path) -> str:
     return page.text
 
 
-def parts(folder: Path, pattern: str) -> Iterator[str]:
-    """Parts of the text of a package, each of whole paragraphs."""
+def parts(folder: Path, pattern: str, most: float) -> Iterator[str]:
+    """Parts of at most `most` characters of the text of a package, each of whole paragraphs."""
     part = ""
-    left = MOST
+    left = most
     for file in sorted(folder.glob(pattern)):
         for paragraph in text_of(file).split("\n\n"):
             part += paragraph + "\n\n"
@@ -87,14 +95,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path, metavar="FOLDER")
-    output = parser.parse_args().output
+    parser.add_argument("--held-out", action="store_true", help="other books, whole")
+    given = parser.parse_args()
+    chosen = HELD_OUT if given.held_out else TEXTS
+    most = math.inf if given.held_out else MOST
+    output = given.output
     with TemporaryDirectory() as temporary:
-        subprocess.run(["apt-get", "download", "--quiet", *TEXTS], cwd=temporary, check=True)
-        for package, pattern in TEXTS.items():
+        subprocess.run(["apt-get", "download", "--quiet", *chosen], cwd=temporary, check=True)
+        for package, pattern in chosen.items():
             (archive,) = Path(temporary).glob(f"{package}_*.deb")
             unpacked = Path(temporary) / package
             subprocess.run(["dpkg-deb", "--extract", archive, unpacked], check=True)
-            texts = list(parts(unpacked, pattern))
+            texts = list(parts(unpacked, pattern, most))
             if not texts:
                 raise SystemExit(f"{archive.name} has no file {pattern}.")
             (output / package).mkdir(parents=True, exist_ok=True)

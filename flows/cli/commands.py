@@ -359,7 +359,6 @@ COMMANDS = {
             choices=ATTENTIONS,
         ),
         option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
-        option("--memory-maps", "give the memory queries and keys of its own (infini)"),
         option("--attend-previous-segment", "segments also see the one before (infini)"),
     ),
     "serve": command(

@@ -259,7 +259,6 @@ def import_folder(arguments: Namespace) -> Answer:
         arguments.attention,
         arguments.segment_length,
         read_memory,
-        arguments.memory_maps,
         arguments.attend_previous_segment,
     )
     config = load_config(output)

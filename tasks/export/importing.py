@@ -17,21 +17,18 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
-from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model import hf
 from infini_llama.model.config import Attention, LlamaConfig
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION
+from infini_llama.tasks.export.memory_recipe import to_learn_a_memory, to_read_text
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder, tokenizer_of
-from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.export")
 
@@ -92,16 +89,6 @@ def folder_of(model: str, revision: str | None) -> Path:
         ) from None
 
 
-NEAR_SEGMENTS = 3  # of the longest text from which the memory is learned at all
-FAR_SEGMENTS = 12  # of the longest text from which it learns to hold a number
-REACHING_SEGMENTS = 5
-LEARNING_STEPS = 600
-REACHING_STEPS = 150
-# Far more than the segments of a million tokens, see docs/infini-attention.md
-LEARNING_JITTER = 4_194_304.0
-REACHING_JITTER = 16_777_216.0
-KEY = 99_999
-
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}
 LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
@@ -130,7 +117,6 @@ def write_configuration(
     attention: Attention | None = None,
     segment_length: int | None = None,
     heads: HeadScores | None = None,
-    memory_maps: bool = False,
     attend_previous_segment: bool = False,
 ) -> ImportedModel:
     """Write a configuration that trains from a folder's weights.
@@ -140,22 +126,19 @@ def write_configuration(
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
         heads: which of them get a memory; None, or if none retrieves: all.
-        memory_maps: give the memory maps of its own; else it has the folder's, if any.
         attend_previous_segment: let segments see the one before; else they do as in the folder.
 
     Raises:
-        ConfigError: `segment_length`, `memory_maps` or `attend_previous_segment` is given for a
-            model without segments.
+        ConfigError: `segment_length` or `attend_previous_segment` is given for a model without
+            segments.
     """
-    chosen = architecture_of(
-        folder.config, attention, segment_length, memory_maps, attend_previous_segment
-    )
+    chosen = architecture_of(folder.config, attention, segment_length, attend_previous_segment)
     mapping = configuration_of(folder, chosen, heads)
-    if chosen.attend_previous_segment:
+    if attend_previous_segment and folder.config.attention == "infini":
+        mapping = to_read_text(mapping)
+    elif chosen.attend_previous_segment:
         # What a memory holds is learned without it: there, the segments seen carry facts as well.
         log.info("the configuration trains on text; a memory is learned in segments without it")
-    elif attention == "infini" and folder.config.attention == "infini":
-        mapping = to_reach_farther(mapping, tokenizer_of(folder))
     elif "memory_layers" in mapping["model"] and heads is not None:
         mapping = to_learn_a_memory(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
@@ -183,119 +166,6 @@ def write_configuration(
 def key_of_text(config: PipelineConfig) -> str:
     """The key at which a written configuration names the text."""
     return "files of data.sources" if config.data.sources else "data.files"
-
-
-def to_learn_a_memory(
-    mapping: dict[str, JsonObject],
-    tokenizer: Tokenizer,
-) -> dict[str, JsonObject]:
-    """The configuration with what teaches a memory, as in configs/infini_from_smollm2.yaml.
-
-    That is numbers hidden in texts of up to NEAR_SEGMENTS and of up to FAR_SEGMENTS segments, the
-    same in natural text, and ordinary text beside them, without which the language is lost.
-
-    From texts of up to twelve segments alone, with ordinary text in two steps of five or more,
-    SmolLM2 did not learn to use its memory (docs/infini-attention.md): a sequence of ordinary text
-    has as many targets as a hundred answers. In five steps of six there is none.
-    """
-    sources = (
-        numbers(mapping, tokenizer, "near", NEAR_SEGMENTS, 0.22, in_text=False),
-        numbers(mapping, tokenizer, "near-in-text", NEAR_SEGMENTS, 0.18, in_text=True),
-        numbers(mapping, tokenizer, "far", FAR_SEGMENTS, 0.32, in_text=False),
-        numbers(mapping, tokenizer, "far-in-text", FAR_SEGMENTS, 0.26, in_text=True),
-    )
-    train: JsonObject = {"max_steps": LEARNING_STEPS, "learning_rate": 4e-4, "warmup_steps": 20}
-    return with_numbers(mapping, sources, 0.02, FAR_SEGMENTS, LEARNING_JITTER, train)
-
-
-def to_reach_farther(mapping: dict[str, JsonObject], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """The configuration with what makes a memory that was learned reach a million tokens.
-
-    That is short texts, of which more tokens are answers, a wide jitter, and of the weights the
-    attention of the layers with a memory alone. With the layers above trained as well, it cost
-    language (docs/infini-attention.md).
-    """
-    sources = (
-        numbers(mapping, tokenizer, "near", REACHING_SEGMENTS, 0.72, in_text=False),
-        numbers(mapping, tokenizer, "near-in-text", REACHING_SEGMENTS, 0.24, in_text=True),
-    )
-    train: JsonObject = {
-        "frozen_layers": "all_but_memory",
-        "optimizer": "muon",
-        "max_steps": REACHING_STEPS,
-        "learning_rate": 2e-3,
-        "warmup_steps": 10,
-    }
-    return with_numbers(mapping, sources, 0.04, REACHING_SEGMENTS, REACHING_JITTER, train)
-
-
-def numbers(
-    mapping: dict[str, JsonObject],
-    tokenizer: Tokenizer,
-    name: str,
-    segments: int,
-    weight: float,
-    in_text: bool,
-) -> JsonObject:
-    """A source of texts with a hidden number, whose answer alone is learned.
-
-    Args:
-        segments: most segments that a text has.
-        weight: share of the source.
-        in_text: whether the number is hidden in natural text, not in filler.
-    """
-    segment = ModelConfig.model_validate(mapping["model"]).segment_length
-    around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
-    settings = TokenizerConfig.model_validate(mapping["data"]["tokenizer"])
-    encoder = TextEncoder(tokenizer, settings.split_special_tokens)
-    filler = len(encoder.encode(FILLER))
-    least = len(encoder.encode(around))
-    most = max(1, (segments * segment - least) // filler)
-    passkey: JsonObject = {"documents": 6000, "repetitions": most}
-    if in_text:  # its words have more tokens
-        passkey |= {"repetitions": max(1, 2 * most // 3), "filler": "files"}
-    text: JsonObject = {"files": mapping["data"]["files"]} if in_text else {}
-    task: JsonObject = {
-        "passkey": passkey,
-        "loss_on": "answer",
-        "answer_after": QUESTION,
-        "weight": weight,
-    }
-    return {"name": name, "source": "passkey"} | text | task
-
-
-def with_numbers(
-    mapping: dict[str, JsonObject],
-    sources: tuple[JsonObject, ...],
-    of_text: float,
-    segments: int,
-    jitter: float,
-    train: JsonObject,
-) -> dict[str, JsonObject]:
-    """The configuration with these sources of numbers, and rows of so many segments.
-
-    Ordinary text of weight `of_text` is beside them.
-    """
-    segment = ModelConfig.model_validate(mapping["model"]).segment_length
-    english: JsonObject = {"name": "english", "files": mapping["data"]["files"], "weight": of_text}
-    data: JsonObject = {
-        "sources": [*sources, english],
-        "sequence_length": segments * segment,
-        "packing": "best_fit",
-        "tokenizer": mapping["data"]["tokenizer"],
-    }
-    both: JsonObject = {
-        "global_batch_size": 8,
-        "micro_batch_size": 8,
-        "document_masking": True,
-        "gate_learning_rate": 0.003,
-        "lr_schedule": "wsd",
-        "eval_steps": 100,
-        "eval_tokens": 20_000,
-        "save_steps": 50,
-    }
-    model = mapping["model"] | {"memory_write_jitter": jitter}
-    return {"data": data, "model": model, "train": mapping["train"] | both | train}
 
 
 def open_model(path: Path) -> Folder:
@@ -331,7 +201,6 @@ def architecture_of(
     chosen: LlamaConfig,
     attention: Attention | None,
     segment_length: int | None = None,
-    memory_maps: bool = False,
     attend_previous_segment: bool = False,
 ) -> LlamaConfig:
     """The architecture that is trained from a folder's, with the attention that is asked for.
@@ -345,7 +214,7 @@ def architecture_of(
             attention=attention,
             segment_length=max(1, longest_row(chosen) // 4),
             memory_layers=None,
-            memory_maps=False,
+            memory_maps=attention == "infini",
             attend_previous_segment=False,
         )
     if segment_length is not None:
@@ -354,12 +223,6 @@ def architecture_of(
                 "--segment-length is for Infini-attention; add --attention infini, or remove it."
             )
         chosen = replace(chosen, segment_length=segment_length)
-    if memory_maps:
-        if chosen.attention != "infini":
-            raise ConfigError(
-                "--memory-maps is for Infini-attention; add --attention infini, or remove it."
-            )
-        chosen = replace(chosen, memory_maps=True)
     if attend_previous_segment:
         if chosen.attention == "softmax":
             raise ConfigError(

@@ -18,13 +18,11 @@ from infini_llama.configs.loading import load_config, refuse_as_new
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import (
     ModelConfig,
-    PasskeyConfig,
     PipelineConfig,
     TrainingConfig,
 )
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.estimate.run import estimate
 from infini_llama.tasks.export.exporting import export
 from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
 from infini_llama.tasks.preprocess.sources.passkey import passkey_texts
@@ -186,23 +184,21 @@ def test_maps_of_a_folder_are_kept_or_refused(run_of, dataset, tmp_path):
     assert not imported(tmp_path / "out", attention="local").memory_layers()
 
 
-def test_import_writes_maps_where_they_are_asked_for(theirs, run_of, tmp_path):
+def test_a_model_that_gets_a_memory_gets_maps_and_others_stay_as_they_are(theirs, run_of, tmp_path):
     path, _ = theirs()
-    run, _ = run_of(attention="infini", memory_maps=True)
-    export(run, tmp_path / "out", "latest", "float32", "5GB")
-    for folder, attention, maps, expected in (
-        (path, "infini", False, False),
-        (path, "infini", True, True),
-        (tmp_path / "out", None, False, True),
-        (tmp_path / "out", "infini", False, True),
+    mapped, plain = tmp_path / "mapped", tmp_path / "plain"
+    export(run_of(attention="infini", memory_maps=True)[0], mapped, "latest", "float32", "5GB")
+    export(run_of(attention="infini")[0], plain, "latest", "float32", "5GB")
+    for folder, attention, expected in (
+        (path, "infini", True),
+        (path, "local", False),
+        (mapped, None, True),
+        (mapped, "infini", True),
+        (plain, "infini", False),
     ):
         (tmp_path / "start.yaml").unlink(missing_ok=True)
-        write_configuration(
-            open_model(folder), tmp_path / "start.yaml", attention, 8, None, memory_maps=maps
-        )
+        write_configuration(open_model(folder), tmp_path / "start.yaml", attention, 8)
         assert load_config(tmp_path / "start.yaml").model.memory_maps == expected
-    with pytest.raises(ConfigError, match="--memory-maps is for Infini-attention"):
-        write_configuration(open_model(path), tmp_path / "no.yaml", memory_maps=True)
 
 
 def test_weights_learned_in_hard_segments_are_read_with_the_segment_before(
@@ -502,16 +498,16 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     sources = {source.name: source for source in config.data.sources}
     assert {name for name, source in sources.items() if source.loss_on == "all"} == {"english"}
     assert {name for name, source in sources.items() if source.passkey.filler == "files"} == {
-        "near-in-text",
-        "far-in-text",
+        "near",
+        "middle",
+        "far",
     }
     tokenizer = load(config.data.tokenizer)
-    repetitions = sources["far"].passkey.repetitions
-    texts = passkey_texts(PasskeyConfig(documents=200, repetitions=repetitions))
+    texts = passkey_texts(sources["far-repeated"].passkey.model_copy(update={"documents": 200}))
     longest = max(texts, key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
     assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
-    assert sources["near"].passkey.repetitions == 1, (
+    assert sources["near-repeated"].passkey.repetitions == 1, (
         "what is around a number has more than three segments with this tokenizer"
     )
     of_the_model = {"init_from", "init_gate", "frozen_layers"}
@@ -524,20 +520,20 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(run_of, t
     ]
 
 
-def test_a_model_with_a_memory_gets_what_makes_it_reach_farther(run_of, tmp_path):
-    run, _ = run_of(attention="infini")
+def test_a_model_with_a_memory_that_is_to_see_the_segment_before_gets_text(run_of, tmp_path):
+    run, _ = run_of(attention="infini", memory_layers=[1])
     export(run, tmp_path / "out", "latest", "float32", "5GB")
     folder = open_model(tmp_path / "out")
-    write_configuration(folder, tmp_path / "text.yaml")
-    assert not load_config(tmp_path / "text.yaml").data.sources, "only where it is asked for"
-    write_configuration(folder, tmp_path / "reach.yaml", "infini")
-    config = load_config(tmp_path / "reach.yaml")
-    assert config.train.frozen_layers == "all_but_memory" and config.model.memory_write_jitter > 1e7
-    assert config.data.sequence_length == 5 * config.model.segment_length
-    sources = {source.name: source.loss_on for source in config.data.sources}
-    assert sources == {"near": "answer", "near-in-text": "answer", "english": "all"}
-    (_, frozen), (_, whole) = estimate(config), estimate(load_config(tmp_path / "text.yaml"))
-    assert frozen.memory["gradients"] < whole.memory["gradients"] / 2
+    for attention in (None, "infini"):
+        output = tmp_path / f"as-before-{attention}.yaml"
+        write_configuration(folder, output, attention)
+        config = load_config(output)
+        assert not config.data.sources and config.train.frozen_layers == 0
+    write_configuration(folder, tmp_path / "text.yaml", None, 32, None, True)
+    config = load_config(tmp_path / "text.yaml")
+    assert config.model.attend_previous_segment and config.model.memory_write_jitter > 1e6
+    assert config.train.frozen_layers == 1, "as many as lie below the first memory"
+    assert not config.data.sources and config.data.sequence_length == 8 * 32
 
 
 def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(

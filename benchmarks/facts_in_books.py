@@ -1,0 +1,138 @@
+"""A pretrained Llama with a memory: facts found after a long text of several books, and its language by position.
+
+    python scripts/debian_texts.py books --held-out
+    python benchmarks/facts_in_books.py workspace/runs/NAME … --text books/debian-handbook books/postgresql-doc-15 --lengths 4096 131072
+
+A text is read once for all facts of a length (`evaluate --passkey --files`). For language, rows of ROW_SEGMENTS segments of --language are
+read with an empty memory, with the memory of the first FULL tokens of the text, and without it. Folders of Hugging Face (the original, with
+full attention) have language alone. Cases are in benchmarks/results/facts_in_books.jsonl; one that is there is not measured again.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from pretrained_memory import opened, with_fields
+from stored_rows import CaseLines, about
+from tokenizers import Tokenizer
+
+from infini_llama.model.llama import Llama, States
+from infini_llama.tasks.evaluate.passkey import HiddenFacts, passkey_after, remember
+from infini_llama.tasks.preprocess.sources.passkey import FORMS
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
+
+RESULTS = Path(__file__).parent / "results" / "facts_in_books.jsonl"
+ROW_SEGMENTS = 8
+FULL = 131_072  # tokens
+
+
+def tokens_of(places: list[Path], tokenizer: Tokenizer) -> list[int]:
+    """Tokens of all .txt files, of each place in the order of their names."""
+    files = [
+        file
+        for place in places
+        for file in (sorted(place.rglob("*.txt")) if place.is_dir() else [place])
+    ]
+    text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def facts(
+    model: Llama, tokenizer: Tokenizer, options: argparse.Namespace, form: str
+) -> Iterator[tuple[dict, dict]]:
+    """A case and its result for each length."""
+    text = tokens_of(options.text, tokenizer)
+    hidden = HiddenFacts(form, options.samples, options.seed)
+    cells = passkey_after(model, TextEncoder(tokenizer, True), options.lengths, hidden, text)
+    for cell in cells:
+        memory = cell["memory"].to_json()
+        kept = ("tokens", "distance", "boundaries", "found", "right_tokens", "controls")
+        case = {"kind": "facts", "form": form, "length": memory["length"]}
+        case |= {"samples": options.samples, "seed": options.seed}
+        result = {name: memory[name] for name in kept}
+        yield case, result | {"found_without_memory": cell["no_memory"].found}
+
+
+@torch.inference_mode()
+def nats_by_segment(model: Llama, rows: torch.Tensor, states: States | None) -> list[float]:
+    """Nats per token of rows [n, ROW_SEGMENTS * N + 1], by segment; each is read from a copy of the states."""
+    losses = torch.zeros(ROW_SEGMENTS)
+    for row in rows.split(1):
+        ids = row[:, :-1]
+        before = model.new_states(1, capacity=len(ids[0])) if states is None else deepcopy(states)
+        logits = model.logits(model.read(ids, before))
+        nats = torch.nn.functional.cross_entropy(logits[0].float(), row[0, 1:], reduction="none")
+        losses += nats.view(ROW_SEGMENTS, -1).mean(dim=1)
+    return (losses / len(rows)).tolist()
+
+
+def language(
+    model: Llama, tokenizer: Tokenizer, options: argparse.Namespace
+) -> Iterator[tuple[dict, dict]]:
+    """A case and its result for each state of the memory."""
+    size = ROW_SEGMENTS * options.segment_length
+    ids = tokens_of(options.language, tokenizer)
+    count = min(options.rows, (len(ids) - 1) // size)
+    starts = torch.linspace(0, len(ids) - size - 1, count).long()
+    rows = torch.stack([torch.tensor(ids[start : start + size + 1]) for start in starts.tolist()])
+    case = {"kind": "language", "rows": count, "text": [place.name for place in options.language]}
+    yield case | {"memory": "empty"}, {"nats": nats_by_segment(model, rows, None)}
+    if not model.uses_memory():
+        return
+    states = model.new_states(1, capacity=0)
+    full = tokens_of(options.text, tokenizer)[:FULL]
+    remember(model, iter(full), states)
+    yield case | {"memory": "full"}, {"nats": nats_by_segment(model, rows, states)}
+    model.use_memory(False)
+    yield case | {"memory": "none"}, {"nats": nats_by_segment(model, rows, None)}
+    model.use_memory(True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    lines = CaseLines(RESULTS)
+    for place in options.models:
+        model, tokenizer, named = opened(place, options.checkpoint)
+        if model.config.attention != "softmax":
+            fields = {"segment_length": options.segment_length}
+            if options.attend_previous is not None:
+                fields["attend_previous_segment"] = options.attend_previous
+            model = with_fields(model, **fields)
+            named |= fields
+        parts = [facts(model, tokenizer, options, form) for form in options.forms]
+        if not model.uses_memory():
+            parts = []
+        if options.language:
+            parts.append(language(model, tokenizer, options))
+        with torch.autocast("cpu", torch.bfloat16):
+            for part in parts:
+                started = time.perf_counter()
+                for case, result in part:
+                    if named | case in lines:
+                        continue
+                    seconds = round(time.perf_counter() - started, 1)
+                    lines.add(named | case, result | {"seconds": seconds} | about())
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path, nargs="*", metavar="RUN_OR_FOLDER")
+    parser.add_argument("--checkpoint", default="latest")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="PLACE")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768, 131_072])
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=["sentences", "niah_single"])
+    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--segment-length", type=int, default=256)
+    parser.add_argument("--attend-previous", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--language", type=Path, nargs="*", default=[], metavar="PLACE")
+    parser.add_argument("--rows", type=int, default=16)
+    return parser
+
+
+if __name__ == "__main__":
+    measure(parser().parse_args())
