@@ -147,7 +147,6 @@ class Mirror:
             return True
         if not self._exists(f"{self.place(path)}/{MANIFEST}"):
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path) as folder:
             try:
                 self._fetch(path / MANIFEST, folder / MANIFEST)
@@ -174,7 +173,6 @@ class Mirror:
         """Fetch one file where it is kept, in place of any that is here."""
         if not self._exists(self.place(path)):
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(path)
         self._fetch(path, temporary)
         sync(temporary)

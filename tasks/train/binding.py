@@ -90,8 +90,12 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
     """
     before = RunFolder.of(config.runtime).read_lineage()
     binding = Binding(config, dataset, plan, before, _lineage_of(config, dataset, before))
-    complaints = [check(binding) for check in CHECKS]
-    refused = [complaint for complaint in complaints if complaint is not None]
+    refused: list[ConfigError] = []
+    for check in CHECKS:
+        try:
+            check(binding)
+        except ConfigError as complaint:
+            refused.append(complaint)
     if len(refused) == 1:
         raise refused[0]
     if refused:
@@ -157,12 +161,12 @@ def _loss_weights(data: DataConfig) -> dict[str, float] | None:
     return weights if len(set(weights.values())) > 1 else None
 
 
-def other_run(binding: Binding) -> ConfigError | None:
-    """The folder has another dataset, architecture, start, or settings that a run keeps."""
+def refuse_other_run(binding: Binding) -> None:
+    """Refuse a folder with another dataset, architecture, start, or settings that a run keeps."""
     before = binding.before
     now = binding.now
     if before is None:
-        return None
+        return
     differences = [
         *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
         *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
@@ -172,85 +176,73 @@ def other_run(binding: Binding) -> ConfigError | None:
     starts = now.init_from.digest if now.init_from else "no weights"
     if started != starts:
         differences.append(f"train.init_from: {started} before, {starts} now")
-    if not differences:
-        return None
-    return ConfigError(
-        f"run folder {binding.run.path} belongs to another run; "
-        "choose another runtime.name. Differences",
-        differences,
-    )
+    if differences:
+        raise ConfigError(
+            f"run folder {binding.run.path} belongs to another run; "
+            "choose another runtime.name. Differences",
+            differences,
+        )
 
 
-def finished_with_other_settings(binding: Binding) -> ConfigError | None:
-    """The run has nothing left to do, so that other settings would not be used."""
+def refuse_unused_settings(binding: Binding) -> None:
+    """Refuse other settings of a run that has nothing left to do."""
     step = binding.finished_at
     changed = binding.changed_settings(Resume.INEXACT)
-    if step is None or not changed:
-        return None
-    return ConfigError(
-        f"run {binding.run.path.name} has finished at step {step} with other settings; use those, "
-        "choose another runtime.name, or set runtime.resume to one of its checkpoints. Differences",
-        changed,
-    )
+    if step is not None and changed:
+        raise ConfigError(
+            f"run {binding.run.path.name} has finished at step {step} with other settings; use "
+            "those, choose another runtime.name, or set runtime.resume to one of its checkpoints. "
+            "Differences",
+            changed,
+        )
 
 
-def short_curriculum(binding: Binding) -> ConfigError | None:
-    """Rows of data.curriculum are too short for the memory to be used."""
+def refuse_short_curriculum(binding: Binding) -> None:
+    """Refuse rows of data.curriculum that are too short for the memory to be used."""
     model = binding.config.model
     lengths = [stage.sequence_length for stage in binding.config.data.curriculum]
     unread = model.unread_tokens
-    if model.attention != "infini" or not lengths or min(lengths) > unread:
-        return None
-    return ConfigError(
-        f"data.curriculum has sequences of {min(lengths)} tokens. The memory is never read by the "
-        f"first {unread} tokens with model.segment_length={model.segment_length}, so its gates are "
-        "not trained; use longer sequences in each stage."
-    )
-
-
-def other_deepspeed_settings(binding: Binding) -> ConfigError | None:
-    """DeepSpeed's JSON contradicts the run's own keys or plan."""
-    plan = binding.plan
-    try:
-        refuse_contradictions(
-            binding.config.train, plan.micro_batch_size, plan.precision, plan.world_size
+    if model.attention == "infini" and lengths and min(lengths) <= unread:
+        raise ConfigError(
+            f"data.curriculum has sequences of {min(lengths)} tokens. The memory is never read by "
+            f"the first {unread} tokens with model.segment_length={model.segment_length}, so its "
+            "gates are not trained; use longer sequences in each stage."
         )
-    except ConfigError as contradiction:
-        return contradiction
-    return None
 
 
-def other_initial_weights(binding: Binding) -> ConfigError | None:
-    """The weights that a new run starts from have another architecture, or other tokens."""
-    initial = binding.now.init_from
-    if binding.before is not None or initial is None:
-        return None
-    home = binding.config.runtime.home.resolve()
-    try:
-        refuse_unlike(initial, binding.now.model, home / binding.dataset.path)
-    except ConfigError as difference:
-        return difference
-    return None
-
-
-def unwritable_folder(binding: Binding) -> ConfigError | None:
-    """The first save would find that this user cannot write checkpoints."""
-    folder = binding.run.checkpoints
-    if not folder.is_dir() or os.access(folder, os.W_OK | os.X_OK):
-        return None
-    return ConfigError(
-        f"{folder} cannot be written by this user; make it yours (chown -R), "
-        "or set runtime.home to a folder that you may write."
+def refuse_deepspeed_contradictions(binding: Binding) -> None:
+    """Refuse a JSON of DeepSpeed that contradicts the run's own keys or plan."""
+    plan = binding.plan
+    refuse_contradictions(
+        binding.config.train, plan.micro_batch_size, plan.precision, plan.world_size
     )
+
+
+def refuse_other_weights(binding: Binding) -> None:
+    """Refuse a new run's first weights if they have another architecture, or other tokens."""
+    initial = binding.now.init_from
+    if binding.before is None and initial is not None:
+        home = binding.config.runtime.home.resolve()
+        refuse_unlike(initial, binding.now.model, home / binding.dataset.path)
+
+
+def refuse_unwritable_folder(binding: Binding) -> None:
+    """Refuse a folder of checkpoints that this user cannot write, before its first save does."""
+    folder = binding.run.checkpoints
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder} cannot be written by this user; make it yours (chown -R), "
+            "or set runtime.home to a folder that you may write."
+        )
 
 
 CHECKS = (
-    other_run,
-    finished_with_other_settings,
-    short_curriculum,
-    other_deepspeed_settings,
-    other_initial_weights,
-    unwritable_folder,
+    refuse_other_run,
+    refuse_unused_settings,
+    refuse_short_curriculum,
+    refuse_deepspeed_contradictions,
+    refuse_other_weights,
+    refuse_unwritable_folder,
 )
 
 

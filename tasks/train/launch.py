@@ -67,11 +67,6 @@ def torchrun_command(
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def node_command(attempt_dir: Path) -> list[str]:
-    """The command that a launcher starts once on each node, where it becomes torchrun."""
-    return [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
-
-
 def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
     """The environment of torchrun: this process's and `variables`.
 
@@ -281,7 +276,9 @@ class SrunWorkers(TorchrunWorkers):
         allocates_nodes = settings.started_by.allocates_nodes(os.environ)
         if plan.device == "cuda" and allocates_nodes and not asks_for_gpus:
             command.append(f"--gpus-per-node={plan.nproc_per_node}")
-        return [*command, *options, *node_command(attempt_dir)], {}
+        # Started once on each node, where it becomes torchrun.
+        node = [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
+        return [*command, *options, *node], {}
 
     @classmethod
     def record_job(cls, attempt_dir: Path) -> None:

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from infini_llama.configs.errors import PipelineError, Preempted
 from infini_llama.configs.reading import changed
@@ -192,7 +193,7 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     return outcome_of(Evidence(process.wait(), statuses, str(attempt_dir))).code
 
 
-def become_torchrun(attempt_dir: Path) -> None:
+def become_torchrun(attempt_dir: Path) -> NoReturn:
     """Replace this process, which a launcher has started on a node, by torchrun.
 
     The node of rank 0 hosts the rendezvous.
@@ -224,7 +225,6 @@ def main() -> int:
     except PipelineError as fault:
         log.error("%s", fault)
         return fault.exit_code
-    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
     before an attempt, for torchrun's own limit, and again when it is stopped, since it may have
     measured more meanwhile.
     """
-    return max(runtime.grace_period, stop_seconds(read_metrics(run)))
+    try:
+        return max(runtime.grace_period, stop_seconds(read_metrics(run)))
+    except (OSError, ValueError):
+        # metrics.jsonl cannot be read just now.
+        return runtime.grace_period
 
 
 def stop_seconds(lines: list[MetricsLine]) -> float:
@@ -65,7 +69,7 @@ def stop_workers(
     requested = time.monotonic()
     while True:
         try:
-            grace = _grace_period_now(attempt)
+            grace = grace_period(RunFolder(attempt.run_dir), attempt.config.runtime)
             log.warning(
                 "stop requested; waiting up to %.0f s for a checkpoint "
                 "(a second signal exits immediately)",
@@ -85,15 +89,6 @@ def stop_workers(
                     "second signal received: exiting now; the newest valid checkpoint remains"
                 )
                 return request
-
-
-def _grace_period_now(attempt: AttemptPlan) -> float:
-    runtime = attempt.config.runtime
-    try:
-        return grace_period(RunFolder(attempt.run_dir), runtime)
-    except (OSError, ValueError):
-        # metrics.jsonl cannot be read just now.
-        return runtime.grace_period
 
 
 def notify_systemd(seconds: float) -> None:

@@ -110,14 +110,6 @@ class Checkpointer:
         lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0
         self.lowest_loss = self.ranks.sum(lowest)[0]
 
-    def poll(self) -> float:
-        """Seconds of a background save that has completed since the last call, else 0.
-
-        Raises:
-            Exception: what the save failed with.
-        """
-        return self.writer.poll()
-
     def advance(self, state: TrainState) -> bool:
         """Count one more step; return whether a checkpoint is due after it.
 
@@ -232,7 +224,11 @@ class BackgroundSave:
         return pending.result() if pending else 0.0
 
     def poll(self) -> float:
-        """`wait`, if the pending save is complete; else 0."""
+        """Seconds of a save that has completed since the last call, else 0.
+
+        Raises:
+            Exception: what the save failed with.
+        """
         if self.pending and self.pending.done():
             return self.wait()
         return 0.0

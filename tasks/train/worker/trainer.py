@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownMemberType=false
 import hashlib
-import logging
 import math
 import signal
 import time
@@ -63,7 +62,6 @@ from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import Strategy, build_strategy
 
 FitEnd = Literal["done", "preempted"]
-log = logging.getLogger("infini_llama.worker")
 
 
 class StopRequest:
@@ -223,7 +221,6 @@ class Trainer:
 
         self.heartbeat.beat("compute")
         scale = self.policy.scaler.current
-        samples = state.samples
         update = optimizer_step(
             self.strategy,
             batch,
@@ -234,7 +231,7 @@ class Trainer:
         )
         state.advance(train.global_batch_size, batch.targets)
         step_time = time.perf_counter() - started
-        written = self.checkpointer.poll()  # raises what a background save failed with
+        written = self.checkpointer.writer.poll()  # raises what a background save failed with
         line = TrainLine(
             kind="train",
             step=state.step,
@@ -249,7 +246,7 @@ class Trainer:
             save_time=self.checkpointer.save_time,
             save_write_time=written,
         )
-        return StepResult(update, samples, line)
+        return StepResult(update, self.step_samples, line)
 
     @property
     def finished(self) -> bool:

@@ -184,9 +184,9 @@ class GateWarnings:
 
 def _saturated(shares: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
     """The share of each saturated gate, by layer and head."""
-    saturated: dict[tuple[int, int], float] = {}
-    for layer, heads in enumerate(shares):
-        for head, share in enumerate(heads):
-            if not LOWEST <= share <= HIGHEST:
-                saturated[layer, head] = share
-    return saturated
+    return {
+        (layer, head): share
+        for layer, heads in enumerate(shares)
+        for head, share in enumerate(heads)
+        if not LOWEST <= share <= HIGHEST
+    }

@@ -274,9 +274,11 @@ class MetricsWriter:
         curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
         curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
         if sum(map(len, line.gates)) <= MOST_HEADS:
-            for layer, heads in enumerate(line.gates):
-                for head, gate in enumerate(heads):
-                    curves.append((f"gate-heads/layer-{layer}-head-{head}", gate))
+            curves += [
+                (f"gate-heads/layer-{layer}-head-{head}", gate)
+                for layer, heads in enumerate(line.gates)
+                for head, gate in enumerate(heads)
+            ]
         curves += [(f"custom/{name}", value) for name, value in line.custom.items()]
         self._report(curves, line.step)
 

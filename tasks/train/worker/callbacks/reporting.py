@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Full, Queue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from infini_llama.tasks.formatting import best_effort
 
@@ -36,13 +36,6 @@ class Reporter(Protocol):
 Report = Callable[[Reporter], None]
 
 
-class _Entry(NamedTuple):
-    """A report that waits for its reporter, and whether it was taken."""
-
-    report: Report
-    is_done: threading.Event
-
-
 class ReporterThread:
     """A reporter that a daemon thread calls, with a bounded queue.
 
@@ -62,7 +55,8 @@ class ReporterThread:
         self.name = name
         self.longest_wait = longest_wait
         self.is_late = False
-        self.waiting: Queue[_Entry] = Queue(MOST_WAITING)
+        # Reports, each with what is set once the reporter was called.
+        self.waiting: Queue[tuple[Report, threading.Event]] = Queue(MOST_WAITING)
         self.start: Future[None] = Future()
         threading.Thread(target=self._serve, args=(create,), name=name, daemon=True).start()
 
@@ -84,13 +78,13 @@ class ReporterThread:
 
     def put(self, report: Report) -> threading.Event:
         """Have the reporter called, after the reports before; the event is set once it was."""
-        entry = _Entry(report, threading.Event())
+        is_done = threading.Event()
         try:
-            self.waiting.put_nowait(entry)
+            self.waiting.put_nowait((report, is_done))
         except Full:
-            entry.is_done.set()
+            is_done.set()
             self._warn(f"{MOST_WAITING} reports wait for it, and further ones are dropped")
-        return entry.is_done
+        return is_done
 
     def wait(self, is_done: threading.Event, until: float) -> None:
         """Wait for a report until a moment of the monotonic clock; warn if it comes first."""
@@ -111,10 +105,10 @@ class ReporterThread:
         self.start.set_result(None)
         is_used = True
         while True:
-            entry = self.waiting.get()
+            report, is_done = self.waiting.get()
             if is_used:
-                is_used = self._has_taken(reporter, entry.report)
-            entry.is_done.set()
+                is_used = self._has_taken(reporter, report)
+            is_done.set()
 
     def _has_taken(self, reporter: Reporter, report: Report) -> bool:
         """Whether the report did not fail."""

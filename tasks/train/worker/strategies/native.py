@@ -117,15 +117,16 @@ class NativeStrategy:
         return total
 
     def clip_gradients(self, scale: float = 1.0) -> None:
-        parameters = [
-            parameter for parameter in self.wrapped.parameters() if parameter.grad is not None
+        gradients = [
+            parameter.grad for parameter in self.wrapped.parameters() if parameter.grad is not None
         ]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(1.0 / scale)
         self.norm = full_tensor(nn.utils.get_total_norm(gradients))
-        nn.utils.clip_grads_with_norm_(parameters, self.train.max_grad_norm, self.norm)
+        nn.utils.clip_grads_with_norm_(
+            self.wrapped.parameters(), self.train.max_grad_norm, self.norm
+        )
 
     def update(self, apply: bool, scale: float = 1.0) -> float:
         norm = self.norm.item()
