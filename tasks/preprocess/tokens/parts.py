@@ -329,13 +329,11 @@ class PartReader:
 
     def _end(self) -> Iterator[Documents]:
         """The unit of the documents that wait, if any do."""
-        texts = self.waiting
-        files = self.files
+        if self.waiting:
+            yield self._unit(self.waiting, self.files)
         self.waiting = []
         self.files = []
         self.size = 0
-        if texts:
-            yield self._unit(texts, files)
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextInput, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out_share, self._spans(texts, files))
