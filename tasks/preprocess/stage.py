@@ -366,7 +366,7 @@ class Preparation:
             spelled = ()
             if tokenized.recipe.split_special_tokens:
                 with repairable():
-                    spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
+                    spelled = spelled_special_tokens(new, content.train.shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
                 provenance=describe(self.data),
