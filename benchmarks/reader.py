@@ -32,6 +32,7 @@ from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, WrittenSplit, describe_split
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import token_counts, write_shard
+from infini_llama.tasks.records.manifest import UnitSplit
 from infini_llama.tasks.storage.artifacts import commit
 
 LENGTH, BATCH, DOCUMENTS = 2048, 16, 20_000
@@ -47,9 +48,14 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         lengths = np.full(count // LENGTH, LENGTH)
         values = values[: lengths.sum()]
         write_shard(folder / split / "data-00000.arrow", values, lengths.tolist())
-        shard = WrittenShard(
-            f"{split}/data-00000.arrow", "", len(lengths), len(values), 0, LENGTH, LENGTH, ""
+        size = UnitSplit(
+            documents=len(lengths),
+            tokens=len(values),
+            bytes=0,
+            shortest_document=LENGTH,
+            longest_document=LENGTH,
         )
+        shard = WrittenShard(f"{split}/data-00000.arrow", "", size, "")
         written = WrittenSplit([shard], token_counts(values, 32768))
         facts[split] = describe_split(folder / split, written, has_loss_mask=False).model_dump(
             mode="json", exclude_defaults=True

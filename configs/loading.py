@@ -186,24 +186,22 @@ def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonOb
         return mapping
     try:
         return _with(mapping, steps, value)
-    except _NoSection as error:
-        problems.append(
-            f"{key.strip()}: {error} holds a value of its own, so nothing can be set below it"
-        )
+    except ValueError as error:
+        problems.append(f"{key.strip()}: {error}")
         return mapping
 
 
-class _NoSection(Exception):
-    pass
-
-
 def _with(mapping: JsonObject, steps: tuple[str, ...], value: JsonValue) -> JsonObject:
-    # A copy: two keys of a YAML file may share one object through an alias.
+    """A copy with this value; two keys of a YAML file may share one object through an alias.
+
+    Raises:
+        ValueError: a key above it holds no section.
+    """
     first, *rest = steps
     if rest:
         below = mapping.get(first)
         if below is not None and not isinstance(below, dict):
-            raise _NoSection(first)
+            raise ValueError(f"{first} holds a value of its own, so nothing can be set below it")
         value = _with(below or {}, tuple(rest), value)
     return {**mapping, first: value}
 

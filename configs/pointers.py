@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infini_llama.configs.errors import DataError, shown_path
 
-LONGEST = 1024  # bytes; the specification of Git LFS: a pointer is shorter
+LONGEST_POINTER = 1024  # bytes; the specification of Git LFS: a pointer is shorter
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md; hawser was its first name.
 LFS = re.compile(
     rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/\S+\s+(?:[\w.-]+ \S+\s+)*oid \w+:"
@@ -25,13 +25,13 @@ def pointer_in(data: bytes) -> str | None:
     """The kind of pointer that a file with these first bytes is, and what to do.
 
     Args:
-        data: its first LONGEST bytes, or all of them; of a longer file at least one more, since
-            that is no pointer.
+        data: its first LONGEST_POINTER bytes, or all of them; of a longer file at least one more,
+            since that is no pointer.
 
     Returns:
         a text that completes '<file> …'; None: the file holds content.
     """
-    if len(data) > LONGEST:
+    if len(data) > LONGEST_POINTER:
         return None
     if LFS.match(data):
         size = SIZE.search(data)
@@ -47,10 +47,10 @@ def refuse_pointer(path: Path) -> None:
         DataError: it is a pointer, or a link into a git-annex whose content is missing.
     """
     try:
-        if path.stat().st_size > LONGEST:
+        if path.stat().st_size > LONGEST_POINTER:
             return
         with path.open("rb") as file:
-            fault = pointer_in(file.read(LONGEST + 1))
+            fault = pointer_in(file.read(LONGEST_POINTER + 1))
     except OSError:
         fault = dangling(path)
     if fault:

@@ -109,14 +109,9 @@ def _of_64_bits(digits: str, base: int = 10) -> int:
     return number
 
 
-def _number(_: _StrictLoader, node: yaml.ScalarNode) -> float:
-    return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
-
-
 _StrictLoader.add_constructor(TAG + "map", _mapping)
 _StrictLoader.add_constructor(TAG + "seq", _sequence)
 _StrictLoader.add_constructor(TAG + "int", _whole_number)
-_StrictLoader.add_constructor(TAG + "float", _number)
 for _kind, _pattern in {
     "null": "|".join(NULLS),
     "bool": r"true|True|TRUE|false|False|FALSE",

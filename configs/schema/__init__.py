@@ -7,10 +7,9 @@ from infini_llama.configs.schema.data import DataConfig, VerifyConfig
 from infini_llama.configs.schema.deployment import DeploymentConfig, ScheduleConfig
 from infini_llama.configs.schema.environment import EnvironmentConfig
 from infini_llama.configs.schema.evaluation import EvaluationConfig
-from infini_llama.configs.schema.model import ModelConfig, RopeScaling
+from infini_llama.configs.schema.model import ModelConfig
 from infini_llama.configs.schema.pipeline import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME, RuntimeConfig, StorageConfig
-from infini_llama.configs.schema.section import Section
 from infini_llama.configs.schema.sources import PasskeyConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.configs.schema.training import TrainingConfig
@@ -24,10 +23,8 @@ __all__ = [
     "ModelConfig",
     "PasskeyConfig",
     "PipelineConfig",
-    "RopeScaling",
     "RuntimeConfig",
     "ScheduleConfig",
-    "Section",
     "StorageConfig",
     "TokenizerConfig",
     "TrainingConfig",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -53,38 +54,30 @@ def _is_number(annotation: Any) -> bool:
 PATH: dict[str, Any] = {"format": "path"}  # extra of a field with a path, or a list of them
 
 
-def fixed(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.FIXED`.
+def _with_policy(
+    policy: Resume,
+    *,
+    is_path: bool = False,
+    read_by: Sequence[str] = (),
+    **field: Any,
+) -> Any:
+    """A pydantic `Field` with a resume policy.
 
     Args:
         is_path: it holds paths, in which environment variables are replaced.
         read_by: the sources of text that read the key; none: it is no key of a source, or all do.
     """
-    return _with_policy(Resume.FIXED, is_path, read_by, field)
-
-
-def inexact(*, is_path: bool = False, **field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.INEXACT`; for `is_path`, see `fixed`."""
-    return _with_policy(Resume.INEXACT, is_path, (), field)
-
-
-def free(*, is_path: bool = False, read_by: Sequence[str] = (), **field: Any) -> Any:
-    """A pydantic `Field` whose policy is `Resume.FREE`; for its arguments, see `fixed`."""
-    return _with_policy(Resume.FREE, is_path, read_by, field)
-
-
-def _with_policy(
-    policy: Resume,
-    is_path: bool,
-    read_by: Sequence[str],
-    field: dict[str, Any],
-) -> Any:
     extra: dict[str, Any] = {"resume": policy.value}
     if is_path:
         extra |= PATH
     if read_by:
         extra["read_by"] = list(read_by)
     return Field(**field, json_schema_extra=extra)
+
+
+fixed = partial(_with_policy, Resume.FIXED)
+inexact = partial(_with_policy, Resume.INEXACT)
+free = partial(_with_policy, Resume.FREE)
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
+from infini_llama.tasks.records.manifest import Shard
 
 SAMPLED = 256  # documents
 BEGINNING = 512  # tokens of each that are decoded
@@ -15,7 +15,7 @@ BEGINNING = 512  # tokens of each that are decoded
 
 def spelled_special_tokens(
     folder: Path,
-    shards: Sequence[WrittenShard],
+    shards: Sequence[Shard],
     tokenizer: Tokenizer,
 ) -> tuple[str, ...]:
     """The special tokens that sampled documents spell, in the order of their IDs.
@@ -37,16 +37,15 @@ def _compared(text: str) -> str:
     return "".join(text.casefold().split())
 
 
-def _beginnings(folder: Path, shards: Sequence[WrittenShard]) -> Iterator[list[int]]:
+def _beginnings(folder: Path, shards: Sequence[Shard]) -> Iterator[list[int]]:
     """The first tokens of documents that are evenly spread, without their ends."""
     documents = sum(shard.documents for shard in shards)
     places = np.unique(np.linspace(0, documents - 1, SAMPLED).astype(np.int64))
-    first = 0
     for shard in shards:
         offsets, values = map_shard(folder / shard.file)
-        here = places[(places >= first) & (places < first + shard.documents)] - first
+        numbers = places - shard.first_document
+        here = numbers[(numbers >= 0) & (numbers < shard.documents)]
         for number in here.tolist():
             begin = offsets[number]
             end = min(offsets[number + 1] - 1, begin + BEGINNING)
             yield values[begin:end].tolist()
-        first += shard.documents

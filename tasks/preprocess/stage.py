@@ -366,7 +366,7 @@ class Preparation:
             spelled = ()
             if tokenized.recipe.split_special_tokens:
                 with repairable():
-                    spelled = spelled_special_tokens(new, written["train"].shards, tokenizer)
+                    spelled = spelled_special_tokens(new, content.train.shards, tokenizer)
             workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
             meta = DatasetMeta(
                 provenance=describe(self.data),
@@ -535,15 +535,13 @@ def _locked(path: Path) -> Iterator[None]:
 
     A second builder waits, however long the first one takes, and then uses what it built.
     """
+    # Set while a spawned worker imports the script that started it: waiting would last forever.
+    is_in_worker = getattr(multiprocessing.current_process(), "_inheriting", False)
     with ExitStack() as stack:
         try:
-            stack.enter_context(Lock(path))
+            stack.enter_context(Lock(path, wait=0.0 if is_in_worker else FOREVER))
         except Busy:
-            # Set while a spawned worker imports the script that started it: waiting would last
-            # forever.
-            if getattr(multiprocessing.current_process(), "_inheriting", False):
-                raise RuntimeError(
-                    "a worker ran the script again: guard it by if __name__ == '__main__':"
-                ) from None
-            stack.enter_context(Lock(path, wait=FOREVER))
+            raise RuntimeError(
+                "a worker ran the script again: guard it by if __name__ == '__main__':"
+            ) from None
         yield

@@ -18,7 +18,6 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.schema import DataConfig
@@ -277,7 +276,7 @@ def _begin(threads: int, pipe: Connection) -> None:
 
 def _end_with_parent(pipe: Connection) -> None:
     """End this process when the parent closes the pipe or dies."""
-    if wait_for([pipe]):
+    if pipe.poll(None):
         os._exit(1)
 
 

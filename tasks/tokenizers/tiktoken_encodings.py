@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
+from infini_llama.tasks.storage.files import write_atomic
 
 BASE = "https://openaipublic.blob.core.windows.net/encodings"
 LARGEST = 64 * 2**20  # bytes of a rank file
@@ -123,7 +124,6 @@ def cache() -> Path:
 def _fetch(name: str, encoding: Encoding, file: Path) -> None:
     import urllib.request  # takes a tenth of what all else here takes
 
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(encoding.url, timeout=PATIENCE) as answer:
             content = answer.read(LARGEST + 1)
@@ -133,16 +133,13 @@ def _fetch(name: str, encoding: Encoding, file: Path) -> None:
                 "published sha256 and is not used."
             )
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(file)
+        write_atomic(file, content.decode("ascii"))
     except OSError as error:  # a URLError is one
         raise PipelineError(
             f"data.tokenizer.encoding={name}: {encoding.url} cannot be downloaded to {file.parent} "
             f"({getattr(error, 'reason', error)}); run the same command again, or download it "
             "elsewhere and set data.tokenizer.path to it."
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:

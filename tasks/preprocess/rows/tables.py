@@ -239,7 +239,8 @@ def write_table(
     On a GPU only where one is requested, for strategies ON_A_GPU.
 
     Raises:
-        DataError: a split, or a source's training text, is shorter than one row.
+        DataError: a split, or a source's training text, is shorter than one row, or a shard does
+            not have the bytes its manifest says.
     """
     device = "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
     if device == "cpu" and data.device.startswith("cuda"):
@@ -261,15 +262,20 @@ def write_table(
         stride=data.stride,
         sources=sources if data.sources else None,
     )
+    with repairable():
+        training_rows = _rows_of(dataset, "train", train, data.sequence_length)
+        validation_rows = _rows_of(dataset, "validation", validation, data.sequence_length)
+        costs = BySplit(
+            train=_costs(train, training_rows),
+            validation=_costs(validation, validation_rows),
+        )
+        targets = target_counts(validation_rows, content.vocab_size)
     meta = RowTableMeta(
         key=key,
         device=device,
-        packing=BySplit(
-            train=_costs(dataset, "train", train, data.sequence_length),
-            validation=_costs(dataset, "validation", validation, data.sequence_length),
-        ),
+        packing=costs,
         infini_llama=version("infini-llama"),
-        unigram_entropy_bits=_entropy_of_targets(dataset, validation, data.sequence_length),
+        unigram_entropy_bits=entropy_bits(targets),
     )
     with staged(target) as folder:
         for split, table in built.items():
@@ -296,33 +302,15 @@ def _rows_of(
     )
 
 
-def _entropy_of_targets(dataset: Path, table: Table, sequence_length: int) -> float:
-    """Unigram entropy of the targets of validation rows, in bits per target.
+def _costs(table: Table, rows: Rows) -> RowCosts:
+    """The costs of the rows of a table, with the targets that their loss mask leaves.
 
     Raises:
         DataError: a shard does not have the bytes its manifest says.
     """
-    with repairable():
-        rows = _rows_of(dataset, "validation", table, sequence_length)
-        return entropy_bits(target_counts(rows, read_dataset(dataset).content.vocab_size))
-
-
-def _costs(
-    dataset: Path,
-    split: str,
-    table: Table,
-    sequence_length: int,
-) -> RowCosts:
-    """The costs of the rows of a split, with the targets that its loss mask leaves.
-
-    Raises:
-        DataError: a shard does not have the bytes its manifest says.
-    """
-    with repairable():
-        if not read_dataset(dataset).content.has_loss_mask:
-            return table.costs
-        rows = _rows_of(dataset, split, table, sequence_length)
-        targets = sum(rows.count_targets(np.array([row])) for row in range(len(rows)))
+    if not rows.stream.has_loss_mask:
+        return table.costs
+    targets = sum(rows.count_targets(np.array([row])) for row in range(len(rows)))
     return changed(table.costs, targets=targets)
 
 

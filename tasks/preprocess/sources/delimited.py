@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
+from functools import cache
 from itertools import chain
 from typing import IO
 
@@ -43,6 +44,7 @@ class Delimited(Format):
         self.delimiter = delimiter
 
     def read(self, content: Content) -> Iterator[Batch]:
+        @cache
         def are_syntax() -> bool:
             if self.delimiter == ",":
                 return True
@@ -124,14 +126,10 @@ def _rows(
     A line in which no quote is syntax is a row, which needs no reader of quotes.
 
     Args:
-        are_syntax: whether quotes are; called at the first one.
+        are_syntax: whether quotes are; called only where there are some.
     """
-    is_quoted: bool | None = None
     for number, text in blocks:
-        has_quotes = '"' in text
-        if has_quotes and is_quoted is None:
-            is_quoted = are_syntax()
-        if has_quotes and is_quoted:
+        if '"' in text and are_syntax():
             yield from _quoted_rows(number, text, blocks, delimiter)
         else:
             yield _plain_rows(number, text, delimiter)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from infini_llama.configs.errors import PASSING, DataError, PipelineError, one_line, shown_path
-from infini_llama.configs.pointers import LONGEST as LONGEST_POINTER
-from infini_llama.configs.pointers import dangling, pointer_in
+from infini_llama.configs.pointers import LONGEST_POINTER, dangling, pointer_in
 from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS, TextFormat
 from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, DAMAGE, unpacked
 from infini_llama.tasks.preprocess.sources.first_bytes import (

@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from infini_llama.configs.errors import ConfigError, DataError, shown_path, shown_url
@@ -368,8 +369,5 @@ def _fixed_part(pattern: str) -> Path:
 
     Names are relative to it, so that they do not depend on where the text lies.
     """
-    parts = Path(pattern).parts
-    for number, part in enumerate(parts):
-        if glob.has_magic(part):
-            return Path(*parts[:number])
-    return Path(*parts[:-1])
+    folders = Path(pattern).parts[:-1]
+    return Path(*takewhile(lambda part: not glob.has_magic(part), folders))

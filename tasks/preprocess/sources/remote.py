@@ -251,11 +251,8 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     files, path = filesystem(pattern)
     # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one
     # server, its name.
-    begin: str | None = None
-    for form in (pattern, pattern.rstrip("/"), f"{pattern}/"):
-        if form.endswith(path):
-            begin = form.removesuffix(path)
-            break
+    forms = (pattern, pattern.rstrip("/"), f"{pattern}/")
+    begin = next((form.removesuffix(path) for form in forms if form.endswith(path)), None)
     files.invalidate_cache()
     is_http = pattern.startswith("http")
     path = path.rstrip("/")

@@ -34,6 +34,7 @@ from infini_llama.tasks.records.manifest import (
     Shard,
     SourceStats,
     SplitContent,
+    UnitSplit,
 )
 from infini_llama.tasks.storage.artifacts import file_checksum, key_of, verify_checksum
 from infini_llama.tasks.storage.dataset_files import (
@@ -156,17 +157,12 @@ class WrittenShard:
     """A shard in the folder of a dataset.
 
     Attributes:
-        bytes: of its text.
-        shortest, longest: of its documents, in tokens.
+        facts: of its documents.
     """
 
     file: str
     source: str
-    documents: int
-    tokens: int
-    bytes: int
-    shortest: int
-    longest: int
+    facts: UnitSplit
     checksum: str
 
 
@@ -229,16 +225,6 @@ def _write(
         occurring = unit.counts()
         written.counts[occurring["token"]] += occurring[split]
         facts = unit.manifest.content[split]
-        shard = WrittenShard(
-            file=file,
-            source=source_unit.source,
-            documents=int(kept.sum()),
-            tokens=facts.tokens,
-            bytes=facts.bytes,
-            shortest=facts.shortest_document,
-            longest=facts.longest_document,
-            checksum=checksum,
-        )
     else:
         with repairable():
             verify_checksum(stream, checksum)
@@ -253,17 +239,15 @@ def _write(
             targets = all_targets[is_kept]
         write_shard(path, tokens, lengths, targets if has_loss_mask else None)
         written.counts += token_counts(tokens[targets], len(written.counts))
-        shard = WrittenShard(
-            file=file,
-            source=source_unit.source,
-            documents=int(kept.sum()),
+        facts = UnitSplit(
+            documents=len(lengths),
             tokens=len(tokens),
             bytes=int(unit.documents(split)["bytes"][kept].sum()),
-            shortest=int(lengths.min()),
-            longest=int(lengths.max()),
-            checksum=file_checksum(path),
+            shortest_document=int(lengths.min()),
+            longest_document=int(lengths.max()),
         )
-    written.shards.append(shard)
+        checksum = file_checksum(path)
+    written.shards.append(WrittenShard(file, source_unit.source, facts, checksum))
 
 
 def write_content(
@@ -332,15 +316,15 @@ def describe_split(
         shards.append(
             Shard(
                 file=shard.file,
-                documents=shard.documents,
-                tokens=shard.tokens,
+                documents=shard.facts.documents,
+                tokens=shard.facts.tokens,
                 source=shard.source,
                 first_document=documents,
                 first_token=tokens,
             )
         )
-        documents += shard.documents
-        tokens += shard.tokens
+        documents += shard.facts.documents
+        tokens += shard.facts.tokens
     dtype = dtype_for(len(written.counts)).name
     feature = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "LargeList"}
     features: dict[str, object] = {"input_ids": feature}
@@ -351,10 +335,12 @@ def describe_split(
     return SplitContent(
         documents=documents,
         tokens=tokens,
-        bytes=sum(shard.bytes for shard in written.shards),
+        bytes=sum(shard.facts.bytes for shard in written.shards),
         shards=tuple(shards),
-        shortest_document=min((shard.shortest for shard in written.shards), default=0),
-        longest_document=max((shard.longest for shard in written.shards), default=0),
+        shortest_document=min(
+            (shard.facts.shortest_document for shard in written.shards), default=0
+        ),
+        longest_document=max((shard.facts.longest_document for shard in written.shards), default=0),
         unigram_entropy_bits=entropy_bits(written.counts),
         sources=_by_source(written.shards),
     )
@@ -372,9 +358,9 @@ def _by_source(written: Sequence[WrittenShard]) -> tuple[SourceStats, ...]:
         stats.append(
             SourceStats(
                 name=name,
-                documents=sum(shard.documents for shard in shards),
-                tokens=sum(shard.tokens for shard in shards),
-                bytes=sum(shard.bytes for shard in shards),
+                documents=sum(shard.facts.documents for shard in shards),
+                tokens=sum(shard.facts.tokens for shard in shards),
+                bytes=sum(shard.facts.bytes for shard in shards),
             )
         )
     return tuple(stats)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -144,11 +144,12 @@ class Documents:
 
     def file_of(self, number: int) -> TextInput:
         """The file of document `number`."""
-        for file, count in self.files:
-            if number < count:
-                return file
-            number -= count
-        raise IndexError(number)
+        return next(islice(_file_of_each(self.files), number, None))
+
+
+def _file_of_each(files: Iterable[tuple[TextInput, int]]) -> Iterator[TextInput]:
+    """The file of each document, of files with so many each."""
+    return chain.from_iterable(repeat(file, count) for file, count in files)
 
 
 def _digest_of(spans: Sequence[Sequence[ByteSpan]]) -> bytes:
@@ -329,13 +330,11 @@ class PartReader:
 
     def _end(self) -> Iterator[Documents]:
         """The unit of the documents that wait, if any do."""
-        texts = self.waiting
-        files = self.files
+        if self.waiting:
+            yield self._unit(self.waiting, self.files)
         self.waiting = []
         self.files = []
         self.size = 0
-        if texts:
-            yield self._unit(texts, files)
 
     def _unit(self, texts: list[bytes], files: list[tuple[TextInput, int]]) -> Documents:
         documents = Documents(texts, files, self.part.held_out_share, self._spans(texts, files))
@@ -352,8 +351,8 @@ class PartReader:
         rule = self.part.targets
         if rule is None:
             return None
-        file_of_each = chain.from_iterable(repeat(file, count) for file, count in files)
-        return [rule.spans(text, file) for text, file in zip(texts, file_of_each, strict=True)]
+        of_texts = _file_of_each(files)
+        return [rule.spans(text, file) for text, file in zip(texts, of_texts, strict=True)]
 
     def _documents(self, batch: Sequence[str | Fault], file: TextInput) -> list[bytes]:
         """The records that are documents, in UTF-8; the others are counted."""

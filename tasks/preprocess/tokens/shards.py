@@ -28,13 +28,10 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 class Stream:
-    """Documents joined in memory, which grows as it is filled and is used again."""
+    """Documents joined in memory, which grows as it is filled."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self.values = np.empty(0, dtype=dtype)
-        self.clear()
-
-    def clear(self) -> None:
         self.filled = 0
         self._lengths: list[np.ndarray] = []
         self._targets: list[np.ndarray] = []

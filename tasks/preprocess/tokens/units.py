@@ -305,7 +305,6 @@ class _Writer:
         if not has_all_bytes(self.tokenizer):
             self.losses = Losses(encoder_of(self.tokenizer, recipe.split_special_tokens))
         self.vocab_size = self.tokenizer.get_vocab_size()
-        self.of_thread = threading.local()
 
     def _open_engine(self) -> Encode:
         recipe = self.recipe
@@ -320,13 +319,11 @@ class _Writer:
     ) -> Stream:
         """The documents in this order, each with its end.
 
-        The stream is used again for the next unit of this thread.
-
         Args:
             order: numbers of the documents.
             sizes: bytes of each document, by its number.
         """
-        stream = self._stream()
+        stream = Stream(dtype_for(self.vocab_size))
         engine = self._engine(int(sizes.sum()))
         for numbers in batches(order.tolist(), sizes.tolist().__getitem__):
             if should_stop():
@@ -387,14 +384,6 @@ class _Writer:
         place = int(is_special.argmax())
         number = int(order[np.searchsorted(ends, place, side="right")])
         raise self._special(documents.file_of(number), int(stream.values[place]))
-
-    def _stream(self) -> Stream:
-        """The empty stream of this thread."""
-        stream: Stream | None = getattr(self.of_thread, "stream", None)
-        if stream is None:
-            stream = self.of_thread.stream = Stream(dtype_for(self.vocab_size))
-        stream.clear()
-        return stream
 
     def _engine(self, size: int) -> Encode:
         """The engine for so many bytes more."""

@@ -30,8 +30,6 @@ def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(
         (np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)
     ]
     stream = Stream(np.dtype(dtype))
-    stream.add(np.arange(30, dtype=np.uint32), np.array([0, 30]), 0)
-    stream.clear()  # it is used again
     for several in filter(None, (documents[:at_once], documents[at_once:])):
         joined = np.array([*chain.from_iterable(several)], dtype=np.uint32)
         stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
