@@ -30,7 +30,7 @@ from infini_llama.flows.settings import (
     client_settings,
     prefect_home,
 )
-from infini_llama.flows.workarounds.connection import adapt_clients, is_loopback
+from infini_llama.flows.workarounds.connection import adapt_clients
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.filesystem import require_folder
 from infini_llama.tasks.storage.locks import Lock
@@ -80,11 +80,6 @@ class Server:
         self.address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, bracketed)
         self.process: subprocess.Popen | None = None
         self.logged_before = 0  # bytes of the log that are of earlier servers
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine reaches it, so that all its runs are executed here."""
-        return is_loopback(self.host)
 
     def refuse_taken_address(self) -> None:
         """Raise a ConfigError if nothing can listen there."""
