@@ -20,7 +20,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows import pipeline
 from infini_llama.flows.executions import execution
-from infini_llama.flows.form import AsConfig, with_changes
+from infini_llama.flows.form import AS_CONFIG, with_changes
 from infini_llama.flows.pipeline import Stages, run_stages
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAG
@@ -76,7 +76,7 @@ def tags_of(config: PipelineConfig) -> list[str]:
     retries=0,
 )
 def pretrain(
-    config: Annotated[PipelineConfig, AsConfig()],
+    config: Annotated[PipelineConfig, AS_CONFIG],
     changes: dict[str, Any] | None = None,
     schedules: dict[str, Changes] | None = None,
     not_text: dict[str, str] | None = None,

@@ -116,7 +116,6 @@ class Server:
         """
         require_folder(prefect_home(), "PREFECT_HOME")
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        prefect_home().mkdir(parents=True, exist_ok=True)
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         seconds = _start_timeout()
         # Two first starts of Prefect 3.9.1 would create the tables twice. No issue upstream is
@@ -273,10 +272,8 @@ def _drain_client() -> None:
 def _stop(server: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(10)
-    except subprocess.TimeoutExpired:
-        log.debug("the Prefect server did not stop within 10 s and was killed")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
