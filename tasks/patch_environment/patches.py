@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,13 +105,10 @@ def set_rendezvous_variables() -> None:
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",  # one that is free
     }
     for name, value in single.items():
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
 
 
 REBUILD = (
