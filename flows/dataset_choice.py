@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
@@ -103,8 +105,8 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         return None
     try:
         record = RunReader(run.path)
-        settings = _kept_settings(config.data.model_dump(mode="json"))
-        if _kept_settings(record.config.get("data")) != settings:
+        stored = DataConfig.model_validate(record.config.get("data"))
+        if _kept_settings(stored) != _kept_settings(config.data):
             return None
         folder = config.runtime.home / record.lineage.dataset.path
         reference = reference_for(config.data, folder, config.runtime.home)
@@ -114,7 +116,7 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
             for table in dataset.row_tables
         )
         kept = DatasetOfRun(dataset, record.config, is_finished=record.result is not None)
-    except (Damaged, ConfigError):  # the stages name and repair what is damaged
+    except (Damaged, ConfigError, ValidationError):  # the stages name and repair what is damaged
         return None
     return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
 
@@ -142,18 +144,9 @@ def require_dataset_of_run(config: PipelineConfig, repaired: DatasetRef) -> None
         ) from None
 
 
-def _kept_settings(data: object) -> object:
-    """The settings in `data` without those that a resumed run may change."""
-    if not isinstance(data, dict):
-        return None
-    settings = _without(data, MAY_CHANGE)
-    sources = settings.get("sources")
-    if isinstance(sources, list):
-        settings["sources"] = [
-            _without(source, MAY_CHANGE_OF_SOURCE) for source in sources if isinstance(source, dict)
-        ]
-    return settings
-
-
-def _without(settings: JsonObject, names: set[str]) -> JsonObject:
-    return {name: value for name, value in settings.items() if name not in names}
+def _kept_settings(data: DataConfig) -> JsonObject:
+    """The settings of the text without those that a resumed run may change."""
+    of_sources = {"__all__": MAY_CHANGE_OF_SOURCE}
+    return data.model_dump(
+        mode="json", exclude={**dict.fromkeys(MAY_CHANGE, True), "sources": of_sources}
+    )

@@ -10,7 +10,7 @@ and the run itself checks one that is given in its place.
 from typing import Annotated, Any
 
 from prefect.utilities.callables import ParameterSchema
-from pydantic import Field, GetJsonSchemaHandler, create_model
+from pydantic import Field, GetJsonSchemaHandler, GetPydanticSchema, create_model
 from pydantic_core import core_schema
 
 from infini_llama.configs.errors import ConfigError
@@ -107,22 +107,16 @@ def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[
     return moved
 
 
-class AsConfig:
-    """Annotation of the flow's parameter `config`.
-
-    The value is a configuration, or its JSON, which is checked as a file is. It has no schema of
-    its own: Prefect 3.9.1 would make it in every run, and no page shows it. No issue upstream is
-    known.
-    """
-
-    def __get_pydantic_core_schema__(self, *_: object) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(_as_config)
-
-
 def _as_config(value: object) -> PipelineConfig:
     if isinstance(value, PipelineConfig):
         return value
     return parse_config(value)  # pyright: ignore[reportArgumentType]
+
+
+# Annotation of the flow's parameter `config`: a configuration, or its JSON, which is checked as a
+# file is. It has no schema of its own: Prefect 3.9.1 would make it in every run, and no page shows
+# it. No issue upstream is known.
+AS_CONFIG = GetPydanticSchema(lambda *_: core_schema.no_info_plain_validator_function(_as_config))
 
 
 class ChangesForm:

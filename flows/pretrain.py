@@ -5,7 +5,6 @@ The stages pass typed records.
 
 import logging
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import restored, with_blocks
 from infini_llama.flows import pipeline
 from infini_llama.flows.executions import execution
-from infini_llama.flows.form import AsConfig, with_changes
+from infini_llama.flows.form import AS_CONFIG, with_changes
 from infini_llama.flows.pipeline import Stages, run_stages
 from infini_llama.flows.scheduled import Changes, due, superseded, with_schedule
 from infini_llama.flows.settings import TAG
@@ -30,9 +29,8 @@ from infini_llama.flows.workarounds.flow import PipelineFlow
 from infini_llama.flows.workarounds.slot import keep_slots
 from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.task import patch_environment
-from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.preprocess.task import preprocess
-from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.task import closing_card
@@ -76,7 +74,7 @@ def tags_of(config: PipelineConfig) -> list[str]:
     retries=0,
 )
 def pretrain(
-    config: Annotated[PipelineConfig, AsConfig()],
+    config: Annotated[PipelineConfig, AS_CONFIG],
     changes: dict[str, Any] | None = None,
     schedules: dict[str, Changes] | None = None,
     not_text: dict[str, str] | None = None,
@@ -134,16 +132,6 @@ export = task(
 def _tasks(page: RunPage) -> Stages:
     """The stages as Prefect tasks, which write their cards on the run's page."""
 
-    def preprocess_text(preparation: Preparation) -> DatasetRef:
-        # As documented, the state that the task returns has the result.
-        return preprocess(preparation, page, return_state=True).result()
-
-    def verify(dataset: DatasetRef, home: Path, level: str) -> VerifyReport:
-        return verify_data(dataset, home, level, page)
-
-    def patch(config: PipelineConfig, vocab_size: int) -> PlannedEnvironment:
-        return patch_environment(config, vocab_size, page)
-
     def train(
         config: PipelineConfig,
         dataset: DatasetRef,
@@ -160,7 +148,15 @@ def _tasks(page: RunPage) -> Stages:
             log.info("run %s is finished: %d steps", page.run, summary.steps)
         return summary
 
-    return Stages(preprocess_text, verify, patch, train, evaluate, export)
+    return Stages(
+        # As documented, the state that the task returns has the result.
+        preprocess=lambda preparation: preprocess(preparation, page, return_state=True).result(),
+        verify=lambda dataset, home, level: verify_data(dataset, home, level, page),
+        patch_environment=lambda config, vocab_size: patch_environment(config, vocab_size, page),
+        train=train,
+        evaluate=evaluate,
+        export=export,
+    )
 
 
 def _secret(name: str) -> str:

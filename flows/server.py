@@ -25,6 +25,7 @@ from infini_llama.flows.workarounds.allowed_hosts import ALLOWED
 from infini_llama.flows.workarounds.connection import (
     adapt_clients,
     is_local,
+    is_loopback,
     proxy_variable,
     refuse_unusable_proxy,
 )
@@ -90,7 +91,7 @@ def api_for_serve(
             yield None
         return
     server = Server(home, host, port, SERVED | {ALLOWED: ",".join((host, *names))})
-    if not server.is_local and not os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
+    if not is_loopback(host) and not os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
         raise ConfigError(
             f"--host {host} can be reached from other machines, and anyone who reaches the server "
             "can run programs here; set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD, or use "

@@ -30,7 +30,7 @@ from infini_llama.flows.settings import (
     client_settings,
     prefect_home,
 )
-from infini_llama.flows.workarounds.connection import adapt_clients, is_loopback
+from infini_llama.flows.workarounds.connection import adapt_clients
 from infini_llama.tasks.runs import exec_wrapper
 from infini_llama.tasks.storage.filesystem import require_folder
 from infini_llama.tasks.storage.locks import Lock
@@ -81,11 +81,6 @@ class Server:
         self.process: subprocess.Popen | None = None
         self.logged_before = 0  # bytes of the log that are of earlier servers
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine reaches it, so that all its runs are executed here."""
-        return is_loopback(self.host)
-
     def refuse_taken_address(self) -> None:
         """Raise a ConfigError if nothing can listen there."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -121,7 +116,6 @@ class Server:
         """
         require_folder(prefect_home(), "PREFECT_HOME")
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        prefect_home().mkdir(parents=True, exist_ok=True)
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         seconds = _start_timeout()
         # Two first starts of Prefect 3.9.1 would create the tables twice. No issue upstream is
@@ -278,10 +272,8 @@ def _drain_client() -> None:
 def _stop(server: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(10)
-    except subprocess.TimeoutExpired:
-        log.debug("the Prefect server did not stop within 10 s and was killed")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()

@@ -28,7 +28,6 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 WARNED = 1  # the exit code of a strict report with a warning
-# Worst first.
 RESUME: dict[Exactness, str] = {
     "lost": "is no longer bitwise the same",
     "doubtful": "may no longer be bitwise the same",
@@ -123,6 +122,5 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Ru
             "give the folder of a run that was started."
         )
     changes = differences(record.pinned, record.facts, plan, facts)
-    effects = {change.exactness for change in changes} | {"kept"}
-    resume = next(sentence for exactness, sentence in RESUME.items() if exactness in effects)
-    return RunDifferences(run=run.name, resume=resume, differences=tuple(changes))
+    worst = changes[0].exactness if changes else "kept"
+    return RunDifferences(run=run.name, resume=RESUME[worst], differences=tuple(changes))

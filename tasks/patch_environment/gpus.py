@@ -1,6 +1,5 @@
 """The machine's GPUs, as torch, in a child process, and the driver report them."""
 
-import json
 import subprocess
 
 from infini_llama.configs.reading import changed
@@ -35,7 +34,7 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     if child.returncode:
         lines = child.stderr.strip().splitlines() or [f"torch ended with code {child.returncode}"]
         return _unusable(has_driver, lines[-1])
-    answer = GpuFacts.model_validate(json.loads(child.stdout.splitlines()[-1]))
+    answer = GpuFacts.model_validate_json(child.stdout.splitlines()[-1])
     return changed(
         answer,
         flash_attention=answer.flash_attention and explain(answer.flash_attention),

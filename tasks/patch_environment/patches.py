@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +35,8 @@ class Patch:
         fault: one sentence; reference: where it is described upstream.
         package, versions: a distribution and the versions of it that have the fault, as a version
             specifier ("": all). Without a package the fault does not depend on a version.
-        apply: fixes it in this process. It may run before torch is imported, and is harmless where
-            the fault is absent.
+        apply: fixes it in this process. It is called once, may run before torch is imported, and
+            is harmless where the fault is absent.
     """
 
     name: str
@@ -106,13 +105,10 @@ def set_rendezvous_variables() -> None:
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",  # one that is free
     }
     for name, value in single.items():
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
 
 
 REBUILD = (
@@ -210,8 +206,7 @@ class _FlashAttnFinder(MetaPathFinder):
 
 def catch_faults_of_flash_attn() -> None:
     """Log the warnings or the failure of flash-attn's import, as one line with the cause."""
-    if not any(isinstance(finder, _FlashAttnFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _FlashAttnFinder())
+    sys.meta_path.insert(0, _FlashAttnFinder())
 
 
 def cache_code_by_threads() -> None:
@@ -228,10 +223,6 @@ def cache_code_by_threads() -> None:
 def read_no_weight_decay_as_zero() -> None:
     """Let Adam and AdamW take weight_decay=None, in the constructor and in parameter groups."""
     from torch.optim import Adam, AdamW, Optimizer
-
-    mark = "_none_is_zero"
-    if hasattr(Optimizer.add_param_group, mark):
-        return
 
     def accepting_none(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
@@ -252,7 +243,6 @@ def read_no_weight_decay_as_zero() -> None:
             param_group["weight_decay"] = 0.0
         add(self, param_group)
 
-    setattr(add_with_number, mark, True)
     Optimizer.add_param_group = add_with_number
 
 

@@ -270,13 +270,12 @@ class Planner:
         all_gpus = self.facts.gpus
         usable = self._usable_gpus(device)
 
-        def rule() -> tuple[int, str]:
-            return self._workers_by_rule(device, usable)
-
-        def fault(workers: int) -> str:
-            return self._fault_of_workers(workers, device, usable)
-
-        workers = self.choose("nproc_per_node", settings.nproc_per_node, rule, fault)
+        workers = self.choose(
+            "nproc_per_node",
+            settings.nproc_per_node,
+            rule=lambda: self._workers_by_rule(device, usable),
+            fault=lambda workers: self._fault_of_workers(workers, device, usable),
+        )
         if settings.gpus == "auto" and workers > len(usable):
             # Also those that are busy, the free ones first.
             usable = sorted(range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy)
@@ -566,12 +565,12 @@ class Planner:
             reason = f"more than {ENOUGH_TOKENS[device]:,} tokens per forward pass are no faster"
             return size, reason
 
-        def fault(size: int) -> str:
-            return self._indivisible(size, workers)
-
-        if train.micro_batch_size is None:
-            return self.choose("micro_batch_size", "auto", usual, fault)
-        return self.choose("micro_batch_size", train.micro_batch_size, rule, fault)
+        return self.choose(
+            "micro_batch_size",
+            train.micro_batch_size or "auto",
+            rule=usual if train.micro_batch_size is None else rule,
+            fault=lambda size: self._indivisible(size, workers),
+        )
 
     def allocator(self, device: Device) -> str:
         """glibc, set to keep freed memory, or system; only a CPU's memory comes from it."""

@@ -19,13 +19,13 @@ def findings_of(
             f"More threads than the {facts.cores} usable core(s) wait for each other; "
             "use fewer workers or threads."
         )
-        findings.append(_warning("threads", value, sentence))
+        findings.append(finding("threads", value, "warning", sentence))
     if plan.device == "cpu" and plan.precision == "bf16" and not facts.cpu.bf16:
         sentence = (
             "This processor has no bf16 arithmetic and emulates it slowly; "
             "use environment.precision=fp32."
         )
-        findings.append(_warning("precision", "bf16", sentence))
+        findings.append(finding("precision", "bf16", "warning", sentence))
     if plan.device == "cpu" and facts.gpus:
         sentence = f"{len(facts.gpus)} GPU(s) stay unused; set environment.device=cuda to use them."
         findings.append(finding("device", "cpu", "note", sentence))
@@ -40,7 +40,7 @@ def findings_of(
             "The run's allocator=glibc overrules what it sets; "
             "use environment.allocator=system to keep it."
         )
-        findings.append(_warning(glibc_name, "set", sentence))
+        findings.append(finding(glibc_name, "set", "warning", sentence))
     findings += _warnings_of_gpus(config, plan, facts)
     need = footprint.bytes_of_plan(config, plan)
     have = footprint.memory_per_worker(facts, plan.gpus, plan.nproc_per_node)
@@ -50,15 +50,11 @@ def findings_of(
             "set train.micro_batch_size=auto or a smaller one, "
             "train.activation_checkpointing=full, or use fewer workers."
         )
-        findings.append(_warning("memory", footprint.describe(need, have), sentence))
+        findings.append(finding("memory", footprint.describe(need, have), "warning", sentence))
     disk_space = footprint.check_disk_space(config, facts.disk)
     if disk_space:
         findings.append(disk_space)
     return findings
-
-
-def _warning(name: str, value: str | int, sentence: str) -> Finding:
-    return finding(name, value, "warning", sentence)
 
 
 def _warnings_of_gpus(
@@ -77,12 +73,12 @@ def _warnings_of_gpus(
             "Another program uses it too, so memory and time may not suffice; "
             "choose others by environment.gpus."
         )
-        findings.append(_warning(name, "in use", sentence))
+        findings.append(finding(name, "in use", "warning", sentence))
     if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
         sentence = (
             "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
         )
-        findings.append(_warning("distributed_backend", "gloo", sentence))
+        findings.append(finding("distributed_backend", "gloo", "warning", sentence))
     return findings
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from infini_llama.configs.errors import PipelineError
-from infini_llama.configs.reading import JsonValue
+from infini_llama.configs.reading import JsonObject, JsonValue
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.findings import assess
@@ -171,43 +171,40 @@ def differences(
         plan: None compares the machines alone.
     """
     changes: list[Difference] = []
-
-    def compare(
-        name: str,
-        then: JsonValue,
-        now: JsonValue,
-        exactness: Exactness,
-        sentence: str,
-    ) -> None:
-        if then != now:
-            changes.append(
-                Difference(name=name, then=then, now=now, exactness=exactness, sentence=sentence)
-            )
-
     if plan is not None:
-        settings_then = pinned.to_json()
-        settings = plan.to_json()
         # The same number of ranks is only spread over machines otherwise.
         same_ranks = pinned.world_size == plan.world_size
-        for name, field in PinnedSettings.model_fields.items():
+        for name, then, now in _changed(pinned.to_json(), plan.pinned().to_json()):
             if same_ranks and name in ("nproc_per_node", "nnodes"):
                 continue
-            sentence = f"the result is no longer bitwise the same ({field.description})"
-            compare(name, settings_then[name], settings[name], "lost", sentence)
-    decisive_then = _decisive(facts_then)
-    decisive = _decisive(facts)
-    for name in decisive:
+            effect = PinnedSettings.model_fields[name].description
+            sentence = f"the result is no longer bitwise the same ({effect})"
+            changes.append(
+                Difference(name=name, then=then, now=now, exactness="lost", sentence=sentence)
+            )
+    for name, then, now in _changed(_decisive(facts_then), _decisive(facts)):
         sentence = "the result may no longer be bitwise the same"
-        compare(name, decisive_then[name], decisive[name], "doubtful", sentence)
-    others_then = _without_effect(facts_then)
-    others = _without_effect(facts)
-    for name in others_then | others:
+        changes.append(
+            Difference(name=name, then=then, now=now, exactness="doubtful", sentence=sentence)
+        )
+    for name, then, now in _changed(_without_effect(facts_then), _without_effect(facts)):
         sentence = "this does not touch the result"
-        compare(name, others_then.get(name), others.get(name), "kept", sentence)
+        changes.append(
+            Difference(name=name, then=then, now=now, exactness="kept", sentence=sentence)
+        )
     return changes
 
 
-def _decisive(facts: MachineFacts) -> dict[str, JsonValue]:
+def _changed(then: JsonObject, now: JsonObject) -> list[tuple[str, JsonValue, JsonValue]]:
+    """Name, earlier value and value of what differs; None stands for what is absent."""
+    return [
+        (name, then.get(name), now.get(name))
+        for name in then | now
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _decisive(facts: MachineFacts) -> JsonObject:
     """Facts on which the bits of a result may depend."""
     return {
         "python": facts.python,
@@ -218,7 +215,7 @@ def _decisive(facts: MachineFacts) -> dict[str, JsonValue]:
     }
 
 
-def _without_effect(facts: MachineFacts) -> dict[str, JsonValue]:
+def _without_effect(facts: MachineFacts) -> JsonObject:
     """Facts that do not touch the bits of a result."""
     return {
         "host": facts.host,

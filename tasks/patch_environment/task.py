@@ -66,7 +66,6 @@ def card(record: EnvironmentRecord) -> str:
     patches = (
         f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches
     )
-    chosen = {name: _value(value) for name, value in settings.items()}
     parts = (
         *section(
             "What was found",
@@ -75,7 +74,7 @@ def card(record: EnvironmentRecord) -> str:
         ),
         *section(
             "What was chosen",
-            facts(chosen),
+            facts(settings),
             subsection("Why", bullets(reasons) or "As the configuration says."),
         ),
         *section("What needs attention", bullets(attention) or "Nothing."),
@@ -99,10 +98,3 @@ def _machine(machine: MachineFacts) -> Cells:
         ),
         "Python": machine.python,
     }
-
-
-def _value(value: object) -> str:
-    """Text of a value, without Python's punctuation."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value)) or "none"
-    return "none" if value is None else str(value)
