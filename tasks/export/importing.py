@@ -348,26 +348,22 @@ def architecture_of(
             memory_maps=False,
             attend_previous_segment=False,
         )
-    if segment_length is not None:
-        if chosen.attention == "softmax":
+    has_segments = chosen.attention != "softmax"
+    for option, is_given, has_place in (
+        ("--segment-length", segment_length is not None, has_segments),
+        ("--memory-maps", memory_maps, chosen.attention == "infini"),
+        ("--attend-previous-segment", attend_previous_segment, has_segments),
+    ):
+        if is_given and not has_place:
             raise ConfigError(
-                "--segment-length is for Infini-attention; add --attention infini, or remove it."
+                f"{option} is for Infini-attention; add --attention infini, or remove it."
             )
-        chosen = replace(chosen, segment_length=segment_length)
-    if memory_maps:
-        if chosen.attention != "infini":
-            raise ConfigError(
-                "--memory-maps is for Infini-attention; add --attention infini, or remove it."
-            )
-        chosen = replace(chosen, memory_maps=True)
-    if attend_previous_segment:
-        if chosen.attention == "softmax":
-            raise ConfigError(
-                "--attend-previous-segment is for Infini-attention; add --attention infini, or "
-                "remove it."
-            )
-        chosen = replace(chosen, attend_previous_segment=True)
-    return chosen
+    return replace(
+        chosen,
+        segment_length=chosen.segment_length if segment_length is None else segment_length,
+        memory_maps=memory_maps or chosen.memory_maps,
+        attend_previous_segment=attend_previous_segment or chosen.attend_previous_segment,
+    )
 
 
 def longest_row(config: LlamaConfig) -> int:
